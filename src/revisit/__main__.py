@@ -1,0 +1,3 @@
+from revisit.cli.main import main
+
+main()
