@@ -1,0 +1,306 @@
+"""The one place where a decoding method meets transformers' own `generate()`.
+
+`generate()` prepares everything (cache, expansion for beams, processors, stopping), hands over to the method as its
+`custom_generate` callable, and the method hands on to transformers' own sampling or beam loop, with one logits
+processor put before all others. No decoding loop is written here and nothing of transformers is patched.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList
+from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.utils import GENERATION_MODES_MAPPING
+
+from revisit.core import Refinement
+from revisit.errors import RevisitError
+from revisit.geometry import grids
+from revisit.methods.base import Method
+from revisit.models.anatomy import Anatomy, describe
+from revisit.trace import RowTrace, StepRecord, Trace
+from revisit.vision import Bank, Capture, VisionStates, no_image, vision_mask
+
+if TYPE_CHECKING:
+    from revisit.methods.base import Refine
+
+SUPPORTED_MODES = (
+    GenerationMode.GREEDY_SEARCH,
+    GenerationMode.SAMPLE,
+    GenerationMode.BEAM_SEARCH,
+    GenerationMode.BEAM_SAMPLE,
+)
+PIXEL_INPUTS = ("pixel_values", "pixel_values_images", "pixel_values_videos", "image_patches", "mm_encoder_outputs")
+
+
+def generate(model: Any, *args: Any, method: Method | None = None, trace: Trace | None = None, **kwargs: Any) -> Any:
+    """`model.generate(...)` decoded by a method; the same arguments and the same return value.
+
+    `method=None` decodes plainly. Pass a `Trace` to see what the method did. Prompts given as `inputs_embeds` need
+    `vision_mask`, a (batch, length) mask of their vision positions.
+    """
+    if method is None:
+        from revisit.methods.plain import Plain
+
+        method = Plain()
+    if not isinstance(method, Method):
+        raise RevisitError(
+            f"method must be a decoding method such as revisit.ReVisiT(), not {method!r}; revisit.methods.get(name) makes one."
+        )
+    extra = {} if trace is None else {"trace": trace}
+    return model.generate(*args, custom_generate=method, **extra, **kwargs)
+
+
+@dataclass
+class Run:
+    """One call of generate, as a method sees it."""
+
+    method: Method
+    model: Any
+    input_ids: Tensor  # (rows, T) the prompt, already repeated for beams and return sequences
+    model_kwargs: dict[str, Any]  # what the loop passes to the model
+    inputs: dict[str, Any]  # what the caller passed to generate, before any preparation (pixels, grid sizes, ...)
+    generation_config: Any
+    copies: int  # consecutive rows that are copies of one item
+    trace: Trace
+    stack: ExitStack  # closed when the call ends, however it ends
+    user_mask: Tensor | None = None  # vision positions given by the caller
+    loop_model: Any = None  # what the loop runs; a method may put a stand-in for the model here
+    anatomy: Anatomy = field(init=False)
+    beams: bool = False
+
+    def __post_init__(self) -> None:
+        self.loop_model = self.loop_model or self.model
+        self.beams = self.generation_config.num_beams > 1
+        eos = getattr(self.generation_config, "_eos_token_tensor", None)
+        self._eos = eos
+        self._finished: Tensor | None = None
+        self._seen = self.input_ids.shape[1]
+
+    # -- the prompt ---------------------------------------------------------------------------------------------
+
+    def look(self) -> Tensor:
+        """Find the model's parts and the prompt's vision positions (rows, T); refuses prompts without any image."""
+        self.anatomy = Anatomy.of(self.model)
+        if self.user_mask is not None:
+            mask = self.user_mask.to(self.input_ids.device).bool()
+            if self.input_ids.shape[0] % mask.shape[0]:
+                raise RevisitError(
+                    f"vision_mask has {mask.shape[0]} rows for a batch of {self.input_ids.shape[0] // self.copies}."
+                )
+            mask = mask.repeat_interleave(self.input_ids.shape[0] // mask.shape[0], dim=0)
+        elif self.model_kwargs.get("inputs_embeds") is not None and self.input_ids.shape[1] == 0:
+            raise RevisitError(
+                "The prompt is given as inputs_embeds, which do not say where the vision tokens are: pass vision_mask, a "
+                "(batch, length) mask that is True at their positions."
+            )
+        else:
+            mask = vision_mask(self.input_ids, self.anatomy.vision_ids)
+        if not bool(mask.any()):
+            raise no_image(self.model)
+        cached = self.model_kwargs.get("past_key_values")
+        has_pixels = any(self.inputs.get(name) is not None for name in (*PIXEL_INPUTS, "inputs_embeds"))
+        if not has_pixels and (cached is None or cached.get_seq_length() == 0):
+            raise RevisitError(
+                "The prompt has placeholders for an image but no pixels came with it: pass everything the processor returned "
+                "(model.generate(**inputs))."
+            )
+        for row, count in zip(self.trace.rows, mask.sum(-1).tolist(), strict=True):
+            row.vision_tokens = count
+        return mask
+
+    def capture(self, mask: Tensor, layers: tuple[int, ...], *, final_norm: bool = False) -> Capture:
+        """Start keeping the states of the vision tokens at these layers; complete after the prefill."""
+        self.trace.layers = layers
+        cache = self.model_kwargs.get("past_key_values")
+        return Capture(self.anatomy, mask, layers, self.copies, self.stack, final_norm=final_norm, cache=cache)
+
+    def banks(self, capture: Capture, logits: Tensor, *, model_dtype: bool) -> list[Bank]:
+        """The captured states of every item, ready to be projected; call at the first step, with its raw logits."""
+        capture.release()
+        if capture.last is None:
+            raise RevisitError(
+                f"The prefill of {describe(self.model)} did not pass through its decoder module, so no vision states were seen; "
+                "this way of running the model is not supported."
+            )
+        self.anatomy.head.calibrate(capture.last[0], logits[0], describe(self.model))
+        for number, item in enumerate(capture.items):
+            self._lay_out(number, item)
+        return [Bank(item, self.anatomy, model_dtype) for item in capture.items]
+
+    def _lay_out(self, number: int, item: VisionStates) -> None:
+        for row in self.trace.rows[number * self.copies : (number + 1) * self.copies]:
+            row.grids = grids(item.runs(), self.inputs)
+
+    # -- the steps ----------------------------------------------------------------------------------------------
+
+    def item(self, row: int) -> int:
+        """Which item of the batch a row belongs to; beams never cross items."""
+        return row // self.copies
+
+    def active(self, input_ids: Tensor) -> list[int]:
+        """Rows that have not ended before this step. Beam search replaces ended beams, so there all rows count."""
+        rows = range(input_ids.shape[0])
+        if self.beams or self._eos is None or input_ids.shape[1] == self._seen:
+            return list(rows)
+        ended = torch.isin(input_ids[:, -1], self._eos.to(input_ids.device))
+        self._finished = ended if self._finished is None else self._finished | ended
+        return [row for row, done in zip(rows, self._finished.tolist(), strict=True) if not done]
+
+    def note(
+        self,
+        row: int,
+        *,
+        applied: bool = False,
+        changed: bool = False,
+        set_size: int | None = None,
+        record: StepRecord | None = None,
+    ) -> None:
+        """Count one step of one row."""
+        counters = self.trace.rows[row]
+        counters.steps += 1
+        counters.applied += applied
+        counters.changed += changed
+        if set_size is not None:
+            counters.set_sizes.append(set_size)
+        if record is not None:
+            counters.records.append(record)
+
+    def note_refinement(self, row: int, result: Refinement, bank: Bank | None) -> None:
+        """Count, and on request record, a step that fused two distributions over a plausible set."""
+        applied = result.row >= 0
+        changed = applied and int(result.final.argmax()) != int(result.base.argmax())
+        record = self._record(row, result, bank) if self.trace.record else None
+        self.note(row, applied=applied, changed=changed, set_size=len(result.ids), record=record)
+
+    def _record(self, row: int, result: Refinement, bank: Bank | None) -> StepRecord:
+        final = result.final.softmax(-1)
+        order = final.argsort(descending=True, stable=True)[: self.trace.candidates]
+        favourite = result.base.argmax()
+        if not bool((order == favourite).any()):  # what the model would have said is always shown
+            order = torch.cat([order[:-1], favourite[None]])
+        record = StepRecord(
+            step=self.trace.rows[row].steps,
+            token=None,
+            ids=result.ids[order].tolist(),
+            base=result.base.exp()[order].tolist(),
+            vision=None,
+            final=final[order].tolist(),
+            set_size=len(result.ids),
+        )
+        if result.row >= 0 and bank is not None and result.divergences is not None:
+            record.vision = result.vision.exp()[order].tolist()
+            record.layer, record.index = bank.place(result.row)
+            record.divergence = float(result.divergences[result.row])
+            record.divergences = result.divergences.float().cpu().view(len(bank.states.layers), bank.states.tokens)
+        return record
+
+    def finish(self, sequences: Tensor) -> None:
+        """Fill in which token was chosen at each recorded step (not for beams: there rows change places)."""
+        if not self.trace.record or self.beams:
+            return
+        start = self.input_ids.shape[1]
+        for row, tokens in zip(self.trace.rows, sequences[:, start:].tolist(), strict=True):
+            for record, token in zip(row.records, tokens, strict=False):
+                record.token = token
+
+
+class _First(LogitsProcessor):
+    """The method as the first logits processor: it sees the raw logits, the others see its result."""
+
+    def __init__(self, refine: Refine) -> None:
+        self.refine = refine
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
+        return self.refine(input_ids, scores)
+
+
+def decode(
+    method: Method,
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    generation_config: Any,
+    *,
+    trace: Trace | None = None,
+    vision_mask: Tensor | None = None,
+    **model_kwargs: Any,
+) -> Any:
+    """Run transformers' own loop for this generation mode with the method's processor in front."""
+    caller = _arguments_of_generate()
+    mode = generation_config.get_generation_mode(caller.get("assistant_model"))
+    _refuse(mode, generation_config, caller)
+    trace = trace if trace is not None else Trace()
+    trace.method = {"name": method.name, **method.settings()}
+    trace.rows = [RowTrace() for _ in range(input_ids.shape[0])]
+    streamer = caller.get("streamer")
+    with ExitStack() as stack:
+        run = Run(
+            method=method,
+            model=model,
+            input_ids=input_ids,
+            model_kwargs=model_kwargs,
+            inputs=dict(caller.get("kwargs") or {}),
+            generation_config=generation_config,
+            copies=max(generation_config.num_beams, generation_config.num_return_sequences),
+            trace=trace,
+            stack=stack,
+            user_mask=vision_mask,
+        )
+        processors = LogitsProcessorList([_First(method.begin(run)), *(logits_processor or [])])
+        loop = getattr(type(model), GENERATION_MODES_MAPPING[mode])
+        streaming = {} if streamer is None else {"streamer": streamer}
+        output = loop(
+            run.loop_model,
+            input_ids,
+            logits_processor=processors,
+            stopping_criteria=stopping_criteria,
+            generation_config=generation_config,
+            synced_gpus=bool(caller.get("synced_gpus")),
+            **streaming,
+            **run.model_kwargs,
+        )
+        run.finish(output if isinstance(output, Tensor) else output.sequences)
+        return output
+
+
+def _arguments_of_generate() -> dict[str, Any]:
+    """The arguments that generate() was called with.
+
+    transformers drops `streamer`, `assistant_model` and `synced_gpus` on the way to a callable `custom_generate`, and
+    consumes the pixels before it. They are still in the frame of generate(), which is a caller of ours.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "generate" and Path(frame.f_code.co_filename).match(
+            "transformers/generation/utils.py"
+        ):
+            return dict(frame.f_locals)
+        frame = frame.f_back  # type: ignore[assignment]
+    raise RevisitError(
+        "A decoding method is not called directly: use model.generate(..., custom_generate=method) or revisit.generate(model, ..., "
+        "method=method)."
+    )
+
+
+def _refuse(mode: Any, generation_config: Any, caller: dict[str, Any]) -> None:
+    """One clear sentence for what cannot be done exactly."""
+    if mode not in SUPPORTED_MODES:
+        name = str(getattr(mode, "value", mode)).replace("_", " ")
+        raise RevisitError(
+            f"Decoding methods work with greedy search, sampling and beams, not with {name} (assisted decoding included, whose "
+            "candidates come from another distribution): leave out the options that ask for it."
+        )
+    if getattr(generation_config, "prefill_chunk_size", None) is not None:
+        raise RevisitError(
+            "prefill_chunk_size is not supported: with it, transformers loses the image between chunks; leave it out."
+        )
+    if mode in (GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE) and caller.get("streamer") is not None:
+        raise RevisitError("Beam search cannot be streamed: leave out the streamer, or set num_beams=1.")

@@ -1,0 +1,199 @@
+"""The parts of a vision-language model that decoding methods need, found by what the model declares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from revisit.errors import RevisitError
+
+FINAL_NORM_NAMES = ("norm", "final_layernorm", "final_layer_norm", "embedding_norm", "ln_f")
+
+
+@dataclass
+class Head:
+    """The language-model head with whatever the model does to its logits afterwards (scaling, soft-capping)."""
+
+    module: nn.Module
+    transforms: list[Callable[[Tensor], Tensor]] = field(default_factory=lambda: [_same])
+    transform: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def weight(self) -> Tensor | None:
+        """The (V, d) weight if rows of it can be gathered; None for quantised, wrapped or off-loaded heads."""
+        weight = getattr(self.module, "weight", None)
+        if type(self.module) is not nn.Linear or weight is None or not weight.is_floating_point():
+            return None
+        return None if weight.device.type == "meta" else weight
+
+    @property
+    def device(self) -> torch.device:
+        weight = self.weight
+        return weight.device if weight is not None else next(self.module.parameters()).device
+
+    def logits(self, states: Tensor, ids: Tensor, model_dtype: bool = False) -> Tensor:
+        """Logits of some states over some token ids, as the model itself would score them.  (n, d), (k,) -> (n, k)
+
+        In float32 at least, or rounded like the model's own with `model_dtype`.
+        """
+        weight = self.weight
+        if weight is None:
+            raw = self.module(states)[..., ids]
+        else:
+            bias = self.module.bias
+            rows = weight[ids]
+            if model_dtype:
+                raw = nn.functional.linear(states.to(rows.dtype), rows, None if bias is None else bias[ids])
+            else:
+                wide = torch.promote_types(rows.dtype, torch.float32)
+                raw = nn.functional.linear(states.to(wide), rows.to(wide), None if bias is None else bias[ids].to(wide))
+        return (self.transform or _same)(raw)
+
+    def calibrate(self, state: Tensor, logits: Tensor, what: str) -> None:
+        """Find out which declared transform the model applies, from one state (d,) and the logits (V,) it gave.
+
+        Families declare scalings and caps that their forward may or may not use, so the model's own logits decide.
+        """
+        ids = logits.topk(min(256, logits.numel())).indices.to(self.device)
+        target = logits.to(self.device)[ids].float()
+        ids, target = ids[target.isfinite()], target[target.isfinite()]
+        self.transform = None
+        raw = self.logits(state[None].to(self.device), ids)[0].float()
+        errors = []
+        for transform in self.transforms:
+            made = transform(raw)
+            errors.append(float(((made - made[0]) - (target - target[0])).abs().max()))
+        best = min(range(len(errors)), key=errors.__getitem__)
+        rounding = 16 * torch.finfo(state.dtype).eps * float(raw.abs().max())
+        if errors[best] > 2e-3 * float(target.max() - target.min()) + rounding + 1e-6:
+            raise RevisitError(
+                f"The logits of {what} are not its LM head applied to its final hidden state (largest difference "
+                f"{errors[best]:.3g}), so vision tokens cannot be projected as the model projects its own output; "
+                "this model is not supported."
+            )
+        self.transform = self.transforms[best]
+
+
+def _same(logits: Tensor) -> Tensor:
+    return logits
+
+
+def _declared_transforms(text_config: Any) -> list[Callable[[Tensor], Tensor]]:
+    """The identity, then what the configuration says may happen to the logits."""
+    scale = 1.0
+    for name, power in (
+        ("logit_scale", 1),
+        ("output_multiplier", 1),
+        ("logits_scaling", -1),
+        ("logits_mup_width_multiplier", -1),
+    ):
+        value = getattr(text_config, name, None)
+        if isinstance(value, (int, float)) and value:
+            scale *= float(value) ** power
+    cap = getattr(text_config, "final_logit_softcapping", None)
+    transforms = [_same]
+    if scale != 1.0:
+        transforms.append(lambda x: x * scale)
+    if cap:
+        transforms.append(lambda x: torch.tanh(x * scale / cap) * cap)
+    return transforms
+
+
+@dataclass
+class Anatomy:
+    """A model's decoder, its layers, final norm and head, and the ids that stand for vision tokens in its prompts."""
+
+    model: Any
+    decoder: nn.Module
+    layers: nn.ModuleList
+    head: Head
+    tied: bool
+    vision_ids: tuple[int, ...]
+
+    @property
+    def depth(self) -> int:
+        """L: hidden state 0 is the embedding, 1..L-1 are layer outputs, L is the output after the final norm."""
+        return len(self.layers)
+
+    @property
+    def final_norm(self) -> nn.Module:
+        for name in FINAL_NORM_NAMES:
+            module = getattr(self.decoder, name, None)
+            if isinstance(module, nn.Module):
+                return module
+        raise RevisitError(f"{describe(self.model)} has no final norm that could be found; use norm='none'.")
+
+    @classmethod
+    def of(cls, model: Any) -> Anatomy:
+        """The anatomy of a model, or a clear refusal of models that keep no vision tokens in their sequence."""
+        config, what = model.config, describe(model)
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        if getattr(config, "is_encoder_decoder", False) or getattr(text, "is_encoder_decoder", False):
+            raise RevisitError(
+                f"{what} is an encoder–decoder model: its decoder never sees vision tokens, so there is nothing to revisit; "
+                "use a decoder-only model such as LLaVA, Qwen-VL or InternVL."
+            )
+        vision_ids = tuple(
+            dict.fromkeys(
+                value
+                for name in ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
+                if isinstance(value := getattr(config, name, None), int)
+            )
+        )
+        if not vision_ids:
+            kind = (
+                "keeps no vision tokens in its decoder's sequence"
+                if hasattr(config, "vision_config")
+                else "is a text-only model"
+            )
+            raise RevisitError(
+                f"{what} {kind}, so there is nothing to revisit; use a model such as LLaVA, Qwen-VL or InternVL."
+            )
+        if getattr(text, "cross_attention_layers", None):
+            raise RevisitError(
+                f"{what} reads images by cross-attention and keeps no vision tokens in its decoder's sequence, so there is "
+                "nothing to revisit; use a model such as LLaVA, Qwen-VL or InternVL."
+            )
+        head = model.get_output_embeddings()
+        if head is None:
+            raise RevisitError(f"{what} has no LM head that could be found (get_output_embeddings() is None).")
+        decoder = _decoder(model)
+        layers = _layers(decoder)
+        if layers is None:
+            raise RevisitError(f"The decoder layers of {what} could not be found.")
+        embedding = model.get_input_embeddings()
+        tied = getattr(embedding, "weight", None) is not None and _same_storage(embedding, head)
+        return cls(model, decoder, layers, Head(head, _declared_transforms(text)), tied, vision_ids)
+
+
+def describe(model: Any) -> str:
+    """The model's class and type, for messages."""
+    return f"{type(model).__name__} ({getattr(model.config, 'model_type', 'unknown type')})"
+
+
+def _decoder(model: Any) -> nn.Module:
+    """The module that holds the decoder layers and returns the normed last hidden state."""
+    decoder = model.get_decoder()
+    while _layers(decoder) is None:
+        inner = decoder.get_decoder() if hasattr(decoder, "get_decoder") else getattr(decoder, "model", None)
+        if inner is None or inner is decoder:
+            break
+        decoder = inner
+    return decoder  # type: ignore[no-any-return]
+
+
+def _layers(decoder: nn.Module) -> nn.ModuleList | None:
+    layers = getattr(decoder, "layers", None)
+    return layers if isinstance(layers, nn.ModuleList) else None
+
+
+def _same_storage(a: Any, b: Any) -> bool:
+    if getattr(b, "weight", None) is None:
+        return False
+    if a.weight is b.weight:
+        return True
+    return bool(a.weight.data_ptr() != 0 and a.weight.data_ptr() == b.weight.data_ptr())
