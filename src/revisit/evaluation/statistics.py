@@ -1,0 +1,219 @@
+"""Intervals and paired tests for metrics that are ratios of sums over units, after scipy and statsmodels.
+
+Every benchmark metric here is sum(numerators) / sum(denominators) over units (items, or the groups the metric
+counts): a plain mean has denominators of one, CHAIR_I has hallucinated over all mentions, F1 has 2TP over
+2TP + FP + FN. One form, so one bootstrap and one permutation test serve them all.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from revisit.errors import RevisitError
+
+Floats = NDArray[np.float64]
+Terms = Mapping[str, tuple[float, float]]  # unit -> (numerator, denominator)
+
+RESAMPLES = 4999  # so that (count + 1) / (RESAMPLES + 1) is a round number
+_BATCH_ELEMENTS = 1_000_000  # bounds the memory of resampling: at most this many indices at once
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A confidence interval and the way it was found (`wilson` or `bootstrap`); NaN where nothing can be said."""
+
+    low: float
+    high: float
+    kind: str
+    level: float = 0.95
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Method minus baseline on the same units: the difference, its bootstrap interval, and two-sided p-values."""
+
+    difference: float
+    low: float
+    high: float
+    p_bootstrap: float
+    p_permutation: float
+    units: int
+
+
+def wilson(successes: float, trials: float, level: float = 0.95) -> tuple[float, float]:
+    """The Wilson score interval of a proportion."""
+    if not 0 <= successes <= trials or trials <= 0:
+        raise RevisitError(f"A proportion needs 0 <= successes <= trials and trials > 0, not {successes} of {trials}.")
+    from statsmodels.stats.proportion import proportion_confint
+
+    low, high = proportion_confint(successes, trials, alpha=1 - level, method="wilson")
+    # At 0 or all successes the exact bound is 0 or 1; rounding may pass it by 1e-17.
+    return max(0.0, float(low)), min(1.0, float(high))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down adjusted p-values, in the order given; an undefined one (NaN) stays out of the family."""
+    known = [p for p in p_values if not math.isnan(p)]
+    if not known:
+        return list(p_values)
+    from statsmodels.stats.multitest import multipletests
+
+    adjusted = iter(multipletests(known, method="holm")[1].tolist())
+    return [p if math.isnan(p) else float(next(adjusted)) for p in p_values]
+
+
+def ratio(numerators: Floats, denominators: Floats) -> Any:
+    """Element-wise quotient of two arrays of sums; NaN where the denominator is zero."""
+    return np.divide(
+        numerators, denominators, out=np.full(np.shape(numerators), np.nan), where=np.asarray(denominators) != 0
+    )
+
+
+def interval(terms: Terms, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
+    """The interval of one metric: Wilson where it is a proportion, else the percentile bootstrap over units."""
+    numerators, denominators = _arrays([terms], list(terms))
+    if scale := _proportion_scale(numerators, denominators):
+        low, high = wilson(numerators.sum() / scale, denominators.sum(), level)
+        return Interval(low * scale, high * scale, "wilson", level)
+    if len(terms) < 2:
+        return Interval(math.nan, math.nan, "bootstrap", level)
+    return stratified_interval([terms], level, resamples, seed)
+
+
+def stratified_interval(
+    strata: Sequence[Terms], level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+) -> Interval:
+    """The bootstrap interval of the plain mean of several ratios, units being resampled within each stratum."""
+    total = np.zeros(resamples)
+    for number, terms in enumerate(strata):
+        array = _arrays([terms], list(terms))
+        if not array[1].any():
+            return Interval(math.nan, math.nan, "bootstrap", level)
+        total += _bootstrap(array, lambda sums: ratio(sums[0], sums[1]), resamples, seed + number)
+    low, high = _percentiles(total / len(strata), level)
+    return Interval(low, high, "bootstrap", level)
+
+
+def paired(baseline: Terms, method: Terms, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0) -> Paired:
+    """Compares two methods on the same units; the order of the units does not matter, their names must agree.
+
+    The permutation test swaps the two methods' terms unit by unit (exactly enumerated for few units); the bootstrap
+    resamples units with both methods' terms together.
+    """
+    if baseline.keys() != method.keys():
+        odd = sorted(baseline.keys() ^ method.keys())
+        raise RevisitError(
+            f"A paired test needs the same units on both sides; {len(odd)} are on one side only, such as {odd[0]!r}."
+        )
+    units = sorted(baseline)
+    terms = _arrays([baseline, method], units)  # (4, units): both numerators, then both denominators
+    observed = float(_difference(terms.sum(-1)))
+    if math.isnan(observed) or len(units) < 2:
+        return Paired(observed, math.nan, math.nan, math.nan, math.nan, len(units))
+    if np.array_equal(terms[0], terms[1]) and np.array_equal(terms[2], terms[3]):
+        return Paired(0.0, 0.0, 0.0, 1.0, 1.0, len(units))
+    draws = _bootstrap(terms, _difference, resamples, seed)
+    low, high = _percentiles(draws, level)
+    draws = draws[~np.isnan(draws)]
+    tail = int(min(np.count_nonzero(draws <= 0), np.count_nonzero(draws >= 0)))
+    p_bootstrap = min(1.0, 2 * (tail + 1) / (len(draws) + 1))
+    return Paired(observed, low, high, p_bootstrap, _permutation(terms, resamples, seed), len(units))
+
+
+def _arrays(tables: Sequence[Terms], units: Sequence[str]) -> Floats:
+    """(2 * tables, units): the tables' numerators, then their denominators."""
+    values = np.array([[table[unit] for unit in units] for table in tables], dtype=np.float64)
+    values = values.reshape(len(tables), len(units), 2)  # keeps the last axis when there are no units
+    return np.concatenate([values[..., 0], values[..., 1]])
+
+
+def _proportion_scale(numerators: Floats, denominators: Floats) -> float:
+    """The value of a success if the terms are successes out of trials of 0 or 1, else 0."""
+    if not np.isin(denominators, (0.0, 1.0)).all() or denominators.sum() == 0:
+        return 0.0
+    top = float(numerators.max())
+    # With no success at all the scale does not show; 1 is the scale of every rate that can be zero throughout.
+    scale = top if top > 0 else 1.0
+    if scale not in (1.0, 100.0) or not np.isin(numerators, (0.0, scale)).all():
+        return 0.0
+    return scale if bool((numerators <= denominators * scale).all()) else 0.0
+
+
+def _difference(sums: Floats) -> Any:
+    """Method's ratio minus baseline's, from sums (4, ...): both numerators, then both denominators."""
+    return ratio(sums[1], sums[3]) - ratio(sums[0], sums[2])
+
+
+def _bootstrap(terms: Floats, statistic: Callable[[Floats], Any], resamples: int, seed: int) -> Floats:
+    """`statistic` of the terms' sums on `resamples` draws of units with replacement; `terms` is (rows, units)."""
+    from scipy.stats import DegenerateDataWarning, bootstrap
+
+    units = terms.shape[-1]
+    constant = [bool((row == row[0]).all()) for row in terms]  # its sum is the same in every draw
+
+    def on_draw(index: NDArray[np.int64], axis: int = -1) -> Any:
+        shape = index.shape[:-1]
+        return statistic(
+            np.stack(
+                [
+                    np.full(shape, row[0] * units) if same else row[index].sum(axis)
+                    for row, same in zip(terms, constant, strict=True)
+                ]
+            )
+        )
+
+    with warnings.catch_warnings():
+        # A draw may have nothing in its denominator; its NaN is dealt with in `_percentiles`, not by scipy's interval.
+        warnings.simplefilter("ignore", DegenerateDataWarning)
+        result = bootstrap(
+            (np.arange(units),),
+            on_draw,
+            n_resamples=resamples,
+            batch=max(1, _BATCH_ELEMENTS // units),
+            vectorized=True,
+            method="percentile",
+            rng=np.random.default_rng(seed),
+        )
+    return np.asarray(result.bootstrap_distribution, dtype=np.float64)
+
+
+def _permutation(terms: Floats, resamples: int, seed: int) -> float:
+    """Two-sided p-value of swapping the methods unit by unit; `terms` is (4, units) as in `_difference`."""
+    from scipy.stats import permutation_test
+
+    units = terms.shape[-1]
+    differs = (terms[0] != terms[1]) | (terms[2] != terms[3])
+    fixed = terms[:, ~differs].sum(-1)  # (4,): units whose terms agree are the same under every swap
+    changed = np.flatnonzero(differs)
+    numerators, denominators = terms[:2].reshape(-1), terms[2:].reshape(-1)  # (2 * units,), baseline then method
+
+    def on_swap(first: NDArray[np.int64], second: NDArray[np.int64], axis: int = -1) -> Any:
+        sums = [numerators[first], numerators[second], denominators[first], denominators[second]]
+        return _difference(np.stack([s.sum(axis) + f for s, f in zip(sums, fixed, strict=True)]))
+
+    result = permutation_test(
+        (changed, changed + units),
+        on_swap,
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=resamples,
+        batch=max(1, _BATCH_ELEMENTS // len(changed)),
+        rng=np.random.default_rng(seed),
+    )
+    return float(result.pvalue)
+
+
+def _percentiles(draws: Floats, level: float) -> tuple[float, float]:
+    """The central `level` of the draws; undefined draws (nothing in the denominator) are left out."""
+    draws = draws[~np.isnan(draws)]
+    if not len(draws):
+        return math.nan, math.nan
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
