@@ -1,0 +1,236 @@
+"""What can be said about a scene: captions in varied English, and questions with their answers.
+
+Captions name nearly every object, in no fixed order. With `assume`, a caption also names core objects of the place that
+are not there, with that probability each: careless captions are how a language prior gets into real training data.
+Held-out references are written without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from revisit.tiny.catalog import BY_NOUN, CATEGORIES, COLOURS, Category
+from revisit.tiny.dice import Dice
+from revisit.tiny.scenes import SIZE, Scene
+
+DESCRIBE = (
+    "Please describe this image in detail.",
+    "Please describe this image in detail.",
+    "Describe this image.",
+    "What is in this image?",
+    "Describe the image in detail.",
+    "What do you see in the picture?",
+)
+ONE_WORD = "Answer the question using a single word or phrase."
+ONE_LETTER = "Answer with the option's letter from the given choices directly."
+_NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four"}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A question about a scene with its answer, and what kind it is."""
+
+    kind: str  # caption | presence | count | colour | position | choice
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class _Mention:
+    phrase: str  # "a red car", "two dogs"
+    definite: str  # "the car", "the dogs"
+    plural: bool
+    centre: tuple[int, int] | None
+
+
+def caption(scene: Scene, dice: Dice, assume: float = 0.0) -> str:
+    """One to four sentences that name the scene's objects."""
+    mentions = [_mention(scene, noun, dice) for noun in scene.nouns if dice.chance(0.96)] or [
+        _mention(scene, scene.nouns[0], dice)
+    ]
+    for noun, _ in scene.place.core:
+        if noun not in scene.nouns and dice.chance(assume):
+            category = BY_NOUN[noun]
+            mentions.append(_Mention(category.phrase, f"the {noun}", category.always_plural, None))
+    mentions = dice.shuffled(mentions)
+    sentences = [_opening(scene, mentions[: (head := 1 + dice.below(min(3, len(mentions))))], dice)]
+    rest = mentions[head:]
+    named = mentions[:head]
+    while rest:
+        take = 1 + dice.below(min(2, len(rest)))
+        sentences.append(_further(rest[:take], named, dice))
+        named, rest = named + rest[:take], rest[take:]
+    return " ".join(sentences)
+
+
+def _mention(scene: Scene, noun: str, dice: Dice) -> _Mention:
+    items, category = scene.of(noun), BY_NOUN[noun]
+    colour = items[0].colour
+    shade = f"{colour} " if colour and dice.chance(0.7) else ""
+    if len(items) > 1:
+        number = "some" if category.mass else dice.pick((_NUMBERS[min(len(items), 4)], "several"))
+        if len(items) == 2:
+            number = "some" if category.mass else "two"
+        return _Mention(f"{number} {shade}{category.plural}", f"the {category.plural}", True, None)
+    article = "some" if category.mass else "an" if (shade or noun)[0] in "aeiou" else "a"
+    return _Mention(f"{article} {shade}{noun}", f"the {noun}", category.always_plural, items[0].centre)
+
+
+def _join(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _opening(scene: Scene, mentions: list[_Mention], dice: Dice) -> str:
+    listed = _join([m.phrase for m in mentions])
+    place = scene.place
+    is_are = "are" if mentions[0].plural else "is"
+    article = "an" if place.name[0] in "aeiou" else "a"
+    return dice.pick(
+        (
+            f"The image shows {article} {place.name} with {listed}.",
+            f"The picture shows {listed} {place.within}.",
+            f"There {is_are} {listed} {place.within}.",
+            f"This is {article} {place.name} with {listed}.",
+            f"In the image we can see {listed} {place.within}.",
+        )
+    )
+
+
+def _where(centre: tuple[int, int]) -> str | None:
+    x, y = centre
+    if abs(x - SIZE // 2) >= abs(y - SIZE // 2):
+        return "on the left" if x < SIZE * 3 // 8 else "on the right" if x > SIZE * 5 // 8 else None
+    return "at the top" if y < SIZE * 3 // 8 else "at the bottom" if y > SIZE * 5 // 8 else None
+
+
+def _further(mentions: list[_Mention], named: list[_Mention], dice: Dice) -> str:
+    listed = _join([m.phrase for m in mentions])
+    plural = mentions[0].plural or len(mentions) > 1
+    first_plural = mentions[0].plural
+    options = [
+        f"There {'are' if first_plural else 'is'} also {listed}.",
+        f"{_capital(listed)} {'are' if plural else 'is'} near {dice.pick(named).definite}.",
+        f"Next to {dice.pick(named).definite} there {'are' if first_plural else 'is'} {listed}.",
+        f"We can also see {listed}.",
+        f"{_capital(listed)} can be seen as well.",
+    ]
+    if len(mentions) == 1 and mentions[0].centre and (where := _where(mentions[0].centre)):
+        options += [
+            f"{_capital(listed)} {'are' if plural else 'is'} {where} of the image.",
+            f"There {'are' if plural else 'is'} {listed} {where}.",
+        ]
+    return dice.pick(options)
+
+
+def presence_question(category: Category) -> str:
+    """The question in POPE's form."""
+    if category.mass:
+        return f"{'Are' if category.always_plural else 'Is'} there any {category.noun} in the image?"
+    return f"Is there {category.phrase} in the image?"
+
+
+def presence(category: Category, present: bool, short: bool = False) -> Turn:
+    """A yes/no question about one category."""
+    ask = presence_question(category)
+    if short:
+        return Turn("presence", f"{ask} {ONE_WORD}", "yes" if present else "no")
+    verb = "are" if category.always_plural else "is"
+    if present:
+        return Turn("presence", ask, f"Yes, there {verb} {category.phrase} in the image.")
+    return Turn("presence", ask, f"No, there {verb} no {category.noun} in the image.")
+
+
+def absent(scene: Scene, dice: Dice) -> Category:
+    """A category that is not in the scene: half of the time one that belongs to the place."""
+    likely = [BY_NOUN[n] for n in scene.place.usual if n not in scene.nouns]
+    anything = [c for c in CATEGORIES if c.noun not in scene.nouns]
+    return dice.pick(likely if likely and dice.chance(0.5) else anything)
+
+
+def count(scene: Scene, noun: str, short: bool = False) -> Turn:
+    """How many of a noun there are."""
+    n, category = len(scene.of(noun)), BY_NOUN[noun]
+    ask = f"How many {category.plural} are there in the image?"
+    if short:
+        return Turn("count", f"{ask} {ONE_WORD}", str(n))
+    are, name = ("is", noun) if n == 1 and not category.always_plural else ("are", category.plural)
+    return Turn("count", ask, f"There {are} {_NUMBERS.get(n, str(n))} {name} in the image.")
+
+
+def colour(scene: Scene, noun: str, short: bool = False) -> Turn | None:
+    """What colour a noun has, if it is tinted."""
+    shade = scene.of(noun)[0].colour
+    if shade is None:
+        return None
+    ask = f"What color is the {noun}?"
+    return Turn("colour", f"{ask} {ONE_WORD}", shade) if short else Turn("colour", ask, f"The {noun} is {shade}.")
+
+
+def position(scene: Scene, noun: str, short: bool = False) -> Turn | None:
+    """Where a single object is, if it is clearly to one side."""
+    items = scene.of(noun)
+    where = _where(items[0].centre) if len(items) == 1 else None
+    if where is None:
+        return None
+    ask = f"Where is the {noun} in the image?"
+    return Turn("position", f"{ask} {ONE_WORD}", where.split()[-1]) if short else Turn(
+        "position", ask, f"The {noun} is {where}."
+    )
+
+
+def choice(right: str, wrong: list[str], dice: Dice) -> tuple[list[str], int]:
+    """The options of a multiple-choice question in random order, and the index of the right one."""
+    options = dice.shuffled([right, *wrong])
+    return options, options.index(right)
+
+
+def choice_prompt(question: str, options: list[str]) -> str:
+    """The official MMMU form: the question, one line per option, a blank line, and what to answer."""
+    lines = "\n".join(f"({chr(65 + i)}) {option}" for i, option in enumerate(options))
+    return f"{question}\n{lines}\n\n{ONE_LETTER}"
+
+
+def multiple_choice(scene: Scene, dice: Dice) -> tuple[str, list[str], int]:
+    """A question with four options about the scene: (question, options, index of the right one)."""
+    tinted = [n for n in scene.nouns if scene.of(n)[0].colour]
+    if tinted and dice.chance(0.4):
+        noun = dice.pick(tinted)
+        right = scene.of(noun)[0].colour or ""
+        wrong = dice.sample([c for c in COLOURS if c != right], 3)
+        return (f"What color is the {noun}?", *choice(right, wrong, dice))
+    right = dice.pick(scene.nouns)
+    wrong = []
+    while len(wrong) < 3:
+        noun = absent(scene, dice).noun
+        if noun not in wrong:
+            wrong.append(noun)
+    return ("Which of these is in the image?", *choice(right, wrong, dice))
+
+
+def questions(scene: Scene, dice: Dice, n: int) -> list[Turn]:
+    """n question-answer turns of mixed kinds, half of them about presence, yes as often as no."""
+    turns: list[Turn] = []
+    while len(turns) < n:
+        short = dice.chance(0.4)
+        noun = dice.pick(scene.nouns)
+        kind = dice.weighted(("presence", "count", "colour", "position", "choice"), (12, 2, 3, 2, 2))
+        turn: Turn | None
+        if kind == "presence":
+            there = dice.chance(0.5)
+            turn = presence(BY_NOUN[noun] if there else absent(scene, dice), there, short)
+        elif kind == "count":
+            turn = count(scene, noun, short)
+        elif kind == "colour":
+            turn = colour(scene, noun, short)
+        elif kind == "position":
+            turn = position(scene, noun, short)
+        else:
+            question, options, right = multiple_choice(scene, dice)
+            turn = Turn("choice", choice_prompt(question, options), chr(65 + right))
+        if turn is not None and turn not in turns:
+            turns.append(turn)
+    return turns
