@@ -1,0 +1,351 @@
+"""CHAIR: which COCO objects a caption mentions, and which of them are not in the picture.
+
+The rule is the one current papers report (OPERA, RITUAL, ReVisiT, lmms-eval): NLTK tokens, tags and lemmas. The
+original script singularises every token with pattern.en instead; docs/benchmarks.md lists what that changes, and its
+numbers are not computed here. Data: COCO val2014 pictures, and captions_val2014.json plus instances_val2014.json (or a
+map of image ids to category names) as ground truth.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, ClassVar
+
+from revisit.benchmarks import files, language
+from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers, ratio, require
+from revisit.benchmarks.chair_words import CATEGORIES, PAIRS, WORDS
+from revisit.errors import RevisitError, unknown
+
+PROMPT = "Please describe this image in detail."
+COCO_SOURCE = "https://cocodataset.org (2014 Train/Val annotations, annotations_trainval2014.zip)"
+_POS = {"J": "a", "V": "v", "N": "n", "R": "r"}
+
+ImageId = int | str
+
+
+@dataclass(frozen=True)
+class Parse:
+    """What the rule sees in a caption.
+
+    `merged`: lemmas after word pairs have become one word (its length is the caption's length). `words`: those that
+    name a COCO object, `nodes`: their categories. `places`: the official token index of each word, which is off by
+    the dropped words once "seat" was dropped for a toilet (a bug of the published scripts, kept).
+    """
+
+    tokens: tuple[str, ...]
+    tags: tuple[str, ...]
+    merged: tuple[str, ...]
+    words: tuple[str, ...]
+    nodes: tuple[str, ...]
+    places: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CaptionScore:
+    """One caption against its picture's objects; the ratios are 0 where their denominator is 0, as published."""
+
+    parse: Parse
+    ground_truth: frozenset[str]
+
+    @property
+    def hallucinated(self) -> list[tuple[str, str]]:
+        """(word, category) of every mention that is not in the picture, repeats included."""
+        pairs = zip(self.parse.words, self.parse.nodes, strict=True)
+        return [(word, node) for word, node in pairs if node not in self.ground_truth]
+
+    @property
+    def hallucination_places(self) -> list[int]:
+        """The official `hallucination_idxs`."""
+        pairs = zip(self.parse.places, self.parse.nodes, strict=True)
+        return [place for place, node in pairs if node not in self.ground_truth]
+
+    @property
+    def recalled(self) -> set[str]:
+        """The distinct categories that are both mentioned and in the picture."""
+        return set(self.parse.nodes) & self.ground_truth
+
+    @property
+    def chair_i(self) -> float:
+        """Hallucinated mentions / mentions."""
+        return len(self.hallucinated) / len(self.parse.nodes) if self.parse.nodes else 0.0
+
+    @property
+    def precision(self) -> float:
+        """Correct mentions / mentions, repeats counted; 0 without mentions (unlike 1 - chair_i)."""
+        mentions = len(self.parse.nodes)
+        return (mentions - len(self.hallucinated)) / mentions if mentions else 0.0
+
+    @property
+    def recall(self) -> float:
+        """Distinct recalled categories / categories in the picture."""
+        return len(self.recalled) / len(self.ground_truth) if self.ground_truth else 0.0
+
+    @property
+    def f1(self) -> float:
+        """The ReVisiT paper's per-caption F1."""
+        p, r = self.precision, self.recall
+        return 2 * p * r / (p + r) if p + r else 0.0
+
+
+def lemmas(caption: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Tokens, tags and lemmas of the lower-cased caption."""
+    pairs = language.tagged(caption.lower())
+    roots = (language.lemma(token, _POS.get(tag[:1], "n")) for token, tag in pairs)
+    return tuple(token for token, _ in pairs), tuple(tag for _, tag in pairs), tuple(roots)
+
+
+def merge_pairs(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The words with known pairs made one, left to right, and the index each result starts at."""
+    merged: list[str] = []
+    starts: list[int] = []
+    i = 0
+    while i < len(words):
+        one = PAIRS.get((words[i], words[i + 1])) if i + 1 < len(words) else None
+        merged.append(one or words[i])
+        starts.append(i)
+        i += 2 if one else 1
+    return tuple(merged), tuple(starts)
+
+
+def parse_caption(caption: str) -> Parse:
+    """The COCO objects that `caption` mentions, in order and with repeats."""
+    tokens, tags, roots = lemmas(caption)
+    merged, starts = merge_pairs(roots)
+    words = merged
+    if "toilet" in words and "seat" in words:  # the seat of a toilet is not a chair
+        words = tuple(word for word in words if word != "seat")
+    hits = [(place, word) for place, word in zip(starts, words, strict=False) if word in WORDS]
+    return Parse(
+        tokens=tokens,
+        tags=tags,
+        merged=merged,
+        words=tuple(word for _, word in hits),
+        nodes=tuple(WORDS[word] for _, word in hits),
+        places=tuple(place for place, _ in hits),
+    )
+
+
+def score_caption(caption: str, ground_truth: Iterable[str]) -> CaptionScore:
+    """`caption` judged against the category names in its picture."""
+    return CaptionScore(parse_caption(caption), frozenset(ground_truth))
+
+
+def score_captions(captions: Iterable[tuple[str, str, Iterable[str]]]) -> Scores:
+    """The metrics over (unit name, caption, ground-truth categories) triples."""
+    units: dict[str, CaptionScore] = {unit: score_caption(text, truth) for unit, text, truth in captions}
+    per_item = {
+        "CHAIRs": {u: (float(bool(s.hallucinated)), 1.0) for u, s in units.items()},
+        "CHAIRi": {u: (float(len(s.hallucinated)), float(len(s.parse.nodes))) for u, s in units.items()},
+        "Recall": {u: (float(len(s.recalled)), float(len(s.ground_truth))) for u, s in units.items()},
+        "F1": {u: (s.f1, 1.0) for u, s in units.items()},
+        "Len": {u: (0.01 * len(s.parse.merged), 1.0) for u, s in units.items()},
+    }
+    counts = {
+        "captions": len(units),
+        "hallucinated_captions": sum(bool(s.hallucinated) for s in units.values()),
+        "object_mentions": sum(len(s.parse.nodes) for s in units.values()),
+        "hallucinated_mentions": sum(len(s.hallucinated) for s in units.values()),
+        "recalled_objects": sum(len(s.recalled) for s in units.values()),
+        "ground_truth_objects": sum(len(s.ground_truth) for s in units.values()),
+    }
+    metrics = {name: ratio(parts.values()) for name, parts in per_item.items()}
+    return Scores(metrics, per_item, {k: float(v) for k, v in counts.items()}, _notes(units, metrics))
+
+
+def _notes(units: Mapping[str, CaptionScore], metrics: Mapping[str, float]) -> tuple[str, ...]:
+    notes = []
+    names = {name for s in units.values() for name in s.ground_truth if name not in CATEGORIES}
+    if names:
+        notes.append(f"Ground-truth names that are no COCO category and can never be mentioned: {sorted(names)}.")
+    if math.isnan(metrics["CHAIRi"]):
+        notes.append("CHAIRi is undefined: no caption mentions any object.")
+    return tuple(notes)
+
+
+# ---------------------------------------------------------------------------------------------- ground truth
+
+
+def image_key(value: Any) -> ImageId:
+    """An image id as a number: 139, "139", "000000000139.jpg" and "COCO_val2014_000000000139.jpg" are one image."""
+    if isinstance(value, int):
+        return value
+    match = re.search(r"(\d+)(?:\.\w+)?$", str(value))
+    return int(match.group(1)) if match else str(value)
+
+
+def build_ground_truth(
+    instances: Iterable[tuple[ImageId, str]], captions: Iterable[tuple[ImageId, str]]
+) -> dict[ImageId, set[str]]:
+    """Per image, the categories of its instances and those its reference captions mention."""
+    truth: dict[ImageId, set[str]] = {}
+    for image, name in instances:
+        truth.setdefault(image, set()).add(WORDS.get(name, name))
+    for image, caption in captions:
+        truth.setdefault(image, set()).update(parse_caption(caption).nodes)
+    return truth
+
+
+def read_ground_truth(paths: Iterable[Path], wanted: Iterable[ImageId] | None = None) -> dict[ImageId, set[str]]:
+    """Ground truth from a map of image ids to category names, or from COCO instances and captions files.
+
+    COCO captions are parsed only for the `wanted` images, so that a sample of val2014 takes seconds.
+    """
+    keep = None if wanted is None else set(wanted)
+    truth: dict[ImageId, set[str]] = {}
+    instances: list[tuple[ImageId, str]] = []
+    captions: list[tuple[ImageId, str]] = []
+    kinds = set()
+    for path in _annotation_files(paths):
+        data = files.read_json(path)
+        if not isinstance(data, dict):
+            raise RevisitError(f"{path} must hold a JSON object: image id -> category names, or COCO annotations.")
+        if "annotations" in data:
+            kind = "instances" if "categories" in data else "captions"
+            kinds.add(kind)
+            (instances if kind == "instances" else captions).extend(_coco(data, kind, keep, path))
+        else:
+            truth.update(_map(data, path))
+    if len(kinds) == 1:
+        other = "captions" if kinds == {"instances"} else "instances"
+        raise RevisitError(
+            f"CHAIR's ground truth is the union of instances and captions: give the {other} file too ({COCO_SOURCE})."
+        )
+    truth.update(build_ground_truth(instances, captions))
+    return truth
+
+
+def _annotation_files(paths: Iterable[Path]) -> list[Path]:
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(p for kind in ("instances", "captions") for p in path.glob(f"{kind}_*2014.json"))
+            if not inside:
+                raise RevisitError(f"{path} holds no instances_*2014.json and captions_*2014.json ({COCO_SOURCE}).")
+            found += inside
+        else:
+            found.append(path)
+    return found
+
+
+def _coco(data: dict[str, Any], kind: str, keep: set[ImageId] | None, path: Path) -> list[tuple[ImageId, str]]:
+    names = {c["id"]: c["name"] for c in data.get("categories", [])}
+    try:
+        rows = [a for a in data["annotations"] if keep is None or a["image_id"] in keep]
+        return [(a["image_id"], names[a["category_id"]] if kind == "instances" else a["caption"]) for a in rows]
+    except (KeyError, TypeError) as error:
+        raise RevisitError(f"{path} is no COCO {kind} file: an annotation lacks {error}.") from error
+
+
+def _map(data: dict[str, Any], path: Path) -> dict[ImageId, set[str]]:
+    if isinstance(data.get("categories"), list):  # {categories: [names], split: {id: [indices into names]}}
+        names = data["categories"]
+        splits = [v for k, v in data.items() if k != "categories" and isinstance(v, dict)]
+        return {image_key(i): {names[n] for n in numbers} for split in splits for i, numbers in split.items()}
+    for image, names in data.items():
+        if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+            raise RevisitError(f"{path}: image {image!r} must map to a list of category names.")
+    return {image_key(i): set(names) for i, names in data.items()}
+
+
+# ------------------------------------------------------------------------------------------------- benchmark
+
+
+@functools.cache
+def _samples() -> dict[str, dict[str, Any]]:
+    text = resources.files("revisit.benchmarks").joinpath("data/coco_val2014_samples.json").read_text("utf-8")
+    result: dict[str, dict[str, Any]] = json.loads(text)
+    return result
+
+
+def sample_ids(name: str) -> list[int]:
+    """A committed list of val2014 image ids, in order ("seed42-500" is the default of the benchmark)."""
+    if name not in _samples():
+        raise unknown("list of image ids", name, _samples())
+    return [int(i) for i in _samples()[name]["ids"]]
+
+
+@dataclass(frozen=True)
+class Chair(Benchmark):
+    """`ids`: "auto" (the committed seed42-500 list if the folder holds those pictures, else every picture of the
+    annotation files), the name of a committed list, "all", or a file with one id per line or a JSON list."""
+
+    ids: str = "auto"
+
+    name: ClassVar[str] = "chair"
+    max_new_tokens: ClassVar[int] = 512
+    headline: ClassVar[str] = "CHAIRs"
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("CHAIRs", "lower", 100, 1),
+        Metric("CHAIRi", "lower", 100, 1),
+        Metric("Recall", "higher", 100, 1),
+        Metric("F1", "higher", 100, 1),
+        Metric("Len", None, 100, 1),
+    )
+
+    @property
+    def version(self) -> str:
+        return "chair-nltk-1"
+
+    def files(self, data_dir: Path) -> list[Path]:
+        own = files.folder(data_dir, "chair") / "ground_truth.json"
+        if own.exists():
+            return [own]
+        folder = files.folder(data_dir, "annotations")
+        names = ("instances_val2014.json", "captions_val2014.json")
+        return [require(folder / name, f"CHAIR's {name}", COCO_SOURCE) for name in names]
+
+    def load(self, data_dir: Path) -> list[Item]:
+        paths = self.files(data_dir)
+        pictures = _pictures(paths)
+        ids = self._choose(list(pictures))
+        truth = read_ground_truth(paths, ids)
+        items = []
+        for i in ids:
+            file = pictures.get(i, f"COCO_val2014_{i:012d}.jpg" if isinstance(i, int) else str(i))
+            image = files.find_image(data_dir, file, "val2014", "images")
+            items.append(Item(str(i), PROMPT, (image,), {"ground_truth": sorted(truth.get(i, ()))}))
+        return items
+
+    def _choose(self, known: list[ImageId]) -> list[ImageId]:
+        if self.ids == "all":
+            return known
+        if self.ids == "auto":
+            listed = sample_ids("seed42-500")
+            return list(listed) if set(listed) <= set(known) else known
+        if self.ids in _samples():
+            ids: list[ImageId] = list(sample_ids(self.ids))
+        elif Path(self.ids).exists():
+            ids = read_ids(Path(self.ids))
+        else:
+            raise unknown("list of image ids", self.ids, [*_samples(), "auto", "all", "or an existing file"])
+        absent = [i for i in ids if i not in set(known)]
+        if absent:
+            raise RevisitError(f"{len(absent)} images of {self.ids!r} are not in the annotations (first: {absent[0]}).")
+        return ids
+
+    def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
+        check_answers(items, answers)
+        return score_captions((item.id, answers[item.id], item.meta["ground_truth"]) for item in items)
+
+
+def _pictures(paths: list[Path]) -> dict[ImageId, str]:
+    """Image id -> file name, sorted by id, as far as the ground-truth files tell."""
+    data = files.read_json(paths[0])
+    if "images" in data:
+        return dict(sorted((image["id"], image["file_name"]) for image in data["images"]))
+    keys = sorted(_map(data, paths[0]), key=lambda key: (isinstance(key, str), key))
+    return {key: f"COCO_val2014_{key:012d}.jpg" if isinstance(key, int) else str(key) for key in keys}
+
+
+def read_ids(path: Path) -> list[ImageId]:
+    """Image ids from a JSON list or from a text file with one id (or file name) per line, order kept."""
+    text = files.read_text(path)
+    values = files.read_json(path) if text.lstrip().startswith("[") else text.split()
+    return [image_key(value) for value in values]

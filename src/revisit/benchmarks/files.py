@@ -1,0 +1,133 @@
+"""Reading data and answer files of every layout in use; what cannot be read is named by file and line."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from revisit.errors import RevisitError
+
+
+class Record(dict[str, Any]):
+    """One object of a file, which knows where it stands so that an error can say so."""
+
+    def __init__(self, data: Mapping[str, Any], where: str) -> None:
+        super().__init__(data)
+        self.where = where
+
+    def need(self, key: str) -> Any:
+        """The value of `key`, or the sentence that names the place where it is missing."""
+        if key not in self:
+            raise RevisitError(f"{self.where} has no {key!r} (it has: {', '.join(map(str, self)) or 'nothing'}).")
+        return self[key]
+
+
+def read_text(path: Path) -> str:
+    """The whole file as UTF-8 text, unpacked if its name ends in .gz."""
+    try:
+        raw = path.read_bytes()
+        if path.suffix == ".gz":
+            raw = gzip.decompress(raw)
+        return raw.decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise RevisitError(f"{path} does not exist.") from error
+    except UnicodeDecodeError as error:
+        raise RevisitError(f"{path} is not UTF-8 text (byte {error.start}).") from error
+    except (OSError, EOFError) as error:
+        raise RevisitError(f"{path} cannot be read: {error}.") from error
+
+
+def read_json(path: Path) -> Any:
+    """The one JSON value that the file holds."""
+    text = read_text(path)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RevisitError(f"{path} line {error.lineno} is not valid JSON ({error.msg}).") from error
+
+
+def read_records(path: Path) -> list[Record]:
+    """The objects of a JSON array, of JSON lines, or of a .csv/.tsv table, in file order."""
+    suffixes = [s.lower() for s in path.suffixes]
+    if suffixes[-1:] in ([".xlsx"], [".xls"], [".pkl"], [".pickle"]):
+        raise RevisitError(
+            f"{path} is a {suffixes[-1]} file, which is not read here; save it as .tsv, .csv, .json or .jsonl first."
+        )
+    text = read_text(path)
+    if ".csv" in suffixes or ".tsv" in suffixes:
+        return _table(path, text, "\t" if ".tsv" in suffixes else ",")
+    if text.lstrip().startswith("["):
+        return _array(path, text)
+    return _lines(path, text)
+
+
+def _table(path: Path, text: str, delimiter: str) -> list[Record]:
+    csv.field_size_limit(2**31 - 1)
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
+    records = []
+    for row in reader:
+        if None in row or None in row.values():
+            raise RevisitError(f"{path} line {reader.line_num} has not as many columns as the header.")
+        records.append(Record(row, f"{path} line {reader.line_num}"))
+    return records
+
+
+def _array(path: Path, text: str) -> list[Record]:
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RevisitError(f"{path} line {error.lineno} is not valid JSON ({error.msg}).") from error
+    return [_record(value, f"{path} entry {number}") for number, value in enumerate(values, 1)]
+
+
+def _lines(path: Path, text: str) -> list[Record]:
+    records = []
+    # Not splitlines(): a JSON string may hold U+2028 and other line separators.
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{path} line {number}"
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise RevisitError(f"{where} is not valid JSON ({error.msg} at column {error.colno}).") from error
+        records.append(_record(value, where))
+    return records
+
+
+def _record(value: Any, where: str) -> Record:
+    if not isinstance(value, dict):
+        raise RevisitError(f"{where} is a {type(value).__name__}, not an object.")
+    return Record(value, where)
+
+
+def read_map(path: Path) -> dict[str, Any] | None:
+    """The file as one JSON object, or None if it is not a single object (an array, or JSON lines)."""
+    text = read_text(path)
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def folder(data_dir: Path, name: str) -> Path:
+    """`data_dir/name` if that folder exists, else `data_dir` itself."""
+    sub = data_dir / name
+    return sub if sub.is_dir() else data_dir
+
+
+def find_image(data_dir: Path, name: str, *places: str) -> Path:
+    """Where image `name` is below `data_dir`: the first of `places` that holds it, else where it should be put."""
+    for place in places:
+        path = data_dir / place / name
+        if path.exists():
+            return path
+    return data_dir / places[0] / name
