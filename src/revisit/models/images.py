@@ -1,0 +1,128 @@
+"""Opening pictures the way a person sees them: upright, in RGB, and never a surprise in size."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import glob
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from revisit.errors import RevisitError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_PIXELS = 100_000_000
+MAX_BYTES = 200_000_000
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".avif"}
+
+
+def open_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image:
+    """The picture in a file: EXIF orientation applied, in RGB; one clear sentence if it cannot be had."""
+    path = Path(path)
+    if not path.exists():
+        raise RevisitError(f"There is no image file {str(path)!r}; check the path.")
+    if path.is_dir():
+        raise RevisitError(f"{str(path)!r} is a folder, not an image file.")
+    try:
+        with path.open("rb") as file:
+            return read_image(file, str(path), max_pixels=max_pixels)
+    except PermissionError as error:
+        raise RevisitError(f"The image file {str(path)!r} may not be read: {error.strerror}.") from error
+
+
+def read_image(source: Any, what: str, *, max_pixels: int = MAX_PIXELS) -> Image:
+    """The picture in a binary file object (or bytes); `what` names it in messages."""
+    import warnings
+
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    if isinstance(source, bytes):
+        source = io.BytesIO(source)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is ours
+            image = Image.open(source)
+        width, height = image.size
+        if width * height > max_pixels:
+            raise RevisitError(
+                f"The image {what!r} has {width}×{height} pixels, more than the {max_pixels:,} allowed; make it smaller first."
+            )
+        image.load()
+        image = ImageOps.exif_transpose(image)
+    except UnidentifiedImageError:
+        raise RevisitError(f"{what!r} is not an image in a format that can be read; convert it to PNG or JPEG.") from None
+    except Image.DecompressionBombError:
+        raise RevisitError(
+            f"The image {what!r} has more than the {max_pixels:,} pixels allowed; make it smaller first."
+        ) from None
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        if isinstance(error, RevisitError):
+            raise
+        raise RevisitError(f"The image {what!r} is truncated or damaged ({error}); get a whole copy.") from None
+    return _to_rgb(image)
+
+
+def _to_rgb(image: Image) -> Image:
+    """Any mode as RGB; 16- and 32-bit grey is scaled to 8 bits instead of being cut off."""
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        import numpy as np
+        from PIL import Image as pil
+
+        values = np.asarray(image).astype("float64")
+        top = 65535.0 if image.mode.startswith("I;16") else max(float(values.max(initial=0.0)), 255.0)
+        image = pil.fromarray((values.clip(0, top) / top * 255).round().astype("uint8"))
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def find_images(arguments: Sequence[str], *, allow_url: bool = False) -> list[str]:
+    """The image files that names, folders, globs and (if allowed) URLs stand for, in the order given."""
+    found: list[str] = []
+    for argument in arguments:
+        if argument.startswith(("http://", "https://")):
+            if not allow_url:
+                raise RevisitError(f"{argument!r} is a URL, and nothing is fetched unless --allow-url is given.")
+            found.append(argument)
+        elif Path(argument).is_dir():
+            inside = sorted(str(p) for p in Path(argument).iterdir() if p.suffix.lower() in SUFFIXES)
+            if not inside:
+                raise RevisitError(f"The folder {argument!r} holds no image files.")
+            found.extend(inside)
+        elif Path(argument).exists() or not glob.has_magic(argument):
+            found.append(argument)
+        else:
+            matches = sorted(p for p in glob.glob(argument) if Path(p).is_file())
+            if not matches:
+                raise RevisitError(f"No file matches {argument!r}.")
+            found.extend(matches)
+    return found
+
+
+def fetch_image(url: str, *, max_pixels: int = MAX_PIXELS, max_bytes: int = MAX_BYTES, timeout: float = 30.0) -> Image:
+    """The picture behind an http(s) URL, of bounded size."""
+    import urllib.error
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(url, timeout=timeout) as reply:
+            data = reply.read(max_bytes + 1)
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise RevisitError(f"The image at {url!r} could not be fetched: {error}.") from None
+    if len(data) > max_bytes:
+        raise RevisitError(f"The image at {url!r} is larger than {max_bytes:,} bytes.")
+    return read_image(data, url, max_pixels=max_pixels)
+
+
+def image_from_data_uri(uri: str, *, max_pixels: int = MAX_PIXELS) -> Image:
+    """The picture in a `data:image/...;base64,` URI."""
+    header, _, payload = uri.partition(",")
+    if not header.startswith("data:image/") or not header.endswith(";base64"):
+        raise RevisitError("An image must be a base64 data URI such as data:image/png;base64,…")
+    try:
+        data = base64.b64decode(payload, validate=True)
+    except binascii.Error:
+        raise RevisitError("The image's data URI is not valid base64.") from None
+    return read_image(data, "data URI", max_pixels=max_pixels)

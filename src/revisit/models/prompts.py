@@ -1,0 +1,64 @@
+"""From questions and pictures to model inputs, through each model's own chat template and processor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from revisit.errors import RevisitError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+def chat_text(processor: Any, prompt: str, images: int = 1, system: str | None = None) -> str:
+    """The prompt as the model's chat template writes it, pictures first, ready for the answer."""
+    if getattr(processor, "chat_template", None) is None:
+        token = getattr(processor, "image_token", "<image>")
+        if type(processor).__name__ == "PaliGemmaProcessor":  # its processor puts the pictures in front itself
+            return prompt
+        return "USER: " + f"{token}\n" * images + f"{prompt} ASSISTANT:"
+    content: list[dict[str, str]] = [{"type": "image"} for _ in range(images)]
+    content.append({"type": "text", "text": prompt})
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
+    if system:
+        messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
+    text: str = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return text
+
+
+def prepare(processor: Any, prompts: Sequence[str], images: Sequence[Sequence[Image]], device: Any = None) -> Any:
+    """Left-padded model inputs for a batch of prompts, each with its own pictures (possibly none)."""
+    if len(prompts) != len(images):
+        raise RevisitError(f"{len(prompts)} prompts came with {len(images)} lists of images; there must be one list each.")
+    texts = [chat_text(processor, prompt, len(pictures)) for prompt, pictures in zip(prompts, images, strict=True)]
+    return encode(processor, texts, images, device)
+
+
+def encode(processor: Any, texts: Sequence[str], images: Sequence[Sequence[Image]], device: Any = None) -> Any:
+    """Model inputs for texts that already hold their image placeholders."""
+    nested = [list(pictures) for pictures in images]
+    special = any(text.startswith(str(bos)) for text in texts) if (bos := _bos(processor)) else False
+    inputs = processor(
+        text=list(texts),
+        images=nested if any(nested) else None,
+        padding=True,
+        return_tensors="pt",
+        **({"add_special_tokens": False} if special else {}),  # the template wrote them already
+    )
+    return inputs if device is None else inputs.to(device)
+
+
+def _bos(processor: Any) -> str | None:
+    return getattr(getattr(processor, "tokenizer", None), "bos_token", None)
+
+
+def new_tokens(output: Any, inputs: Any) -> Any:
+    """The generated part of what `generate` returned, (rows, new)."""
+    sequences = output if not hasattr(output, "sequences") else output.sequences
+    return sequences[:, inputs["input_ids"].shape[1] :]
+
+
+def answers(processor: Any, output: Any, inputs: Any) -> list[str]:
+    """The generated texts, without special tokens or surrounding blanks."""
+    return [text.strip() for text in processor.batch_decode(new_tokens(output, inputs), skip_special_tokens=True)]
