@@ -1,0 +1,256 @@
+"""POPE: "Is there a ... in the image?", half yes and half no, in nine settings; RePOPE: the same with corrected labels.
+
+The published parsers disagree on one answer in ten, so the parser is part of every number's name. Data: the official
+question files (AoiDragon/POPE `output/`, or VCD's copies) and the COCO val2014 and GQA pictures.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from revisit.benchmarks import files
+from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers, check_choice, ratio, require
+from revisit.benchmarks.vqav2 import strip_punctuation
+from revisit.errors import RevisitError
+
+SOURCES = ("coco", "aokvqa", "gqa")
+KINDS = ("random", "popular", "adversarial")
+POPE_SOURCE = "https://github.com/AoiDragon/POPE (output/coco and output/seem)"
+REPOPE_SOURCE = "https://github.com/YanNeu/RePOPE (annotations)"
+SUFFIXES = {"none": "", "one-word": " Please answer this question with one word."}
+
+# --------------------------------------------------------------------------------------------------- parsers
+# A parser gives "yes", "no", or any other text for an answer it does not understand.
+
+
+def parse_official(text: str, label: str = "") -> str:
+    """POPE's evaluate.py: first sentence only, commas dropped; "no" if No, no or not is a word of it, else "yes"."""
+    words = text.split(".")[0].replace(",", "").split(" ")
+    return "no" if {"No", "no", "not"} & set(words) else "yes"
+
+
+def parse_opera(text: str, label: str = "") -> str:
+    """OPERA's recorder: all sentences, full stops and commas dropped; NO and words in n't count as "no" too."""
+    words = text.replace(".", "").replace(",", "").split(" ")
+    negative = {"No", "no", "not", "NO"} & set(words) or any(word.endswith("n't") for word in words)
+    return "no" if negative else "yes"
+
+
+def parse_ritual(text: str) -> list[str]:
+    """RITUAL's recorder, which gives one prediction per line of the answer (and so shifts the ones after it)."""
+    return [parse_opera(line) for line in text.split("\n")]
+
+
+def parse_vcd(text: str, label: str = "") -> str:
+    """VCD's rule, which looks at the label: the answer is right if it contains the label anywhere, "know" included."""
+    wanted = label.lower().strip()
+    if wanted in text.lower().strip():
+        return wanted
+    return "no" if wanted == "yes" else "yes"
+
+
+def parse_harness(text: str, label: str = "") -> str:
+    """lmms-eval: the whole answer, lower-cased and stripped; anything but exactly yes or no is wrong."""
+    return text.lower().strip()
+
+
+def parse_vlmevalkit(text: str, label: str = "") -> str:
+    """VLMEvalKit: yes or no if exactly one of them is a word, else unknown."""
+    words = strip_punctuation(text.lower(), _LONE_PERIOD).split()
+    if ("yes" in words) == ("no" in words):
+        return "unknown"
+    return "yes" if "yes" in words else "no"
+
+
+def parse_repope(text: str, label: str = "") -> str:
+    """RePOPE: yes if "yes" is anywhere in the answer, else no if "no" is, else no prediction at all."""
+    lower = text.lower()
+    return "yes" if "yes" in lower else "no" if "no" in lower else "unknown"
+
+
+_LONE_PERIOD = re.compile(r"(?<!\d)\.(?!\d)")
+
+PARSERS: dict[str, Callable[[str, str], str]] = {
+    "official": parse_official,
+    "vcd": parse_vcd,
+    "opera": parse_opera,
+    "harness": parse_harness,
+    "vlmevalkit": parse_vlmevalkit,
+    "repope": parse_repope,
+}
+
+# --------------------------------------------------------------------------------------------------- metrics
+
+# (label, prediction) -> which of TP, FP, TN, FN, "wrong" (counts as an error only) or "left out" it is
+_CELLS = {("yes", "yes"): "TP", ("no", "yes"): "FP", ("no", "no"): "TN", ("yes", "no"): "FN"}
+
+
+def cell(label: str, prediction: str, parser: str = "official") -> str:
+    """Where an answer is counted; the parsers differ in what an answer that is neither yes nor no does."""
+    if (label, prediction) in _CELLS:
+        return _CELLS[label, prediction]
+    if parser == "repope":
+        return "left out"
+    if parser == "vlmevalkit" and label == "yes":
+        return "FN"  # not yes, so missed: recall counts it
+    return "wrong"
+
+
+def score_cells(cells: Mapping[str, str], yes_labels: Mapping[str, bool] | None = None) -> Scores:
+    """The five metrics from each unit's cell; `yes_labels` makes the yes-ratio one of labels, as lmms-eval has it."""
+    tp, fp, tn, fn = ({u: float(c == kind) for u, c in cells.items()} for kind in ("TP", "FP", "TN", "FN"))
+    counted = {u: float(c != "left out") for u, c in cells.items()}
+    said_yes = {u: tp[u] + fp[u] for u in cells} if yes_labels is None else {u: float(yes_labels[u]) for u in cells}
+    per_item = {
+        "accuracy": {u: (tp[u] + tn[u], counted[u]) for u in cells},
+        "precision": {u: (tp[u], tp[u] + fp[u]) for u in cells},
+        "recall": {u: (tp[u], tp[u] + fn[u]) for u in cells},
+        "F1": {u: (2 * tp[u], 2 * tp[u] + fp[u] + fn[u]) for u in cells},
+        "yes_ratio": {u: (said_yes[u], counted[u]) for u in cells},
+    }
+    counts = {kind: float(sum(c == kind for c in cells.values())) for kind in ("TP", "FP", "TN", "FN")}
+    counts["other"] = len(cells) - sum(counts.values())
+    return Scores({name: ratio(units.values()) for name, units in per_item.items()}, per_item, counts)
+
+
+def score_answers(rows: Iterable[tuple[str, str, str]], parser: str = "official") -> Scores:
+    """The metrics over (unit, answer, label) rows. Precision without any yes answer is undefined (NaN)."""
+    check_choice("parser", parser, PARSERS)
+    parse = PARSERS[parser]
+    cells, labels = {}, {}
+    for unit, answer, label in rows:
+        label = label.lower().strip()
+        if label not in ("yes", "no"):
+            raise RevisitError(f"Item {unit}: the label must be yes or no, not {label!r}.")
+        cells[unit] = cell(label, parse(answer, label), parser)
+        labels[unit] = label == "yes"
+    scores = score_cells(cells, labels if parser == "harness" else None)
+    if parser != "harness":
+        return scores
+    # lmms-eval divides 0 by 0 to 0, and takes F1 from its own precision and recall
+    metrics = {name: 0.0 if value != value else value for name, value in scores.metrics.items()}
+    return Scores(metrics, scores.per_item, scores.counts)
+
+
+def score_settings(rows: Iterable[tuple[str, str, str, str]], parser: str = "official") -> Scores:
+    """Per setting, and averaged over settings metric by metric, from (unit, answer, label, setting) rows."""
+    groups: dict[str, list[tuple[str, str, str]]] = {}
+    for unit, answer, label, setting in rows:
+        groups.setdefault(setting, []).append((unit, answer, label))
+    parts = {setting: score_answers(group, parser) for setting, group in groups.items()}
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    metrics = {
+        name: sum(part.metrics[name] for part in parts.values()) / len(parts)
+        for name in next(iter(parts.values())).metrics
+    }
+    per_item = {}
+    # Accuracy and yes-ratio are means within a setting, so their mean over settings is a weighted sum over items.
+    for name in ("accuracy", "yes_ratio"):
+        per_item[name] = {
+            unit: (n / total, d / total)
+            for part in parts.values()
+            for total in [sum(d for _, d in part.per_item[name].values()) * len(parts)]
+            for unit, (n, d) in part.per_item[name].items()
+        }
+    for setting, part in parts.items():
+        metrics |= {f"{setting}/{name}": value for name, value in part.metrics.items()}
+        per_item |= {f"{setting}/{name}": units for name, units in part.per_item.items()}
+    counts = {f"{setting}/{k}": v for setting, part in parts.items() for k, v in part.counts.items()}
+    return Scores(metrics, per_item, counts)
+
+
+# ------------------------------------------------------------------------------------------------ benchmarks
+
+
+@dataclass(frozen=True)
+class Pope(Benchmark):
+    """`settings`: which of the nine (all whose files are in the folder if empty), such as "coco_random,gqa_popular".
+
+    `suffix`: "none" asks the question alone (OPERA, RITUAL), "one-word" adds VCD's request for a single word.
+    """
+
+    settings: tuple[str, ...] = ()
+    parser: str = "official"
+    suffix: str = "none"
+
+    name: ClassVar[str] = "pope"
+    max_new_tokens: ClassVar[int] = 64
+    headline: ClassVar[str] = "F1"
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("accuracy", "higher", 100, 2),
+        Metric("precision", "higher", 100, 2),
+        Metric("recall", "higher", 100, 2),
+        Metric("F1", "higher", 100, 2),
+        Metric("yes_ratio", None, 100, 2),
+    )
+    all_settings: ClassVar[tuple[str, ...]] = tuple(f"{source}_{kind}" for source in SOURCES for kind in KINDS)
+    source: ClassVar[str] = POPE_SOURCE
+
+    def __post_init__(self) -> None:
+        check_choice("parser", self.parser, PARSERS)
+        check_choice("suffix", self.suffix, SUFFIXES)
+        for setting in self.settings:
+            check_choice("setting", setting, self.all_settings)
+
+    @property
+    def version(self) -> str:
+        return f"{self.name}-{self.parser}-1"
+
+    def files(self, data_dir: Path) -> list[Path]:
+        return [path for _, path in self._settings(data_dir)]
+
+    def _file(self, folder: Path, setting: str) -> Path:
+        source, kind = setting.split("_")
+        names = (f"{source}_pope_{kind}.json", f"{source}_pope_seem_{kind}.json")
+        return next((folder / name for name in names if (folder / name).exists()), folder / names[source != "coco"])
+
+    def _settings(self, data_dir: Path) -> list[tuple[str, Path]]:
+        folder = files.folder(data_dir, self.name)
+        if self.settings:
+            chosen = [(s, self._file(folder, s)) for s in self.settings]
+            return [(s, require(path, f"The {self.name} questions {s}", self.source)) for s, path in chosen]
+        found = [(s, self._file(folder, s)) for s in self.all_settings]
+        present = [(s, path) for s, path in found if path.exists()]
+        if not present:
+            require(found[0][1], f"The {self.name} questions", self.source)
+        return present
+
+    def load(self, data_dir: Path) -> list[Item]:
+        items = []
+        for setting, path in self._settings(data_dir):
+            for row in files.read_records(path):
+                places = ("gqa", "gqa/images", "images") if setting.startswith("gqa") else ("val2014", "images")
+                image = files.find_image(data_dir, row.need("image"), *places)
+                items.append(
+                    Item(
+                        f"{setting}/{row.need('question_id')}",
+                        row.need("text") + SUFFIXES[self.suffix],
+                        (image,),
+                        {"label": row.need("label"), "setting": setting},
+                    )
+                )
+        return items
+
+    def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
+        check_answers(items, answers)
+        rows = ((item.id, answers[item.id], item.meta["label"], item.meta["setting"]) for item in items)
+        return score_settings(rows, self.parser)
+
+
+@dataclass(frozen=True)
+class RePope(Pope):
+    """POPE's three COCO settings with corrected labels, ambiguous questions removed; RePOPE's own parser by default."""
+
+    parser: str = "repope"
+
+    name: ClassVar[str] = "repope"
+    all_settings: ClassVar[tuple[str, ...]] = tuple(f"coco_{kind}" for kind in KINDS)
+    source: ClassVar[str] = REPOPE_SOURCE
+
+    def _file(self, folder: Path, setting: str) -> Path:
+        return folder / f"coco_repope_{setting.split('_')[1]}.json"

@@ -1,0 +1,209 @@
+"""VQAv2: open questions with ten human answers each, by the strict official rule and by the paper's token rule.
+
+`accuracy` is the official number (GT-Vision-Lab/VQA vqaEval.py), its surprises included: when all ten answers are equal
+nothing is normalised, so "Yes" scores 0 against ten times "yes". `token_max` is the ReVisiT paper's rule. They are
+different metrics and never replace each other. Data: the official v2 questions and annotations, COCO val2014 pictures.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from revisit.benchmarks import files
+from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers, check_choice, ratio, require
+
+SOURCE = "https://visualqa.org/download.html (v2.0 validation questions and annotations)"
+QUESTIONS = "v2_OpenEnded_mscoco_val2014_questions.json"
+ANNOTATIONS = "v2_mscoco_val2014_annotations.json"
+SUFFIXES = {"none": "", "short": "\nAnswer the question using a single word or phrase."}
+
+# ----------------------------------------------------------------------------------------------- normalising
+# The tables state the facts of vqaEval.py in our own form.
+
+_PUNCTUATION = ';/[]"{}()=+\\_->' + "<@`,?!"
+_COMMA_IN_NUMBER = re.compile(r"\d,\d")
+_PERIOD = re.compile(r"\.(?!\d)")
+_PERIODS_REMOVED = 32  # the official call passes a flag constant of this value as the number of replacements
+_NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_NUMBERS = {"none": "0"} | {word: str(n) for n, word in enumerate(_NUMBER_WORDS)}
+_ARTICLES = {"a", "an", "the"}
+
+# Correct spellings whose apostrophe is put back when it is missing.
+_ONE_APOSTROPHE = """
+ain't aren't can't could've couldn't didn't doesn't don't hadn't hasn't haven't he'd he's how'd how'll how's isn't it'd
+it'll ma'am mightn't might've mustn't must've needn't not've o'clock oughtn't shan't should've shouldn't somebody'll
+somebody's someone'd someone'll someone's something'd something'll that's there'd there're there's they'd they'll
+they're they've 'twas wasn't we've weren't what'll what're what's what've when's where'd where's where've who'd who'll
+who's who've why'll why're why's won't would've wouldn't y'all you'd you'll you're you've
+"""
+# Spellings with two apostrophes: either one may be missing.
+_TWO_APOSTROPHES = """
+couldn't've hadn't've he'd've it'd've mightn't've she'd've shouldn't've somebody'd've someone'd've something'd've
+there'd've they'd've we'd've who'd've wouldn't've you'd've
+"""
+
+
+def _contractions() -> dict[str, str]:
+    table = {word.replace("'", ""): word for word in _ONE_APOSTROPHE.split()}
+    for word in _TWO_APOSTROPHES.split():
+        first, second = word.split("'")[0], word.rsplit("'", 1)[0]
+        table[first + word[len(first) + 1 :]] = word
+        table[second + word[len(second) + 1 :]] = word
+    # Irregular entries, "somebody'd" among them, which the official table gets wrong.
+    table |= {"somebody'd": "somebodyd", "let's": "let's", "she's": "she's"}
+    table |= {"ow's'at": "'ow's'at", "'ows'at": "'ow's'at", "'ow'sat": "'ow's'at"}
+    table |= {"yall'll": "y'all'll", "y'allll": "y'all'll"}
+    return table | dict.fromkeys(("yall'd've", "y'alld've", "y'all'dve"), "y'all'd've")
+
+
+CONTRACTIONS = _contractions()
+
+
+def prepare(text: str) -> str:
+    """Newlines and tabs made blanks, ends stripped; done to every answer and prediction."""
+    return text.replace("\n", " ").replace("\t", " ").strip()
+
+
+def strip_punctuation(text: str, period: re.Pattern[str] = _PERIOD) -> str:
+    """Each symbol is deleted if a blank stands next to it anywhere (or a comma inside a number), else made a blank."""
+    comma = _COMMA_IN_NUMBER.search(text) is not None
+    out = text
+    for symbol in _PUNCTUATION:
+        delete = comma or f"{symbol} " in text or f" {symbol}" in text
+        out = out.replace(symbol, "" if delete else " ")
+    return period.sub("", out, count=_PERIODS_REMOVED)
+
+
+def plain_words(text: str) -> str:
+    """Lower case; number words as digits, no articles, apostrophes put back."""
+    words = (_NUMBERS.get(word, word) for word in text.lower().split())
+    return " ".join(CONTRACTIONS.get(word, word) for word in words if word not in _ARTICLES)
+
+
+def normalise(text: str) -> str:
+    """The official processing of an answer: punctuation, then words."""
+    return plain_words(strip_punctuation(text))
+
+
+# -------------------------------------------------------------------------------------------------- accuracy
+
+
+def ten_fold(matches: Sequence[bool]) -> float:
+    """Mean over annotators of min(1, matches among the others / 3)."""
+    total = sum(matches)
+    return sum(min(1.0, (total - own) / 3) for own in matches) / len(matches)
+
+
+def simple(matches: Sequence[bool]) -> float:
+    """min(1, matches / 3)."""
+    return min(1.0, sum(matches) / 3)
+
+
+def prepared(prediction: str, answers: Sequence[str], always: bool = False) -> tuple[str, list[str]]:
+    """Prediction and answers as they are compared: normalised only if the answers differ, or `always`."""
+    said, truths = prepare(prediction), [prepare(answer) for answer in answers]
+    if always or len(set(truths)) > 1:
+        return normalise(said), [normalise(truth) for truth in truths]
+    return said, truths
+
+
+def official_accuracy(prediction: str, answers: Sequence[str]) -> float:
+    """The official accuracy of one prediction, between 0 and 1."""
+    said, truths = prepared(prediction, answers)
+    return ten_fold([truth == said for truth in truths])
+
+
+def simple_accuracy(prediction: str, answers: Sequence[str]) -> float:
+    """The form most papers print, min(1, matches / 3), after the official processing."""
+    said, truths = prepared(prediction, answers)
+    return simple([truth == said for truth in truths])
+
+
+def token_max(
+    prediction: str,
+    answers: Sequence[str],
+    always: bool = True,
+    rule: Callable[[Sequence[bool]], float] = simple,
+) -> float:
+    """The paper's rule: the best score that any single whitespace token of the prediction gets."""
+    pairs = (prepared(token, answers, always) for token in prediction.split())
+    return max((rule([truth == said for truth in truths]) for said, truths in pairs), default=0.0)
+
+
+def score_answers(rows: Iterable[tuple[str, str, Sequence[str], str, str]]) -> Scores:
+    """Both rules over (unit, prediction, ten answers, answer type, question type) rows; percent, unrounded."""
+    official, token, kinds = {}, {}, {}
+    for unit, prediction, answers, answer_type, question_type in rows:
+        official[unit] = (100 * official_accuracy(prediction, answers), 1.0)
+        token[unit] = (100 * token_max(prediction, answers), 1.0)
+        kinds[unit] = (f"answer_type/{answer_type}", f"question_type/{question_type}")
+    per_item = {"accuracy": official, "token_max": token}
+    for names in kinds.values():
+        for name in names:
+            per_item.setdefault(f"{name}/accuracy", {})
+    for unit, names in kinds.items():
+        for name in names:
+            per_item[f"{name}/accuracy"][unit] = official[unit]
+    metrics = {name: ratio(units.values()) for name, units in per_item.items()}
+    return Scores(metrics, per_item, {"questions": float(len(official))})
+
+
+# ------------------------------------------------------------------------------------------------- benchmark
+
+
+def read_annotations(path: Path) -> list[dict[str, Any]]:
+    """The annotations of an official file (or of a plain list of them)."""
+    data = files.read_json(path)
+    rows = data.get("annotations") if isinstance(data, dict) else data
+    return [files.Record(row, f"{path} annotation {n}") for n, row in enumerate(rows or [], 1)]
+
+
+def answer_texts(annotation: Mapping[str, Any]) -> list[str]:
+    """The human answers of one annotation."""
+    return [a if isinstance(a, str) else a["answer"] for a in annotation["answers"]]
+
+
+@dataclass(frozen=True)
+class VQAv2(Benchmark):
+    """`suffix`: "short" asks for a word or phrase (LLaVA's evaluation), "none" asks the question alone."""
+
+    suffix: str = "short"
+
+    name: ClassVar[str] = "vqav2"
+    max_new_tokens: ClassVar[int] = 16
+    headline: ClassVar[str] = "accuracy"
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("accuracy", "higher", 1, 2),
+        Metric("token_max", "higher", 1, 2),
+    )
+
+    def __post_init__(self) -> None:
+        check_choice("suffix", self.suffix, SUFFIXES)
+
+    @property
+    def version(self) -> str:
+        return "vqav2-official10+tokenmax-1"
+
+    def files(self, data_dir: Path) -> list[Path]:
+        folder = files.folder(data_dir, "vqav2")
+        return [require(folder / name, f"VQAv2's {name}", SOURCE) for name in (QUESTIONS, ANNOTATIONS)]
+
+    def load(self, data_dir: Path) -> list[Item]:
+        questions, annotations = self.files(data_dir)
+        truth = {row["question_id"]: row for row in read_annotations(annotations)}
+        items = []
+        for row in files.read_json(questions)["questions"]:
+            note = truth[row["question_id"]]
+            name = f"COCO_val2014_{row['image_id']:012d}"
+            image = next((p for p in (data_dir / "val2014").glob(f"{name}.*")), data_dir / "val2014" / f"{name}.jpg")
+            meta = {"answers": answer_texts(note), "types": (note["answer_type"], note["question_type"])}
+            items.append(Item(str(row["question_id"]), row["question"] + SUFFIXES[self.suffix], (image,), meta))
+        return items
+
+    def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
+        check_answers(items, answers)
+        return score_answers((i.id, answers[i.id], i.meta["answers"], *i.meta["types"]) for i in items)

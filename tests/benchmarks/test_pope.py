@@ -1,0 +1,112 @@
+"""POPE's parsers against every published one, and its metrics against counts done by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from revisit.benchmarks import get, pope
+from revisit.benchmarks.base import ratio
+from revisit.errors import RevisitError
+
+
+def test_every_golden_answer(golden):
+    cases = golden("pope")["cases"]
+    for case in cases:
+        text = case["answer"]
+        assert pope.parse_official(text) == case["official"], text
+        assert pope.parse_opera(text) == case["opera_recorder"], text
+        assert pope.parse_ritual(text.strip()) == case["ritual_recorder"], text
+        assert (pope.parse_vcd(text, "yes") == "yes") == case["vcd_correct_if_label_yes"], text
+        assert (pope.parse_vcd(text, "no") == "no") == case["vcd_correct_if_label_no"], text
+        assert pope.parse_harness(text) == case["lmms_eval_pred"], text
+        for label in ("yes", "no"):
+            assert (pope.parse_harness(text) == label) == case[f"lmms_eval_correct_if_{label}"], text
+        assert pope.parse_vlmevalkit(text).capitalize() == case["vlmevalkit"], text
+    assert len(cases) > 200
+
+
+def test_metrics_by_hand():
+    rows = [("1", "Yes", "yes"), ("2", "yes.", "no"), ("3", "No", "no"), ("4", "no", "yes"), ("5", "Yes!", "yes")]
+    scores = pope.score_answers(rows)
+    assert scores.counts == {"TP": 2, "FP": 1, "TN": 1, "FN": 1, "other": 0}
+    assert scores.metrics == pytest.approx(
+        {"accuracy": 3 / 5, "precision": 2 / 3, "recall": 2 / 3, "F1": 2 / 3, "yes_ratio": 3 / 5}
+    )
+    harness = pope.score_answers(rows, "harness")
+    # "yes." and "Yes!" are no answers there; recall leaves them out, the yes-ratio is one of labels.
+    assert harness.metrics == pytest.approx(
+        {"accuracy": 2 / 5, "precision": 1.0, "recall": 1 / 2, "F1": 2 / 3, "yes_ratio": 3 / 5}
+    )
+    assert harness.counts["other"] == 2
+
+
+def test_vcd_rule_depends_on_the_label():
+    scores = pope.score_answers([("1", "I know", "no"), ("2", "I know", "yes"), ("3", "Perhaps", "no")], "vcd")
+    assert scores.counts == {"TP": 0, "FP": 1, "TN": 1, "FN": 1, "other": 0}
+
+
+def test_unknown_answers_under_vlmevalkit_and_repope():
+    rows = [("1", "Maybe", "yes"), ("2", "Yes", "yes"), ("3", "Maybe", "no"), ("4", "No", "no")]
+    kit = pope.score_answers(rows, "vlmevalkit")
+    assert kit.metrics["accuracy"] == 0.5
+    assert kit.metrics["recall"] == 0.5
+    repope = pope.score_answers(rows, "repope")
+    assert repope.metrics["accuracy"] == 1.0  # answers without yes or no are not counted at all
+    assert repope.metrics["recall"] == 1.0
+
+
+def test_precision_without_a_yes_is_undefined():
+    scores = pope.score_answers([("1", "No", "yes"), ("2", "No", "no")])
+    assert math.isnan(scores.metrics["precision"])
+    assert scores.metrics["recall"] == 0.0
+    assert pope.score_answers([("1", "no", "yes")], "harness").metrics["precision"] == 0.0
+
+
+def test_mean_over_settings_is_plain():
+    rows = [("a", "yes", "yes", "coco_random"), ("b", "no", "no", "gqa_random"), ("c", "yes", "no", "gqa_random")]
+    scores = pope.score_settings(rows)
+    assert scores.metrics["accuracy"] == pytest.approx((1 + 0.5) / 2)
+    assert scores.metrics["gqa_random/accuracy"] == 0.5
+    assert ratio(scores.per_item["accuracy"].values()) == pytest.approx(scores.metrics["accuracy"])
+    assert ratio(scores.per_item["yes_ratio"].values()) == pytest.approx(scores.metrics["yes_ratio"])
+
+
+def test_all_nine_official_files(shared_data):
+    items = get("pope").load(shared_data)
+    assert len(items) == 27000
+    assert {item.meta["setting"] for item in items} == set(pope.Pope.all_settings)
+    assert sum(item.meta["label"] == "yes" for item in items) == 13500
+    answers = {item.id: "Yes" for item in items}
+    scores = get("pope").score(items, answers)
+    assert scores.metrics["accuracy"] == pytest.approx(0.5)
+    assert scores.metrics["F1"] == pytest.approx(2 / 3)
+
+
+def test_options(shared_data):
+    bench = get("pope", settings="coco_random,gqa_popular", parser="opera", suffix="one-word")
+    assert bench.version == "pope-opera-1"
+    items = bench.load(shared_data)
+    assert len(items) == 6000
+    assert items[0].id == "coco_random/1"
+    assert items[0].prompt.endswith("in the image? Please answer this question with one word.")
+    assert items[-1].images[0].parent.name == "gqa"
+    with pytest.raises(RevisitError, match="Did you mean 'official'"):
+        get("pope", parser="oficial")
+    with pytest.raises(RevisitError, match="must be yes or no"):
+        pope.score_answers([("1", "yes", "maybe")])
+
+
+def test_repope_file(tmp_path: Path):
+    (tmp_path / "repope").mkdir()
+    rows = [{"question_id": 3, "image": "COCO_val2014_000000310196.jpg", "text": "Is there a car?", "label": "no"}]
+    (tmp_path / "repope/coco_repope_random.json").write_text("\n".join(map(json.dumps, rows)))
+    bench = get("repope")
+    items = bench.load(tmp_path)
+    assert [(item.id, item.meta["label"]) for item in items] == [("coco_random/3", "no")]
+    assert bench.version == "repope-repope-1"
+    with pytest.raises(RevisitError, match="RePOPE"):
+        get("repope", settings="coco_popular").load(tmp_path)

@@ -1,0 +1,113 @@
+"""VQAv2 against the published evaluation's outputs and against cases worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from revisit.benchmarks import get, vqav2
+from revisit.benchmarks.base import ratio
+from revisit.errors import RevisitError
+
+
+def test_every_golden_string(golden):
+    cases = golden("vqav2")["normalisation"]
+    for case in cases:
+        text = vqav2.prepare(case["raw"])
+        assert text == case["prepared"]
+        assert vqav2.strip_punctuation(text) == case["after_punct"], case
+        assert vqav2.normalise(text) == case["normalised"], case
+        assert vqav2.plain_words(text) == case["digit_article_only"], case
+    assert len(cases) > 100
+
+
+def test_every_golden_accuracy(golden):
+    for case in golden("vqav2")["cases"]:
+        said, answers = case["prediction"], case["answers"]
+        assert vqav2.prepared(said, answers) == (case["normalised_prediction"], case["normalised_answers"])
+        got = {
+            "official_acc": vqav2.official_accuracy(said, answers),
+            "official_acc_pct2": round(100 * vqav2.official_accuracy(said, answers), 2),
+            "simple_min_n_over_3": vqav2.simple_accuracy(said, answers),
+            "paper_token_max_min_rule": vqav2.token_max(said, answers, always=False),
+            "paper_token_max_min_rule_always_normalised": vqav2.token_max(said, answers),
+            "paper_token_max_loo_rule": vqav2.token_max(said, answers, always=False, rule=vqav2.ten_fold),
+        }
+        for name, value in got.items():
+            assert value == pytest.approx(case[name], abs=1e-9), (name, case)
+
+
+def test_tables_hold_the_published_facts(shared_data):
+    tables = json.loads((shared_data / "vqav2/normalisation_tables.json").read_text("utf-8"))
+    # Keys with capitals can never match lower-cased words, so we leave them out.
+    reachable = {k: v for k, v in tables["contractions"].items() if k == k.lower()}
+    assert reachable == vqav2.CONTRACTIONS
+    assert tables["punctuation_in_order"] == list(vqav2._PUNCTUATION)
+    assert tables["number_words"] == vqav2._NUMBERS
+    assert set(tables["articles"]) == vqav2._ARTICLES
+
+
+@pytest.mark.parametrize(("matches", "score"), [(0, 0.0), (1, 0.3), (2, 0.6), (3, 0.9), (4, 1.0), (10, 1.0)])
+def test_ten_fold_values(matches: int, score: float):
+    assert vqav2.ten_fold([i < matches for i in range(10)]) == pytest.approx(score)
+
+
+def test_unanimous_answers_are_compared_as_they_are():
+    assert vqav2.official_accuracy("Yes", ["yes"] * 10) == 0.0
+    assert vqav2.official_accuracy("Yes", ["yes"] * 9 + ["yeah"]) == 1.0
+
+
+def test_only_32_periods_are_removed():
+    assert vqav2.strip_punctuation("." * 40) == "." * 8
+
+
+def test_totals_by_type():
+    rows = [
+        ("1", "two", ["2"] * 9 + ["3"], "number", "how many"),
+        ("2", "a red dog", ["red"] * 2 + ["blue"] * 8, "other", "what color is the"),
+    ]
+    scores = vqav2.score_answers(rows)
+    assert scores.metrics["accuracy"] == pytest.approx(50.0)
+    assert scores.metrics["token_max"] == pytest.approx(100 * (1 + 2 / 3) / 2)
+    assert scores.metrics["answer_type/number/accuracy"] == 100.0
+    assert scores.metrics["question_type/what color is the/accuracy"] == 0.0
+    for name, units in scores.per_item.items():
+        assert ratio(units.values()) == pytest.approx(scores.metrics[name])
+
+
+def test_published_subset_scores_its_own_answers(shared_data):
+    notes = vqav2.read_annotations(shared_data / "vqav2/vqa_v2_train2014_subset2962_annotations.json.gz")
+    assert len(notes) == 2962
+    rows = ((str(n["question_id"]), n["multiple_choice_answer"], vqav2.answer_texts(n), "x", "y") for n in notes)
+    # The majority answer: its accuracy follows from how often it was given.
+    assert vqav2.score_answers(rows).metrics["accuracy"] > 80
+
+
+def _folder(root: Path) -> Path:
+    (root / "vqav2").mkdir()
+    (root / "val2014").mkdir()
+    (root / "val2014/COCO_val2014_000000000007.png").write_bytes(b"")
+    question = {"question_id": 70, "image_id": 7, "question": "What?"}
+    note = {"question_id": 70, "answers": [{"answer": "cat"}] * 10, "answer_type": "other", "question_type": "what"}
+    (root / "vqav2" / vqav2.QUESTIONS).write_text(json.dumps({"questions": [question]}))
+    (root / "vqav2" / vqav2.ANNOTATIONS).write_text(json.dumps({"annotations": [note]}))
+    return root
+
+
+def test_load_and_score(tmp_path: Path):
+    bench = get("vqav2")
+    items = bench.load(_folder(tmp_path))
+    assert items[0].prompt == "What?\nAnswer the question using a single word or phrase."
+    assert items[0].images[0].name == "COCO_val2014_000000000007.png"
+    assert bench.score(items, {"70": "cat"}).metrics["accuracy"] == 100.0
+    with pytest.raises(RevisitError, match="belong to no item"):
+        bench.score(items, {"70": "cat", "71": "dog"})
+
+
+def test_unknown_option_suggests():
+    with pytest.raises(RevisitError, match="Did you mean 'suffix'"):
+        get("vqav2", sufix="none")
+    with pytest.raises(RevisitError, match="Unknown suffix 'shrt'"):
+        get("vqav2", suffix="shrt")
