@@ -1,0 +1,83 @@
+"""What a run is to do: models × methods × benchmarks, with everything that decides the answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from revisit.benchmarks.base import Benchmark
+from revisit.errors import RevisitError
+from revisit.evaluation.engine import Decoding
+
+
+class Named(Protocol):
+    """The part of a decoding method that the runner needs; methods themselves act inside an engine."""
+
+    @property
+    def name(self) -> str:
+        """Registry name."""
+
+    def settings(self) -> dict[str, Any]:
+        """Every setting, in JSON-ready form."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A grid of cells. `data` gives each benchmark's folder by the benchmark's name."""
+
+    models: tuple[str, ...]
+    methods: tuple[Any, ...]
+    benchmarks: tuple[Benchmark, ...]
+    data: Mapping[str, Path]
+    output: Path
+    limit: int | None = None
+    batch_size: int = 8
+    max_new_tokens: int | None = None  # None: each benchmark's own
+    decoding: Decoding = field(default_factory=Decoding)  # its max_new_tokens is not used
+    seed: int = 0
+    skip_bad_images: bool = False
+    engine: str = "local"
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuses an empty grid, repeated cells and numbers that make no sense."""
+        for kind, entries in (("model", self.models), ("method", self.methods), ("benchmark", self.benchmarks)):
+            if not entries:
+                raise RevisitError(f"Nothing to run: give at least one {kind}.")
+        for kind, keys in (
+            ("model", list(self.models)),
+            ("method", [label(m) for m in self.methods]),
+            ("benchmark", [b.version for b in self.benchmarks]),
+        ):
+            if repeated := {key for key in keys if keys.count(key) > 1}:
+                raise RevisitError(f"The {kind} {sorted(repeated)[0]!r} is given twice; name each one once.")
+        if self.limit is not None and self.limit < 1:
+            raise RevisitError(f"limit must be at least 1, not {self.limit}; leave it out to run everything.")
+        if self.batch_size < 1:
+            raise RevisitError(f"batch_size must be at least 1, not {self.batch_size}.")
+
+    def decoding_for(self, benchmark: Benchmark) -> Decoding:
+        """The decoding settings of one benchmark."""
+        from dataclasses import replace
+
+        return replace(self.decoding, max_new_tokens=self.max_new_tokens or benchmark.max_new_tokens)
+
+
+def label(method: Named) -> str:
+    """The method's name with every setting that is not its default: what a table calls it."""
+    settings = method.settings()
+    try:
+        defaults = type(method)().settings()
+    except TypeError:  # a method without defaults for everything (a chain): all its settings are telling
+        defaults = {}
+    telling = {key: value for key, value in settings.items() if key not in defaults or defaults[key] != value}
+    if not telling:
+        return method.name
+    return f"{method.name}({', '.join(f'{key}={_short(value)}' for key, value in telling.items())})"
+
+
+def _short(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=repr, separators=(",", ":"))

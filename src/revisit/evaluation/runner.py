@@ -1,0 +1,396 @@
+"""Runs a grid: asks every question once, stores every answer at once, scores each cell when it is whole.
+
+What makes a resumed run equal to an uninterrupted one: batches are cut from the complete list of items, whatever is
+already stored; a batch with a missing answer is asked again as a whole, and only what is missing is added; every job
+carries a seed of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Protocol
+
+from revisit.benchmarks.base import Benchmark, Item, PerUnit, Scores
+from revisit.errors import RevisitError
+from revisit.evaluation import statistics
+from revisit.evaluation.engine import Answer, BadImage, Decoding, Engine, Job, open_engine
+from revisit.evaluation.environment import environment
+from revisit.evaluation.plan import Plan, label
+from revisit.evaluation.store import Cell, Line, digest, file_digest, locked, read_json, write_json
+
+SCHEMA = 1
+
+
+class Reporter(Protocol):
+    """Hears how a run proceeds."""
+
+    def start(self, title: str, total: int, done: int) -> None:
+        """A piece of work of `total` steps begins, of which `done` are done already."""
+
+    def advance(self, count: int) -> None:
+        """`count` further steps are done."""
+
+    def note(self, text: str) -> None:
+        """Something a reader should know."""
+
+
+class Silent:
+    """A reporter for callers who do not listen."""
+
+    def start(self, title: str, total: int, done: int) -> None:
+        """Nothing is shown."""
+
+    def advance(self, count: int) -> None:
+        """Nothing is shown."""
+
+    def note(self, text: str) -> None:
+        """Nothing is shown."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """An item with the hashes that tie an answer to its content."""
+
+    item: Item
+    prompt: str  # SHA-256 of the prompt
+    content: str  # SHA-256 of prompt and image bytes
+
+
+@dataclass
+class Questions:
+    """The items of one benchmark: those that can be asked, and those whose image is missing."""
+
+    ready: list[Question]
+    bad: dict[str, BadImage]
+    files: dict[str, str]  # annotation file -> SHA-256
+    total: int
+
+
+@dataclass
+class Checksums:
+    """SHA-256 of image files, each read once per run."""
+
+    known: dict[Path, str | BadImage] = field(default_factory=dict)
+
+    def of(self, paths: Iterable[Path]) -> None:
+        """Reads those of `paths` that are not known yet, a few at a time."""
+        new = [path for path in dict.fromkeys(paths) if path not in self.known]
+        with ThreadPoolExecutor(4) as pool:
+            self.known.update(zip(new, pool.map(_checksum, new), strict=True))
+
+
+def _checksum(path: Path) -> str | BadImage:
+    try:
+        return file_digest(path)
+    except OSError as error:
+        return BadImage(path, error.strerror or str(error))
+
+
+def run(
+    plan: Plan,
+    reporter: Reporter | None = None,
+    engine_for: Callable[[str], Engine] | None = None,
+) -> dict[str, Any]:
+    """Runs every cell of `plan` that is not finished, scores all of them, and returns what results.json then holds.
+
+    Raises after the last cell if images could not be read and `plan.skip_bad_images` is off: the answers to everything
+    else are stored, and cells with unread images have no metrics.
+    """
+    reporter = reporter or Silent()
+    engine_for = engine_for or (lambda model: open_engine(plan.engine, model, **plan.engine_options))
+    with locked(plan.output):
+        results = Results(plan)
+        checksums = Checksums()
+        questions = {id(b): ask(b, plan, checksums, reporter) for b in plan.benchmarks}
+        for model in plan.models:
+            engine = engine_for(model)
+            try:
+                for benchmark in plan.benchmarks:
+                    for method in plan.methods:
+                        entry = run_cell(plan, model, engine, method, benchmark, questions[id(benchmark)], reporter)
+                        results.add(entry)
+            finally:
+                engine.close()
+        return results.finish()
+
+
+def ask(benchmark: Benchmark, plan: Plan, checksums: Checksums, reporter: Reporter) -> Questions:
+    """The first `plan.limit` items of a benchmark, hashed; items whose image file cannot be read are set apart."""
+    folder = plan.data[benchmark.name]
+    items = benchmark.load(folder)[: plan.limit]
+    if not items:
+        raise RevisitError(f"Benchmark {benchmark.name!r} has no items in {folder}.")
+    ids = [item.id for item in items]
+    if len(set(ids)) != len(ids):
+        repeated = next(i for i in ids if ids.count(i) > 1)
+        raise RevisitError(f"Benchmark {benchmark.name!r} has two items with the id {repeated!r} in {folder}.")
+    reporter.note(f"{benchmark.name}: {len(items)} items from {folder}")
+    checksums.of(path for item in items for path in item.images)
+    ready, bad = [], {}
+    for item in items:
+        sums = [checksums.known[path] for path in item.images]
+        if unread := [s for s in sums if isinstance(s, BadImage)]:
+            bad[item.id] = unread[0]
+        else:
+            prompt = hashlib.sha256(item.prompt.encode()).hexdigest()
+            ready.append(Question(item, prompt, digest([prompt, sums])))
+    files = {path.name: file_digest(path) for path in benchmark.files(folder)}
+    return Questions(ready, bad, files, len(items))
+
+
+def identity(
+    plan: Plan, engine: Engine, method: Any, benchmark: Benchmark, questions: Questions, decoding: Decoding
+) -> dict[str, Any]:
+    """Everything that could change an answer of this cell and is not in the item itself."""
+    found: dict[str, Any] = {
+        "model": dict(engine.identity()),
+        "method": {"name": method.name, "settings": method.settings()},
+        "benchmark": {"name": benchmark.name, "version": benchmark.version},
+        "decoding": asdict(decoding),
+        "seed": plan.seed,
+    }
+    if not engine.batch_invariant(decoding):  # then the company of a job may matter, so it becomes part of the identity
+        found["batches"] = {
+            "size": plan.batch_size,
+            "items": digest([[q.item.id, q.content] for q in questions.ready]),
+        }
+    return found
+
+
+def job_seed(seed: int, id: str) -> int:
+    """A seed of the item's own, the same in any batch and any order."""
+    return int.from_bytes(hashlib.sha256(f"{seed}:{id}".encode()).digest()[:7], "big")
+
+
+def batches(questions: Sequence[Question], plan: Plan, engine: Engine) -> list[list[tuple[Question, Job]]]:
+    """All items in batches of similar prompt length, longest first, so that running out of memory shows at once."""
+    jobs = [(q, Job(q.item.id, q.item.prompt, q.item.images, job_seed(plan.seed, q.item.id))) for q in questions]
+    jobs.sort(key=lambda pair: -engine.length(pair[1]))  # stable: ties keep the benchmark's order
+    return [jobs[start : start + plan.batch_size] for start in range(0, len(jobs), plan.batch_size)]
+
+
+def run_cell(
+    plan: Plan,
+    model: str,
+    engine: Engine,
+    method: Any,
+    benchmark: Benchmark,
+    questions: Questions,
+    reporter: Reporter,
+) -> dict[str, Any]:
+    """Answers what is missing, then scores; returns the cell's entry in results.json."""
+    decoding = plan.decoding_for(benchmark)
+    about = identity(plan, engine, method, benchmark, questions, decoding)
+    name = label(method)
+    bad = dict(questions.bad)
+    with Cell(plan.output, (model, name, benchmark.name), about) as cell:
+        stored = [cell.get(q.item.id, q.content) is not None for q in questions.ready]
+        reporter.start(f"{model} · {name} · {benchmark.name}", len(stored), sum(stored))
+        todo = [
+            batch
+            for batch in batches(questions.ready, plan, engine)
+            if any(cell.get(q.item.id, q.content) is None for q, _ in batch)
+        ]
+        contents = {q.item.id: q for q in questions.ready}
+        if todo:
+            for outcomes in engine.stream(method, decoding, ([job for _, job in batch] for batch in todo)):
+                lines = []
+                for outcome in outcomes:
+                    if isinstance(outcome.result, BadImage):
+                        bad[outcome.job.id] = outcome.result
+                    else:
+                        lines.append(_line(contents[outcome.job.id], outcome.result))
+                reporter.advance(cell.append(lines))
+        lines_by_id = {q.item.id: line for q in questions.ready if (line := cell.get(q.item.id, q.content)) is not None}
+    entry = describe(cell, plan, model, name, about, benchmark, questions, lines_by_id, bad)
+    if bad and not plan.skip_bad_images:
+        reporter.note(f"{model} · {name} · {benchmark.name}: {len(bad)} unreadable images, not scored")
+        return {**entry, "status": "unreadable images"}
+    kept = [q.item for q in questions.ready if q.item.id in lines_by_id]
+    if not kept:
+        return {**entry, "status": "unreadable images"}
+    scores = benchmark.score(kept, {item.id: lines_by_id[item.id].text for item in kept})
+    write_json(
+        cell.path / "scores.json",
+        {
+            "version": benchmark.version,
+            "items": {q.item.id: q.content for q in questions.ready if q.item.id in lines_by_id},
+            "per_item": {metric: {u: list(t) for u, t in terms.items()} for metric, terms in scores.per_item.items()},
+        },
+    )
+    return {**entry, "status": "complete", **scored(benchmark, scores, len(kept))}
+
+
+def _line(question: Question, answer: Answer) -> Line:
+    return Line(
+        id=question.item.id,
+        item=question.content,
+        prompt=question.prompt,
+        text=answer.text,
+        tokens=tuple(answer.tokens),
+        counters=dict(answer.counters),
+        seconds=round(answer.seconds, 6),
+    )
+
+
+def describe(
+    cell: Cell,
+    plan: Plan,
+    model: str,
+    name: str,
+    about: Mapping[str, Any],
+    benchmark: Benchmark,
+    questions: Questions,
+    lines: Mapping[str, Line],
+    bad: Mapping[str, BadImage],
+) -> dict[str, Any]:
+    """The part of a cell's entry that does not depend on its scores."""
+    totals: dict[str, float] = {}
+    for line in lines.values():
+        for counter, value in line.counters.items():
+            totals[counter] = totals.get(counter, 0) + value
+    return {
+        "key": cell.key,
+        "path": cell.path.relative_to(plan.output).as_posix(),
+        "model": {"name": model, **about["model"]},
+        "method": {"label": name, **about["method"]},
+        "benchmark": {**about["benchmark"], "headline": benchmark.headline, "files": questions.files},
+        "decoding": about["decoding"],
+        "seed": plan.seed,
+        "batch_size": plan.batch_size,
+        "items": questions.total,
+        "answers": len(lines),
+        "skipped": [{"id": i, "image": str(b.path), "reason": b.reason} for i, b in sorted(bad.items())],
+        "new_tokens": sum(len(line.tokens) for line in lines.values()),
+        "seconds": round(sum(line.seconds for line in lines.values()), 3),
+        "counters": totals,
+    }
+
+
+def scored(benchmark: Benchmark, scores: Scores, n: int) -> dict[str, Any]:
+    """Metrics with intervals, in the order the benchmark reports them; an undefined value is null."""
+    metrics = {}
+    for name, value in scores.metrics.items():
+        how = benchmark.metric(name)
+        found = metric_interval(name, value, scores.per_item)
+        metrics[name] = {
+            "value": _finite(value),
+            "low": _finite(found.low) if found else None,
+            "high": _finite(found.high) if found else None,
+            "interval": found.kind if found else None,
+            "level": found.level if found else None,
+            "better": how.better,
+            "show": how.show,
+            "decimals": how.decimals,
+            "n": n,
+        }
+    return {"metrics": metrics, "counts": scores.counts, "notes": list(scores.notes)}
+
+
+def metric_interval(name: str, value: float, per_item: Mapping[str, PerUnit]) -> statistics.Interval | None:
+    """The metric's interval: from its own terms, or, if it is the plain mean of its sub-settings, from theirs."""
+    if name in per_item:
+        return statistics.interval(per_item[name])
+    parts = [terms for part, terms in per_item.items() if part.endswith(f"/{name}")]
+    if not parts or math.isnan(value):
+        return None
+    ratios = [sum(n for n, _ in terms.values()) / (sum(d for _, d in terms.values()) or math.nan) for terms in parts]
+    if not math.isclose(sum(ratios) / len(ratios), value, rel_tol=1e-9):
+        return None
+    return statistics.stratified_interval(parts)
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+class Results:
+    """results.json: rewritten as a whole after every cell, so that it can be read at any time."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.path = plan.output / "results.json"
+        self.plan = plan
+        self.started = time.time()
+        self.entries: list[dict[str, Any]] = []
+        self.earlier = read_json(self.path)["cells"] if self.path.exists() else []
+        self._write("running")
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """Adds a cell; an earlier entry for the same question under other code or weights gives way to it."""
+        self.entries.append(entry)
+        self.earlier = [old for old in self.earlier if _place(old) != _place(entry)]
+        self._write("running")
+
+    def finish(self) -> dict[str, Any]:
+        """Writes the final state; raises if there are unread images that nobody asked to skip."""
+        unread = {
+            skipped["image"]: skipped["reason"]
+            for entry in self.entries
+            if entry["status"] != "complete"
+            for skipped in entry["skipped"]
+        }
+        results = self._write("incomplete" if unread else "complete")
+        if unread:
+            listed = "; ".join(f"{path} ({reason})" for path, reason in list(unread.items())[:5])
+            more = f" and {len(unread) - 5} more" if len(unread) > 5 else ""
+            raise RevisitError(
+                f"{len(unread)} images could not be read: {listed}{more}. All other answers are stored. Put the files "
+                "right and run the same command again, or add --skip-bad-images to score without those items."
+            )
+        return results
+
+    def _write(self, status: str) -> dict[str, Any]:
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        results = {
+            "schema": SCHEMA,
+            "status": status,
+            "written": now,
+            "seconds": round(time.time() - self.started, 1),
+            "environment": environment(),
+            "settings": settings(self.plan),
+            "cells": [*self.earlier, *self.entries],
+        }
+        write_json(self.path, results)
+        return results
+
+
+def settings(plan: Plan) -> dict[str, Any]:
+    """The plan in JSON-ready form, as it was asked for."""
+    return {
+        "models": list(plan.models),
+        "methods": [{"name": m.name, **m.settings()} for m in plan.methods],
+        "benchmarks": [{"name": b.name, "version": b.version} for b in plan.benchmarks],
+        "data": {name: str(path) for name, path in plan.data.items()},
+        "limit": plan.limit,
+        "batch_size": plan.batch_size,
+        "max_new_tokens": plan.max_new_tokens,
+        "decoding": {k: v for k, v in asdict(plan.decoding).items() if k != "max_new_tokens"},
+        "seed": plan.seed,
+        "skip_bad_images": plan.skip_bad_images,
+        "engine": plan.engine,
+        "engine_options": dict(plan.engine_options),
+    }
+
+
+def _place(entry: Mapping[str, Any]) -> str:
+    """What makes two entries the same question: all but the code, weights and libraries that answered it."""
+    benchmark = entry["benchmark"]
+    return digest(
+        [
+            entry["model"]["name"],
+            entry["model"].get("dtype"),
+            entry["method"]["name"],
+            entry["method"]["settings"],
+            benchmark["name"],
+            benchmark["version"],
+            entry["decoding"],
+            entry["seed"],
+        ]
+    )

@@ -1,0 +1,350 @@
+"""The runner: kills, resumes, changed settings, unreadable images; all on an engine that needs no model."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_grid import HashEngine, Letters, Shift, lines_of, make_plan, numbers_of, write_items
+from PIL import Image
+
+from revisit.errors import RevisitError
+from revisit.evaluation import runner
+from revisit.evaluation.engine import ahead_of
+from revisit.evaluation.plan import Plan, label
+from revisit.evaluation.runner import job_seed, run
+from revisit.evaluation.statistics import wilson
+
+SCRIPT = Path(__file__).with_name("fake_grid.py")
+
+
+def run_here(plan: Plan, **engine: Any) -> tuple[dict[str, Any], list[HashEngine]]:
+    engines: list[HashEngine] = []
+
+    def open_one(model: str) -> HashEngine:
+        engines.append(HashEngine(model, **engine))
+        return engines[-1]
+
+    return run(plan, engine_for=open_one), engines
+
+
+def asked(engines: list[HashEngine]) -> int:
+    return sum(len(batch) for engine in engines for batch in engine.asked)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_items(tmp_path / "data", 23)
+
+
+def test_a_grid_from_nothing(tmp_path: Path, data: Path) -> None:
+    results, engines = run_here(make_plan(tmp_path / "out", data))
+    assert results["status"] == "complete"
+    assert [(c["model"]["name"], c["method"]["label"]) for c in results["cells"]] == [
+        ("m1", "shift"),
+        ("m1", "shift(by=3)"),
+        ("m2", "shift"),
+        ("m2", "shift(by=3)"),
+    ]
+    assert asked(engines) == 4 * 23
+    assert all(engine.closed for engine in engines)
+    assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
+    cell = results["cells"][1]
+    assert cell["answers"] == cell["items"] == 23
+    assert cell["counters"] == {"steps": 23 * 7, "applied": 23 * 3}
+    assert cell["new_tokens"] == 23 * 7
+    texts = [line["text"] for line in lines_of(tmp_path / "out")[Path(cell["path"]).name]]
+    vowels, yes = cell["metrics"]["vowels"], cell["metrics"]["yes"]
+    assert vowels["value"] == pytest.approx(sum(c in "aeiou" for t in texts for c in t) / (23 * 7))
+    assert vowels["interval"] == "bootstrap"
+    assert vowels["low"] < vowels["value"] < vowels["high"]
+    assert (yes["low"], yes["high"]) == pytest.approx(wilson(sum(t[0] < "n" for t in texts), 23))
+    assert yes["n"] == 23
+
+
+def test_a_finished_grid_is_not_asked_again(tmp_path: Path, data: Path) -> None:
+    first, _ = run_here(make_plan(tmp_path / "out", data))
+    stored = lines_of(tmp_path / "out")
+    second, engines = run_here(make_plan(tmp_path / "out", data))
+    assert asked(engines) == 0
+    assert lines_of(tmp_path / "out") == stored
+    assert second["cells"] == first["cells"]
+
+
+def test_batches_hold_prompts_of_similar_length_longest_first(tmp_path: Path, data: Path) -> None:
+    _, engines = run_here(make_plan(tmp_path / "out", data))
+    prompts = {item.id: len(item.prompt) for item in Letters().load(data)}
+    lengths = [prompts[i] for batch in engines[0].asked[:6] for i in batch]
+    assert lengths == sorted(lengths, reverse=True)
+    assert [len(batch) for batch in engines[0].asked[:6]] == [4, 4, 4, 4, 4, 3]
+
+
+def test_a_larger_limit_keeps_the_answers_of_the_smaller(tmp_path: Path, data: Path) -> None:
+    run_here(make_plan(tmp_path / "out", data, limit=8))
+    results, _ = run_here(make_plan(tmp_path / "out", data))
+    assert [c["answers"] for c in results["cells"]] == [23] * 4
+    whole, _ = run_here(make_plan(tmp_path / "whole", data))
+    assert numbers_of(results["cells"]) == numbers_of(whole["cells"])
+    for ours, theirs in zip(lines_of(tmp_path / "out").values(), lines_of(tmp_path / "whole").values(), strict=True):
+        assert sorted(ours, key=lambda x: x["id"]) == sorted(theirs, key=lambda x: x["id"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"max_new_tokens": 5},
+        {"decoding": "temperature"},
+        {"methods": (Shift(1), Shift(4))},
+        {"benchmarks": (Letters(rule="strict"),)},
+        {"weights": "w2"},
+    ],
+    ids=lambda c: next(iter(c)),
+)
+def test_no_changed_setting_reuses_an_answer(tmp_path: Path, data: Path, change: dict[str, Any]) -> None:
+    plan = make_plan(tmp_path / "out", data)
+    run_here(plan)
+    engine = {"weights": change["weights"]} if "weights" in change else {}
+    fields = {k: v for k, v in change.items() if k != "weights"}
+    if "decoding" in fields:
+        fields["decoding"] = replace(plan.decoding, temperature=0.7)
+    _, engines = run_here(replace(plan, **fields), **engine)
+    assert asked(engines) == 4 * 23
+
+
+def test_a_changed_version_of_the_package_reuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real engine's identity holds library versions and a digest of the decoding sources."""
+    from revisit.evaluation import environment
+
+    before = environment.code_digest()
+    package = tmp_path / "revisit"
+    (package / "methods").mkdir(parents=True)
+    for name in ("core.py", "methods/revisit.py"):
+        (package / name).write_text((environment.PACKAGE / name).read_text())
+    monkeypatch.setattr(environment, "PACKAGE", package)
+    environment.code_digest.cache_clear()
+    copied = environment.code_digest()
+    (package / "methods/revisit.py").write_text("# changed\n")
+    environment.code_digest.cache_clear()
+    assert len({before, copied, environment.code_digest()}) == 3
+    environment.code_digest.cache_clear()
+
+
+def test_changed_data_reuses_only_what_is_unchanged(tmp_path: Path, data: Path) -> None:
+    run_here(make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(),)))
+    lines = (data / "items.txt").read_text().splitlines()
+    lines[5] = "another question"
+    (data / "items.txt").write_text("\n".join(lines) + "\n")
+    results, engines = run_here(make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(),), batch_size=1))
+    assert engines[0].asked == [["q5"]]
+    (stored,) = lines_of(tmp_path / "out").values()
+    assert [line["id"] for line in stored].count("q5") == 2  # the file only grows
+    assert results["cells"][0]["answers"] == 23
+
+
+def test_batch_size_is_part_of_the_key_only_where_batches_could_matter(tmp_path: Path, data: Path) -> None:
+    for invariant, expected in ((True, 0), (False, 4 * 23)):
+        out = tmp_path / str(invariant)
+        run_here(make_plan(out, data), invariant=invariant)
+        _, engines = run_here(make_plan(out, data, batch_size=8), invariant=invariant)
+        assert asked(engines) == expected
+
+
+def test_seeds_belong_to_items(tmp_path: Path, data: Path) -> None:
+    assert job_seed(0, "a") == job_seed(0, "a") != job_seed(0, "b")
+    assert job_seed(0, "a") != job_seed(1, "a")
+    assert 0 <= job_seed(3, "x") < 2**56
+
+
+def test_a_second_command_adds_to_the_same_results(tmp_path: Path, data: Path) -> None:
+    run_here(make_plan(tmp_path / "out", data, methods=(Shift(0),)))
+    results, _ = run_here(make_plan(tmp_path / "out", data, methods=(Shift(3),)))
+    assert [c["method"]["label"] for c in results["cells"]] == ["shift", "shift", "shift(by=3)", "shift(by=3)"]
+
+
+def test_new_weights_replace_the_old_entry_but_not_the_old_answers(tmp_path: Path, data: Path) -> None:
+    plan = make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(),))
+    run_here(plan)
+    results, _ = run_here(plan, weights="w2")
+    assert [c["model"]["weights"] for c in results["cells"]] == ["w2"]
+    assert len(lines_of(tmp_path / "out")) == 2
+
+
+# --- killed at any moment -------------------------------------------------------------------------------------------
+
+
+def start(output: Path, data: Path, pause: float = 0.004) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), str(output), str(data), json.dumps({"pause": pause, "models": ["m1"]})],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+def stored_bytes(output: Path) -> int:
+    return sum(path.stat().st_size for path in output.glob("cells/*/answers.jsonl"))
+
+
+def test_killed_at_twenty_random_moments_equals_uninterrupted(tmp_path: Path) -> None:
+    data = write_items(tmp_path / "data", 300)
+    whole, out = tmp_path / "whole", tmp_path / "killed"
+    run_here(make_plan(whole, data, models=("m1",)))
+    expected = stored_bytes(whole)
+    moments = random.Random(20)
+    # Twenty kills spread over the run, each at a random size of the store and a random instant after it.
+    targets = sorted(moments.randrange(expected) for _ in range(20))
+    kills = cut = 0
+    for target in targets:
+        with start(out, data) as process:
+            while process.poll() is None and stored_bytes(out) <= target:
+                time.sleep(0.0005)
+            time.sleep(moments.random() * 0.004)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += process.returncode == -signal.SIGKILL
+        paths = sorted(out.glob("cells/*/answers.jsonl"), key=lambda p: p.stat().st_mtime_ns)
+        if paths and moments.random() < 0.5:  # and as if the power had failed in the middle of the line
+            size = paths[-1].stat().st_size
+            if size > 200:
+                os.truncate(paths[-1], size - moments.randrange(1, 100))
+                cut += 1
+    assert kills >= 15  # a kill that comes after the end proves nothing
+    assert cut >= 5
+    with start(out, data) as process:
+        _, error = process.communicate(timeout=120)
+        assert process.returncode == 0, error.decode()
+    assert lines_of(out) == lines_of(whole)  # nothing lost, nothing twice, in the same order
+    results, reference = (json.loads((path / "results.json").read_text()) for path in (out, whole))
+    assert numbers_of(results["cells"]) == numbers_of(reference["cells"])
+    for cell in results["cells"]:
+        ours, theirs = ((root / cell["path"] / "scores.json").read_text() for root in (out, whole))
+        assert ours == theirs
+
+
+def test_a_second_process_is_refused_politely(tmp_path: Path, data: Path) -> None:
+    out = tmp_path / "out"
+    with start(out, data, pause=1.0) as process:
+        while not (out / "results.json").exists():
+            time.sleep(0.01)
+        with pytest.raises(RevisitError, match="in use by process"):
+            run_here(make_plan(out, data))
+        process.kill()
+
+
+# --- unreadable images ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pictures(data: Path) -> Path:
+    (data / "images").mkdir()
+    for i in range(23):
+        Image.new("RGB", (4, 4), (i, 0, 0)).save(data / "images" / f"{i}.png")
+    return data
+
+
+def spoil(data: Path) -> None:
+    (data / "images" / "4.png").unlink()
+    (data / "images" / "9.png").write_bytes((data / "images" / "9.png").read_bytes()[:50])
+
+
+def test_unreadable_images_are_reported_and_nothing_is_scored(tmp_path: Path, pictures: Path) -> None:
+    pytest.importorskip("revisit.models.images")
+    spoil(pictures)
+    plan = make_plan(tmp_path / "out", pictures, models=("m1",), methods=(Shift(),))
+    with pytest.raises(RevisitError, match=r"2 images could not be read: .*--skip-bad-images") as caught:
+        run_here(plan)
+    assert "4.png" in str(caught.value)
+    assert "9.png" in str(caught.value)
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["status"] == "incomplete"
+    (cell,) = results["cells"]
+    assert "metrics" not in cell
+    assert cell["answers"] == 21
+    # Put right, the same command asks only for what is missing (with its batch) and scores all.
+    for i in (4, 9):
+        Image.new("RGB", (4, 4), (i, 0, 0)).save(pictures / "images" / f"{i}.png")
+    again, _ = run_here(plan)
+    whole, _ = run_here(replace(plan, output=tmp_path / "whole"))
+    assert numbers_of(again["cells"]) == numbers_of(whole["cells"])
+
+
+def test_skipping_is_on_request_and_listed(tmp_path: Path, pictures: Path) -> None:
+    pytest.importorskip("revisit.models.images")
+    spoil(pictures)
+    plan = make_plan(tmp_path / "out", pictures, models=("m1",), methods=(Shift(),), skip_bad_images=True)
+    results, _ = run_here(plan)
+    (cell,) = results["cells"]
+    assert [entry["id"] for entry in cell["skipped"]] == ["q4", "q9"]
+    assert cell["items"] == 23
+    assert cell["metrics"]["yes"]["n"] == cell["counts"]["items"] == 21
+
+
+def test_a_changed_picture_is_asked_again(tmp_path: Path, pictures: Path) -> None:
+    pytest.importorskip("revisit.models.images")
+    plan = make_plan(tmp_path / "out", pictures, models=("m1",), methods=(Shift(),), batch_size=1)
+    run_here(plan)
+    Image.new("RGB", (4, 4), (0, 99, 0)).save(pictures / "images" / "7.png")
+    _, engines = run_here(plan)
+    assert engines[0].asked == [["q7"]]
+
+
+# --- plans ----------------------------------------------------------------------------------------------------------
+
+
+def test_labels_name_what_is_not_default() -> None:
+    assert label(Shift()) == "shift"
+    assert label(Shift(2)) == "shift(by=2)"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"methods": (Shift(), Shift())}, "'shift' is given twice"),
+        ({"models": ()}, "at least one model"),
+        ({"limit": 0}, "limit must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+    ],
+)
+def test_plans_refuse_nonsense(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    with pytest.raises(RevisitError, match=words):
+        make_plan(tmp_path, tmp_path, **change)
+
+
+def test_two_items_with_one_id_are_refused(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = Letters.load
+    monkeypatch.setattr(Letters, "load", lambda self, folder: load(self, folder) * 2)
+    with pytest.raises(RevisitError, match="two items with the id 'q0'"):
+        run_here(make_plan(tmp_path / "out", data))
+
+
+def test_the_source_is_read_ahead_of_the_consumer() -> None:
+    read: list[int] = []
+
+    def source() -> Any:
+        for i in range(5):
+            read.append(i)
+            yield i
+
+    seen = []
+    for element in ahead_of(source(), 2):
+        seen.append((element, len(read)))
+    assert seen == [(0, 3), (1, 4), (2, 5), (3, 5), (4, 5)]
+
+
+def test_mean_of_settings_gets_a_stratified_interval() -> None:
+    parts = {f"{s}/F1": {f"{s}{i}": (float(i % 3 > 0), 1.0) for i in range(30)} for s in "ab"}
+    found = runner.metric_interval("F1", 2 / 3, parts)
+    assert found is not None
+    assert found.low < 2 / 3 < found.high
+    assert runner.metric_interval("F1", 0.5, parts) is None  # not their mean: no interval is better than a wrong one

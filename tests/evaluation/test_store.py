@@ -1,0 +1,202 @@
+"""The store: whole lines or none, one key per identity, locks that die with their holder."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from revisit.errors import RevisitError
+from revisit.evaluation import store
+from revisit.evaluation.store import Cell, Line, digest, locked, read_answers, write_json
+
+
+def line(number: int, text: str = "a cat") -> Line:
+    return Line(f"q{number}", f"c{number}", "p", text, (1, 2, number), {"steps": 3}, 0.5)
+
+
+def cell(output: Path, **identity: object) -> Cell:
+    return Cell(output, ("org/model", "revisit(alpha=1e-5)", "pope"), {"model": "m", **identity})
+
+
+@given(st.text(), st.lists(st.integers(0, 200_000)))
+def test_any_text_is_one_line_and_comes_back(text: str, tokens: list[int]) -> None:
+    original = Line("id", "c", "p", text, tuple(tokens), {"applied": 2}, 0.25)
+    written = original.to_json()
+    assert len(written.splitlines()) == 1
+    assert Line.from_json(written) == original
+
+
+def test_appended_answers_are_read_again_and_never_doubled(tmp_path: Path) -> None:
+    with cell(tmp_path) as first:
+        assert first.append([line(1), line(2)]) == 2
+        assert first.append([line(2, "another"), line(3)]) == 1
+    with cell(tmp_path) as second:
+        assert second.path == first.path
+        assert second.append([line(1), line(2), line(3)]) == 0
+        assert second.get("q2", "c2") == line(2)
+        assert second.get("q2", "changed content") is None
+    assert list(read_answers(first.path / "answers.jsonl")) == [line(1), line(2), line(3)]
+
+
+def test_every_cut_of_the_last_line_is_repaired(tmp_path: Path) -> None:
+    with cell(tmp_path) as full:
+        full.append([line(1), line(2, "ünï\ncode")])
+    path = full.path / "answers.jsonl"
+    data = path.read_bytes()
+    start = data.index(b"\n") + 1
+    for cut in range(start, len(data)):
+        path.write_bytes(data[:cut])
+        with cell(tmp_path) as again:
+            assert path.read_bytes() == data[:start]
+            assert again.append([line(1), line(2, "ünï\ncode")]) == 1
+        assert path.read_bytes() == data
+
+
+def test_a_tail_longer_than_one_read_is_cut(tmp_path: Path) -> None:
+    with cell(tmp_path) as full:
+        full.append([line(1)])
+    path = full.path / "answers.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"\0" * 200_000)
+    with cell(tmp_path):
+        assert path.read_bytes() == whole
+
+
+def test_damage_before_the_end_is_refused_with_its_place(tmp_path: Path) -> None:
+    with cell(tmp_path) as full:
+        full.append([line(1), line(2)])
+    path = full.path / "answers.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"id":"q1"', b'"id":"q1', 1))
+    with pytest.raises(RevisitError, match=r"answers\.jsonl, line 1 is damaged"):
+        cell(tmp_path).open()
+    path.write_text('{"id": 3}\n')
+    with pytest.raises(RevisitError, match="line 1 is damaged"):
+        cell(tmp_path).open()
+
+
+def test_any_change_of_identity_is_another_cell(tmp_path: Path) -> None:
+    base = {"method": {"name": "revisit", "settings": {"alpha": 1e-5}}, "seed": 0, "decoding": {"max_new_tokens": 64}}
+    variants = [
+        base,
+        {**base, "seed": 1},
+        {**base, "decoding": {"max_new_tokens": 65}},
+        {**base, "method": {"name": "revisit", "settings": {"alpha": 2e-5}}},
+    ]
+    assert len({cell(tmp_path, **v).path for v in variants}) == len(variants)
+    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+
+
+def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
+    with cell(tmp_path) as one:
+        pass
+    about = one.path / "cell.json"
+    about.write_text(json.dumps({**json.loads(about.read_text()), "key": "other"}))
+    with pytest.raises(RevisitError, match="belongs to other settings"):
+        cell(tmp_path).open()
+
+
+HOLD = """
+import sys, time, pathlib
+from revisit.evaluation.store import locked
+with locked(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_two_processes_on_one_output_and_a_dead_holder(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with (
+            pytest.raises(RevisitError, match=rf"in use by process {holder.pid} on .*another --output"),
+            locked(tmp_path),
+        ):
+            pass
+        holder.send_signal(signal.SIGKILL)
+    with locked(tmp_path):  # the file of the dead process is still there, its lock is not
+        assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()} ")
+
+
+FILL = """
+import pathlib, resource, sys
+sys.path.insert(0, sys.argv[2])
+from test_store import cell, line
+from revisit.errors import RevisitError
+with cell(pathlib.Path(sys.argv[1])) as one:
+    one.append([line(1)])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
+    try:
+        one.append([line(2, "x" * 300)])
+    except RevisitError as error:
+        print(error)
+"""
+
+
+def test_a_disk_that_fills_up_in_the_middle_of_a_line_leaves_whole_lines(tmp_path: Path) -> None:
+    assert len(line(1).to_json()) < 199
+    done = subprocess.run(
+        [sys.executable, "-c", FILL, str(tmp_path), str(Path(__file__).parent)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "may not grow further" in done.stdout
+    assert "intact" in done.stdout
+    path = cell(tmp_path).path / "answers.jsonl"
+    assert path.read_text() == line(1).to_json() + "\n"  # the 200 bytes that fitted were taken back
+    assert resource.RLIMIT_FSIZE is not None
+
+
+@pytest.mark.parametrize(("code", "words"), [(errno.ENOSPC, "the disk is full"), (errno.EROFS, "read-only")])
+def test_a_failed_write_says_why_and_keeps_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, words: str
+) -> None:
+    path = tmp_path / "results.json"
+    write_json(path, {"n": 1})
+
+    def fail(_: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(store.os, "fsync", fail)
+    with pytest.raises(RevisitError, match=f"{words}.*intact"):
+        write_json(path, {"n": 2})
+    with cell(tmp_path / "grid") if False else pytest.raises(RevisitError, match=words):
+        cell(tmp_path / "grid").open()
+    monkeypatch.undo()
+    assert json.loads(path.read_text()) == {"n": 1}
+    assert [p.name for p in tmp_path.iterdir() if p.is_file()] == ["results.json"]
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RevisitError, match="a file stands where a folder is needed"), locked(tmp_path / "file" / "out"):
+        pass
+    if os.geteuid() != 0:  # root may write anywhere
+        tmp_path.chmod(0o500)
+        with pytest.raises(RevisitError, match="not writable"), locked(tmp_path / "out"):
+            pass
+        tmp_path.chmod(0o700)
+
+
+def test_lines_hold_what_the_format_promises() -> None:
+    assert [f.name for f in dataclasses.fields(Line)] == [
+        "id",
+        "item",
+        "prompt",
+        "text",
+        "tokens",
+        "counters",
+        "seconds",
+    ]
