@@ -1,0 +1,440 @@
+"""Tiny random models of every supported family, with real processors, built from nothing.
+
+`build(family)` gives (model, processor); everything is seeded, float32 and small enough to decode in milliseconds.
+The logits are sharpened so that plausible sets are neither one token nor the whole vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from revisit.models.loading import images_only
+
+SPECIAL = ["<pad>", "<s>", "</s>", "<image>", "<video>", "<|im_start|>", "<|im_end|>"]
+SPECIAL += ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|image|>", "<|video|>"]
+SPECIAL += ["<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>"]
+SPECIAL += ["<img>", "</img>", "<IMG_CONTEXT>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]
+SPECIAL += ["<start_of_image>", "<end_of_image>", "<image_soft_token>", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
+SPECIAL += ["<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>", "TILE", "TILE_GLOBAL"]
+SPECIAL += [f"TILE_{i}" for i in range(1, 13)]
+SPECIAL += [f"<row_{r}_col_{c}>" for r in range(1, 7) for c in range(1, 7)]
+VOCAB = 512
+
+
+def tokenizer(**named: str) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer with every special token that some family's processor asks for."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate([*SPECIAL, *alphabet])}
+    raw = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.add_special_tokens(SPECIAL)
+    tok = PreTrainedTokenizerFast(
+        tokenizer_object=raw,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        extra_special_tokens=named,
+        padding_side="left",
+    )
+    assert len(tok) <= VOCAB
+    return tok
+
+
+def token_id(token: str) -> int:
+    return SPECIAL.index(token)
+
+
+TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 4096,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+TOWER: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 7,
+}
+MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+
+
+def _clip(image_token: str = "<image>") -> dict[str, Any]:
+    return {
+        "vision_config": {"model_type": "clip_vision_model", "projection_dim": 16, **TOWER},
+        "text_config": {"model_type": "llama", **TEXT},
+        "image_token_id": token_id(image_token),
+        "vision_feature_layer": -2,
+        "image_seq_length": 16,
+    }
+
+
+def _clip_pil(**kwargs: Any) -> Any:
+    return transformers.CLIPImageProcessorPil(
+        size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}, do_center_crop=True, **kwargs
+    )
+
+
+def llava() -> tuple[Any, Any]:
+    config = transformers.LlavaConfig(**_clip(), vision_feature_select_strategy="default")
+    processor = transformers.LlavaProcessor(
+        _clip_pil(), tokenizer(), patch_size=7, vision_feature_select_strategy="default", num_additional_image_tokens=1
+    )
+    return transformers.LlavaForConditionalGeneration(config), processor
+
+
+def vipllava() -> tuple[Any, Any]:
+    config = transformers.VipLlavaConfig(
+        **{k: v for k, v in _clip().items() if k != "vision_feature_layer"}, vision_feature_layers=[-2, -1]
+    )
+    processor = transformers.LlavaProcessor(
+        _clip_pil(), tokenizer(), patch_size=7, vision_feature_select_strategy="default", num_additional_image_tokens=1
+    )
+    return transformers.VipLlavaForConditionalGeneration(config), processor
+
+
+def llava_next() -> tuple[Any, Any]:
+    pinpoints = [[28, 56], [56, 28], [56, 56]]
+    config = transformers.LlavaNextConfig(
+        **_clip(), vision_feature_select_strategy="default", image_grid_pinpoints=pinpoints
+    )
+    images = transformers.LlavaNextImageProcessorPil(
+        size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28}, image_grid_pinpoints=pinpoints
+    )
+    processor = transformers.LlavaNextProcessor(
+        images, tokenizer(), patch_size=7, vision_feature_select_strategy="default", num_additional_image_tokens=1
+    )
+    return transformers.LlavaNextForConditionalGeneration(config), processor
+
+
+def llava_onevision() -> tuple[Any, Any]:
+    pinpoints = [[28, 56], [56, 28], [56, 56]]
+    config = transformers.LlavaOnevisionConfig(
+        vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **TOWER},
+        text_config={"model_type": "qwen2", **TEXT},
+        image_token_id=token_id("<image>"),
+        video_token_id=token_id("<video>"),
+        image_grid_pinpoints=pinpoints,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )
+    images = transformers.LlavaOnevisionImageProcessorPil(
+        size={"height": 28, "width": 28}, image_grid_pinpoints=pinpoints
+    )
+    processor = images_only(transformers.LlavaOnevisionProcessor)(
+        images, tokenizer(), None, num_image_tokens=16, vision_feature_select_strategy="full"
+    )
+    return transformers.LlavaOnevisionForConditionalGeneration(config), processor
+
+
+def _qwen_ids() -> dict[str, int]:
+    return {
+        "image_token_id": token_id("<|image_pad|>"),
+        "video_token_id": token_id("<|video_pad|>"),
+        "vision_start_token_id": token_id("<|vision_start|>"),
+        "vision_end_token_id": token_id("<|vision_end|>"),
+    }
+
+
+def _qwen_images(patch: int = 7) -> Any:
+    return transformers.Qwen2VLImageProcessorPil(
+        patch_size=patch, merge_size=2, temporal_patch_size=2, size={"shortest_edge": 28 * 28, "longest_edge": 56 * 56}
+    )
+
+
+def qwen2_vl() -> tuple[Any, Any]:
+    config = transformers.Qwen2VLConfig(
+        text_config={**TEXT, "rope_parameters": MROPE},
+        vision_config={
+            "depth": 2,
+            "embed_dim": 16,
+            "hidden_size": 32,
+            "num_heads": 2,
+            "mlp_ratio": 2,
+            "patch_size": 7,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+        },
+        tie_word_embeddings=False,
+        **_qwen_ids(),
+    )
+    processor = images_only(transformers.Qwen2VLProcessor)(_qwen_images(), tokenizer(), None)
+    return transformers.Qwen2VLForConditionalGeneration(config), processor
+
+
+def qwen2_5_vl(tied: bool = False) -> tuple[Any, Any]:
+    config = transformers.Qwen2_5_VLConfig(
+        text_config={**TEXT, "rope_parameters": MROPE, "tie_word_embeddings": tied},
+        vision_config={
+            "depth": 2,
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_heads": 2,
+            "patch_size": 7,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "out_hidden_size": 32,
+            "window_size": 28,
+            "fullatt_block_indexes": [1],
+        },
+        tie_word_embeddings=tied,
+        **_qwen_ids(),
+    )
+    processor = images_only(transformers.Qwen2_5_VLProcessor)(_qwen_images(), tokenizer(), None)
+    return transformers.Qwen2_5_VLForConditionalGeneration(config), processor
+
+
+def qwen3_vl() -> tuple[Any, Any]:
+    config = transformers.Qwen3VLConfig(
+        text_config={**TEXT, "rope_parameters": MROPE},
+        vision_config={
+            "depth": 2,
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_heads": 2,
+            "patch_size": 7,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "out_hidden_size": 32,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0],
+        },
+        tie_word_embeddings=False,
+        **_qwen_ids(),
+    )
+    processor = images_only(transformers.Qwen3VLProcessor)(_qwen_images(), tokenizer(), None)
+    return transformers.Qwen3VLForConditionalGeneration(config), processor
+
+
+def internvl() -> tuple[Any, Any]:
+    config = transformers.InternVLConfig(
+        vision_config={**TOWER, "image_size": [28, 28], "patch_size": [7, 7]},
+        text_config={"model_type": "qwen2", **TEXT},
+        image_token_id=token_id("<IMG_CONTEXT>"),
+        image_seq_length=4,
+        downsample_ratio=0.5,
+        tie_word_embeddings=False,
+    )
+    tok = tokenizer(
+        start_image_token="<img>", end_image_token="</img>", context_image_token="<IMG_CONTEXT>", video_token="<video>"
+    )
+    images = transformers.GotOcr2ImageProcessorPil(
+        size={"height": 28, "width": 28}, crop_to_patches=True, min_patches=1, max_patches=4
+    )
+    processor = images_only(transformers.InternVLProcessor)(images, tok, None, image_seq_length=4)
+    return transformers.InternVLForConditionalGeneration(config), processor
+
+
+def _idefics_parts() -> dict[str, Any]:
+    return {
+        "vision_config": {**TOWER, "image_size": 28},
+        "text_config": {"model_type": "llama", **TEXT},
+        "image_token_id": token_id("<image>"),
+        "scale_factor": 2,
+        "pad_token_id": 0,
+    }
+
+
+def idefics3() -> tuple[Any, Any]:
+    config = transformers.Idefics3Config(**_idefics_parts())
+    images = transformers.Idefics3ImageProcessorPil(size={"longest_edge": 56}, max_image_size={"longest_edge": 28})
+    return transformers.Idefics3ForConditionalGeneration(config), transformers.Idefics3Processor(
+        images, tokenizer(), image_seq_len=4
+    )
+
+
+def smolvlm() -> tuple[Any, Any]:
+    config = transformers.SmolVLMConfig(**_idefics_parts())
+    images = transformers.SmolVLMImageProcessorPil(size={"longest_edge": 56}, max_image_size={"longest_edge": 28})
+    processor = images_only(transformers.SmolVLMProcessor)(images, tokenizer(), None, image_seq_len=4)
+    return transformers.SmolVLMForConditionalGeneration(config), processor
+
+
+def paligemma() -> tuple[Any, Any]:
+    config = transformers.PaliGemmaConfig(
+        vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, "projection_dim": 32, **TOWER},
+        text_config={"model_type": "gemma", **TEXT},
+        image_token_id=token_id("<image>"),
+        projection_dim=32,
+        hidden_size=32,
+        tie_word_embeddings=False,
+    )
+    images = transformers.SiglipImageProcessorPil(size={"height": 28, "width": 28})
+    images.image_seq_length = 16
+    tok = tokenizer(image_token="<image>")
+    return transformers.PaliGemmaForConditionalGeneration(config), transformers.PaliGemmaProcessor(images, tok)
+
+
+def gemma3() -> tuple[Any, Any]:
+    config = transformers.Gemma3Config(
+        vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **TOWER},
+        text_config={
+            **{k: v for k, v in TEXT.items() if k != "rope_parameters"},
+            "sliding_window": 512,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+        mm_tokens_per_image=4,
+        image_token_id=token_id("<image_soft_token>"),
+        boi_token_id=token_id("<start_of_image>"),
+        eoi_token_id=token_id("<end_of_image>"),
+        tie_word_embeddings=False,
+    )
+    tok = tokenizer(boi_token="<start_of_image>", eoi_token="<end_of_image>", image_token="<image_soft_token>")
+    images = transformers.Gemma3ImageProcessorPil(size={"height": 28, "width": 28})
+    return transformers.Gemma3ForConditionalGeneration(config), transformers.Gemma3Processor(
+        images, tok, image_seq_length=4
+    )
+
+
+class PixtralByHand:
+    """What PixtralProcessor does to images and text; the class itself needs torchvision."""
+
+    def __init__(self, image_processor: Any, tokenizer: Any, patch: int) -> None:
+        self.image_processor, self.tokenizer, self.patch = image_processor, tokenizer, patch
+
+    def __call__(self, text: list[str], images: list[list[Image.Image]], **kwargs: Any) -> Any:
+        flat = [image for own in images for image in own]
+        out = self.image_processor(images=flat, return_tensors="pt")
+        sizes = iter(out["image_sizes"].tolist() if hasattr(out["image_sizes"], "tolist") else out["image_sizes"])
+
+        def grid(_match: re.Match[str]) -> str:
+            height, width = next(sizes)
+            return "[IMG_BREAK]".join(["[IMG]" * (width // self.patch)] * (height // self.patch)) + "[IMG_END]"
+
+        texts = [re.sub(r"\[IMG\]", grid, prompt) for prompt in text]
+        encoded = self.tokenizer(texts, padding=True, return_tensors="pt")
+        encoded.update({"pixel_values": out["pixel_values"], "image_sizes": torch.as_tensor(out["image_sizes"])})
+        return encoded
+
+
+def mistral3() -> tuple[Any, Any]:
+    config = transformers.Mistral3Config(
+        vision_config={"model_type": "pixtral", **{**TOWER, "image_size": 56, "head_dim": 8}},
+        text_config={"model_type": "mistral", **TEXT, "sliding_window": None},
+        image_token_id=token_id("[IMG]"),
+        spatial_merge_size=2,
+        vision_feature_layer=-1,
+        tie_word_embeddings=False,
+    )
+    images = transformers.PixtralImageProcessorPil(size={"longest_edge": 56}, patch_size=14)
+    return transformers.Mistral3ForConditionalGeneration(config), PixtralByHand(images, tokenizer(), 14)
+
+
+def aya_vision() -> tuple[Any, Any]:
+    config = transformers.AyaVisionConfig(
+        vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **TOWER},
+        text_config={"model_type": "cohere2", **TEXT, "sliding_window": 512, "logit_scale": 0.25},
+        image_token_id=token_id("<|IMG_PATCH|>"),
+        downsample_factor=2,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+        adapter_layer_norm_eps=1e-6,
+        tie_word_embeddings=False,
+    )
+    images = transformers.GotOcr2ImageProcessorPil(
+        size={"height": 28, "width": 28}, crop_to_patches=True, min_patches=1, max_patches=4
+    )
+    processor = transformers.AyaVisionProcessor(images, tokenizer(), patch_size=14, img_size=28, downsample_factor=1)
+    return transformers.AyaVisionForConditionalGeneration(config), processor
+
+
+def glm4v() -> tuple[Any, Any]:
+    config = transformers.Glm4vConfig(
+        text_config={**TEXT, "rope_parameters": {**MROPE, "partial_rotary_factor": 1.0}},
+        vision_config={
+            "depth": 2,
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_heads": 2,
+            "patch_size": 7,
+            "image_size": 56,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "out_hidden_size": 32,
+        },
+        image_token_id=token_id("<|image|>"),
+        video_token_id=token_id("<|video|>"),
+        image_start_token_id=token_id("<|begin_of_image|>"),
+        image_end_token_id=token_id("<|end_of_image|>"),
+        video_start_token_id=token_id("<|begin_of_video|>"),
+        video_end_token_id=token_id("<|end_of_video|>"),
+        tie_word_embeddings=False,
+    )
+    images = transformers.Glm4vImageProcessorPil(
+        patch_size=7, merge_size=2, temporal_patch_size=2, size={"shortest_edge": 28 * 28, "longest_edge": 2 * 56 * 56}
+    )
+    processor = images_only(transformers.Glm4vProcessor)(images, tokenizer(), None)
+    return transformers.Glm4vForConditionalGeneration(config), processor
+
+
+# How each family's prompt marks one image.
+PLACEHOLDER = {
+    "llava": "<image>\n",
+    "vipllava": "<image>\n",
+    "llava_next": "<image>\n",
+    "llava_onevision": "<image>\n",
+    "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen3_vl": "<|vision_start|><|image_pad|><|vision_end|>",
+    "internvl": "<IMG_CONTEXT>\n",
+    "idefics3": "<image>",
+    "smolvlm": "<image>",
+    "paligemma": "<image>",
+    "gemma3": "<start_of_image>",
+    "mistral3": "[IMG]",
+    "aya_vision": "<image>",
+    "glm4v": "<|begin_of_image|><|image|><|end_of_image|>",
+}
+FAMILIES = tuple(PLACEHOLDER)
+
+
+@functools.cache
+def build(family: str, seed: int = 0) -> tuple[Any, Any]:
+    """A tiny random model of the family and its processor; cached, so leave it as you found it."""
+    torch.manual_seed(seed)
+    model, processor = globals()[family]()
+    model = model.float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(4.0)  # default initialisation is so small that images would hardly matter
+        model.get_output_embeddings().weight.normal_(0, 0.5)  # spreads the logits over several nats
+    model.generation_config.pad_token_id = 0
+    model.generation_config.eos_token_id = 2
+    model.generation_config.bos_token_id = 1
+    return model, processor
+
+
+def picture(seed: int, size: tuple[int, int] = (40, 32)) -> Image.Image:
+    """A picture of random coarse blocks, so that different places look different."""
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    return Image.fromarray(blocks).resize(size, Image.Resampling.NEAREST)
+
+
+def inputs(family: str, prompts: list[str], images: list[list[Image.Image]]) -> Any:
+    """Left-padded inputs: each prompt after its own images."""
+    _, processor = build(family)
+    texts = [PLACEHOLDER[family] * len(own) + prompt for prompt, own in zip(prompts, images, strict=True)]
+    return processor(text=texts, images=[list(own) for own in images], padding=True, return_tensors="pt")
