@@ -1,0 +1,137 @@
+"""`revisit generate`: ask a model about pictures, with any decoding method."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from revisit.errors import RevisitError
+
+PROMPT = "Please describe this image in detail."
+
+
+def parse_set(assignments: list[str]) -> dict[str, str]:
+    """`key=value` strings as a dictionary."""
+    settings = {}
+    for assignment in assignments:
+        key, sign, value = assignment.partition("=")
+        if not sign or not key.strip():
+            raise RevisitError(f"--set wants key=value, not {assignment!r}; for example --set alpha=1e-3.")
+        settings[key.strip()] = value.strip()
+    return settings
+
+
+def generate(
+    images: list[str] = typer.Argument(None, help="Image files, folders or globs; URLs with --allow-url."),
+    prompt: str = typer.Option(PROMPT, "--prompt", "-p", help="What to ask."),
+    model: str = typer.Option("tiny", "--model", "-m", help="Local folder or hub id; 'tiny' is the embedded model."),
+    method: str = typer.Option("revisit", help="Decoding method; see `revisit methods`."),
+    set_: list[str] = typer.Option([], "--set", help="A setting of the method, key=value; may be repeated."),
+    max_new_tokens: int = typer.Option(256, min=1, help="Longest answer, in tokens."),
+    sample: bool = typer.Option(False, "--sample", help="Sample instead of taking the best token."),
+    temperature: float = typer.Option(1.0, help="With --sample."),
+    top_p: float = typer.Option(1.0, help="With --sample."),
+    beams: int = typer.Option(1, min=1, help="Beam search with this many beams."),
+    seed: int = typer.Option(0, help="Seed for --sample."),
+    together: bool = typer.Option(False, "--together", help="Put all images into one prompt instead of one each."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object per answer."),
+    stream: bool = typer.Option(False, "--stream", help="Print the answer as it is made."),
+    allow_url: bool = typer.Option(False, "--allow-url", help="Allow images from http(s) URLs."),
+    dtype: str = typer.Option(None, help="float32, float16, bfloat16 or auto."),
+    device_map: str = typer.Option(None, help="Passed to transformers, for example auto."),
+    trust_remote_code: bool = typer.Option(
+        False, "--trust-remote-code", help="Allow code from the model's repository."
+    ),
+) -> None:
+    """Describe pictures, or answer a question about them.
+
+    Examples:
+
+      revisit generate photo.jpg
+
+      revisit generate photos/ --prompt "Is there a dog in the image?" --method revisit --set alpha=1e-3 --json
+    """
+    from revisit import methods
+    from revisit.models.images import find_images
+
+    if not images:
+        raise RevisitError("No image was given; for example: revisit generate photo.jpg")
+    if stream and (beams > 1 or as_json):
+        raise RevisitError("--stream goes with neither --beams nor --json.")
+    chosen = methods.get(method, **parse_set(set_))
+    paths = find_images(images, allow_url=allow_url)
+    if not prompt.strip():
+        raise RevisitError("The prompt is empty; say what to ask with --prompt.")
+    groups = [paths] if together else [[path] for path in paths]
+    pictures = [
+        [_open(path, allow_url) for path in group] for group in groups
+    ]  # before the model: a bad file fails at once
+
+    import torch
+
+    from revisit import Trace, load
+    from revisit import generate as decode
+    from revisit.models.prompts import answers, new_tokens, prepare
+
+    loaded, processor = load(model, dtype=dtype, device_map=device_map, trust_remote_code=trust_remote_code)
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample, "num_beams": beams}
+    if sample:
+        options |= {"temperature": temperature, "top_p": top_p}
+    for number, group in enumerate(_progress(groups, quiet=as_json or stream)):
+        inputs = prepare(processor, [prompt], [pictures[number]], loaded.device)
+        trace = Trace()
+        if sample:
+            torch.manual_seed(seed)
+        streaming: dict[str, Any] = {}
+        if stream:
+            from transformers import TextStreamer
+
+            streaming["streamer"] = TextStreamer(processor.tokenizer, skip_prompt=True, skip_special_tokens=True)
+        started = time.perf_counter()
+        output = decode(loaded, **inputs, method=chosen, trace=trace, **options, **streaming)
+        seconds = time.perf_counter() - started
+        if stream:
+            continue
+        text = answers(processor, output, inputs)[0]
+        if as_json:
+            tokens = new_tokens(output, inputs).shape[1]
+            result = {
+                "images": group,
+                "prompt": prompt,
+                "text": text,
+                "model": model,
+                "method": trace.method,
+                "generation": options | {"seed": seed},
+                "counters": trace.summary(),
+                "timings": {"seconds": seconds, "tokens": tokens, "seconds_per_token": seconds / max(tokens, 1)},
+            }
+            print(json.dumps(result, ensure_ascii=False), flush=True)
+        elif len(groups) > 1:
+            print(f"{', '.join(group)}: {text}", flush=True)
+        else:
+            print(text, flush=True)
+
+
+def _open(path: str, allow_url: bool) -> Any:
+    from revisit.models.images import fetch_image, open_image
+
+    return fetch_image(path) if allow_url and path.startswith(("http://", "https://")) else open_image(Path(path))
+
+
+def _progress(groups: list[list[str]], *, quiet: bool) -> Any:
+    """A progress bar on stderr when there is more than one answer to wait for."""
+    if quiet or len(groups) < 2:
+        return groups
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(groups, description="Generating", console=Console(file=sys.stderr))
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(generate)
