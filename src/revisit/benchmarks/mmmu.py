@@ -1,0 +1,379 @@
+"""MMMU: college exam questions, 30 subjects, multiple choice or a short answer.
+
+Parsing follows MMMU's eval_utils.py, its seeded guess for answers that cannot be read included. `micro` is the official
+item-weighted accuracy, `macro` the ReVisiT paper's mean over subjects; they differ once items are filtered. Data: the
+hub dataset MMMU/MMMU exported to mmmu/questions.jsonl (see docs/benchmarks.md), or answers with their options.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from revisit.benchmarks import files
+from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers, check_choice, ratio, require
+from revisit.errors import RevisitError
+
+SOURCE = "the hub dataset MMMU/MMMU (validation split)"
+CHOICE_REQUEST = "Answer with the option's letter from the given choices directly."
+OPEN_REQUEST = "Answer the question using a single word or phrase."
+
+# Facts of MMMU's data_utils.py; domain -> subjects in the official order.
+DOMAINS: dict[str, tuple[str, ...]] = {
+    "Art and Design": ("Art", "Art_Theory", "Design", "Music"),
+    "Business": ("Accounting", "Economics", "Finance", "Manage", "Marketing"),
+    "Science": ("Biology", "Chemistry", "Geography", "Math", "Physics"),
+    "Health and Medicine": (
+        "Basic_Medical_Science",
+        "Clinical_Medicine",
+        "Diagnostics_and_Laboratory_Medicine",
+        "Pharmacy",
+        "Public_Health",
+    ),
+    "Humanities and Social Science": ("History", "Literature", "Sociology", "Psychology"),
+    "Tech and Engineering": (
+        "Agriculture",
+        "Architecture_and_Engineering",
+        "Computer_Science",
+        "Electronics",
+        "Energy_and_Power",
+        "Materials",
+        "Mechanical_Engineering",
+    ),
+}
+# The order in which the official script scores, which matters to the seeded guesses: alphabetical.
+SUBJECTS = tuple(sorted(subject for subjects in DOMAINS.values() for subject in subjects))
+# Items per subject once questions with several pictures are dropped, where it is not 30; 857 in all (from the paper).
+_SINGLE_IMAGE = {
+    **dict.fromkeys(("Art_Theory", "Chemistry", "Music"), 25),
+    "Psychology": 26,
+    **dict.fromkeys(("Materials", "Pharmacy"), 27),
+    **dict.fromkeys(("Biology", "Computer_Science", "Economics", "History", "Math"), 28),
+    **dict.fromkeys(
+        (
+            "Agriculture",
+            "Architecture_and_Engineering",
+            "Clinical_Medicine",
+            "Diagnostics_and_Laboratory_Medicine",
+            "Geography",
+            "Literature",
+            "Manage",
+            "Mechanical_Engineering",
+        ),
+        29,
+    ),
+}
+SINGLE_IMAGE_COUNTS = {subject: _SINGLE_IMAGE.get(subject, 30) for subject in SUBJECTS}
+
+Guess = Callable[[Sequence[str]], str]
+
+
+def seeded_guess() -> Guess:
+    """The official guess: Python's generator seeded 42 once, one draw per answer that cannot be read, in order."""
+    return random.Random(42).choice
+
+
+# ------------------------------------------------------------------------------------------- multiple choice
+
+
+def _trim(response: str) -> str:
+    for symbol in ",.!?;:'":
+        response = response.strip(symbol)
+    return f" {response} "
+
+
+def _last(found: Sequence[str], position: Callable[[str], int]) -> str:
+    """The candidate that stands last; the first one wins a tie."""
+    return max(found, key=position)
+
+
+def read_choice(response: str, options: Mapping[str, str]) -> str | None:
+    """The official reading of a multiple-choice response, None where the official script guesses."""
+    text = _trim(response)
+    for form in ("({})", " {} "):
+        found = [letter for letter in options if form.format(letter) in text]
+        if found:
+            return _last(found, lambda letter: text.rfind(form.format(letter)))  # noqa: B023
+    return _option_text(text, options)
+
+
+def _option_text(text: str, options: Mapping[str, str]) -> str | None:
+    """The option whose text stands last in a response of more than five words."""
+    lower = text.lower()
+    found = [letter for letter, option in options.items() if option.lower() in lower] if len(text.split()) > 5 else []
+    return _last(found, lambda letter: lower.rfind(options[letter].lower())) if found else None
+
+
+def parse_multiple_choice(response: str, options: Mapping[str, str], guess: Guess | None = None) -> str:
+    """The letter that `response` chooses among `options` (letter -> text); guessed if it cannot be read."""
+    letter = read_choice(response, options)
+    return letter if letter is not None else (guess or seeded_guess())(list(options))
+
+
+def read_choice_lmms_eval(response: str, options: Mapping[str, str]) -> str | None:
+    """lmms-eval's reading: a letter needs no blank before it, and "A." counts; None where it guesses."""
+    text = _trim(response)
+    for form in ("({})", "{} ", "{}."):
+        found = [letter for letter in options if form.format(letter) in text]
+        if found:
+            # The place is looked up with blanks on both sides whatever was found, so it may be nowhere (-1).
+            place = form if form == "({})" else " {} "
+            return _last(found, lambda letter: text.rfind(place.format(letter)))  # noqa: B023
+    return _option_text(text, options)
+
+
+_REFUSALS = (
+    "Sorry, I can't help with images of people yet.",
+    "I can't process this file.",
+    "I'm sorry, but without the image provided",
+    "Cannot determine the answer",
+)
+_STATED = re.compile(r"answer\s+is\s+\**([ABCD])", re.IGNORECASE)
+
+
+def read_choice_vlmevalkit(response: str, options: Mapping[str, str]) -> str:
+    """VLMEvalKit without a judge: one letter among the last five words, or one option's text; else "Z"."""
+    letter = _kit_letter(response, options)
+    if letter:
+        return letter
+    lower = response.lower()
+    if len(lower) > 2 * sum(len(text) for text in options.values()):
+        return "Z"
+    found = [letter for letter, text in options.items() if text.lower() in lower]
+    return found[0] if len(found) == 1 else "Z"
+
+
+def _kit_letter(response: str, options: Mapping[str, str]) -> str | None:
+    if "Failed to obtain answer via API" in response:
+        return None
+    if any(refusal in response for refusal in _REFUSALS):
+        return "Z"
+    words = re.sub(r"[.()\[\],:;!*#{}]", " ", response).split()
+    present = [letter for letter in options if letter in words]
+    if len(present) == 1 and words.index(present[0]) > len(words) - 5:
+        return present[0]
+    if not present and "Z" in words:
+        return "Z"
+    stated = _STATED.search(response)
+    return stated.group(1).upper() if stated and stated.group(1).upper() in options else None
+
+
+# ---------------------------------------------------------------------------------------------- open answers
+
+_GROUPED = re.compile(r"-?\b\d{1,3}(?:,\d{3})+\b")
+_SCIENTIFIC = re.compile(r"-?\d+(?:\.\d+)?[eE][+-]?\d+")
+_SIMPLE = re.compile(r"-?(?:\d+\.\d+|\.\d+|\d+\b)(?![eE][+-]?\d+)(?![,\d])")
+_INDICATORS = ("could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ")
+
+
+def numbers_in(text: str) -> list[str]:
+    """All numbers in `text`: with grouping commas, in scientific notation, and plain; one may be found twice."""
+    return [match for pattern in (_GROUPED, _SCIENTIFIC, _SIMPLE) for match in pattern.findall(text)]
+
+
+def normalise(text: str) -> list[str | float]:
+    """A number rounded to two decimals if the text is one, else lower case; one character gets a blank on each side."""
+    text = text.strip()
+    try:
+        return [round(float(text.replace(",", "")), 2)]
+    except ValueError:
+        text = text.lower()
+        return [f" {text}", f"{text} "] if len(text) == 1 else [text]
+
+
+def key_parts(response: str) -> list[str]:
+    """The tails of the response's lines that are likely to hold the answer, or else the whole response."""
+    response = response.strip().strip(".").lower()
+    lines = response.split("\n")
+    parts = []
+    for number, line in enumerate(lines, 1):
+        indicators = (*_INDICATORS, "=") if number == len(lines) else _INDICATORS
+        shortest = ""
+        for tail in (line.split(word)[-1].strip() for word in indicators if word in line):
+            if not shortest or len(tail) < len(shortest):
+                shortest = tail
+        if shortest and shortest not in tuple(":,.!?;'"):
+            parts.append(shortest)
+    return parts or [response]
+
+
+def parse_open(response: str) -> set[str | float]:
+    """All readings of an open response that may count as its answer."""
+    parts = key_parts(response)
+    texts = parts + [number for part in parts for number in numbers_in(part)]
+    return {reading for text in texts for reading in normalise(text)}
+
+
+def open_is_correct(gold: str | Sequence[str], readings: Iterable[str | float]) -> bool:
+    """A string reading contains a string gold, or a number equals a gold number."""
+    golds = [n for answer in ([gold] if isinstance(gold, str) else gold) for n in normalise(answer)]
+    strings = [g for g in golds if isinstance(g, str)]
+    for reading in readings:
+        if isinstance(reading, str) and any(g in reading for g in strings):
+            return True
+        if not isinstance(reading, str) and reading in golds:
+            return True
+    return False
+
+
+# --------------------------------------------------------------------------------------------------- scoring
+
+
+@dataclass(frozen=True)
+class Question:
+    """What scoring needs: `options` is None where a multiple-choice answer is already a letter."""
+
+    id: str
+    subject: str
+    gold: str | tuple[str, ...]
+    multiple_choice: bool
+    options: Mapping[str, str] | None = None
+
+    def is_correct(self, response: str, guess: Guess) -> bool:
+        """Whether `response` is right; draws from `guess` if it cannot be read."""
+        if not self.multiple_choice:
+            return open_is_correct(self.gold, parse_open(response))
+        letter = response if self.options is None else parse_multiple_choice(response, self.options, guess)
+        return letter == self.gold if isinstance(self.gold, str) else letter in self.gold
+
+
+def subject_of(item_id: str) -> str:
+    """The subject in an id such as validation_Art_Theory_12."""
+    return "_".join(item_id.split("_")[1:-1])
+
+
+def in_scoring_order(questions: Iterable[Question]) -> list[Question]:
+    """Subjects in official order, unknown ones last, each in the order given."""
+    order = {subject: n for n, subject in enumerate(SUBJECTS)}
+    return sorted(questions, key=lambda q: order.get(q.subject, len(order)))
+
+
+def score_responses(questions: Iterable[Question], responses: Mapping[str, str]) -> Scores:
+    """Accuracies over all questions; the seeded guesses are drawn in the official order."""
+    guess = seeded_guess()
+    ordered = in_scoring_order(questions)
+    right = {q.id: float(q.is_correct(responses[q.id], guess)) for q in ordered}
+    sizes = Counter(q.subject for q in ordered)
+    weight = {q.id: 1 / (sizes[q.subject] * len(sizes)) for q in ordered}
+    per_item = {
+        "micro": {i: (r, 1.0) for i, r in right.items()},
+        "macro": {i: (r * weight[i], weight[i]) for i, r in right.items()},
+    }
+    groups = {**DOMAINS, **{s: (s,) for s in sizes}}
+    for group, subjects in groups.items():
+        units = {q.id: (right[q.id], 1.0) for q in ordered if q.subject in subjects}
+        if units:
+            per_item[f"{group}/accuracy"] = units
+    metrics = {name: ratio(units.values()) for name, units in per_item.items()}
+    counts = {"questions": float(len(right)), "correct": sum(right.values()), "subjects": float(len(sizes))}
+    return Scores(metrics, per_item, counts, _notes(ordered, responses))
+
+
+def _notes(questions: Sequence[Question], responses: Mapping[str, str]) -> tuple[str, ...]:
+    bare = [q for q in questions if q.multiple_choice and q.options is None]
+    longer = [q for q in bare if len(responses[q.id]) != 1]
+    notes = []
+    if bare:
+        notes.append("Options are not known, so multiple-choice responses are compared as letters (main_eval_only).")
+    if longer:
+        notes.append(f"{len(longer)} multiple-choice responses are not a single letter and count as wrong.")
+    unread = [q for q in questions if q.options and read_choice(responses[q.id], q.options) is None]
+    if unread:
+        notes.append(f"{len(unread)} multiple-choice responses could not be read and were guessed with seed 42.")
+    return tuple(notes)
+
+
+def question(row: Mapping[str, Any], item_id: str | None = None) -> Question:
+    """A question from any of the official shapes: an output.json entry, an answer_dict entry, or a dataset row."""
+    item_id = item_id or str(row["id"])
+    kind = str(row.get("question_type", "multiple-choice"))
+    gold = row["ground_truth"] if "ground_truth" in row else row["answer"]
+    if isinstance(gold, str) and gold.startswith("[") and kind != "multiple-choice":
+        gold = ast.literal_eval(gold)
+    options = row.get("index2ans")
+    if options is None and row.get("options"):
+        options = letters(row["options"])
+    subject = str(row.get("subject") or subject_of(item_id))
+    is_choice = kind == "multiple-choice"
+    golds = tuple(map(str, gold)) if isinstance(gold, (list, tuple)) else str(gold)
+    return Question(item_id, subject, golds, is_choice, options if is_choice and options else None)
+
+
+def letters(options: str | Sequence[str]) -> dict[str, str]:
+    """Options by letter, A on; the hub dataset stores them as the text of a Python list."""
+    texts = ast.literal_eval(options) if isinstance(options, str) else options
+    return {chr(ord("A") + n): str(text) for n, text in enumerate(texts)}
+
+
+def prompt(text: str, options: Mapping[str, str] | None) -> str:
+    """The official prompt; <image n> tags stay in the text."""
+    if not options:
+        return f"{text}\n{OPEN_REQUEST}"
+    lines = "".join(f"({letter}) {option}\n" for letter, option in options.items())
+    return f"{text}\n{lines}\n{CHOICE_REQUEST}"
+
+
+# ------------------------------------------------------------------------------------------------- benchmark
+
+
+@dataclass(frozen=True)
+class MMMU(Benchmark):
+    """`keep`: "all" (the official 900), or "single-image" (the paper's 857: no question with several pictures)."""
+
+    keep: str = "all"
+
+    name: ClassVar[str] = "mmmu"
+    max_new_tokens: ClassVar[int] = 128
+    headline: ClassVar[str] = "micro"
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("micro", "higher", 100, 1),
+        Metric("macro", "higher", 100, 1),
+        Metric("accuracy", "higher", 100, 1),
+    )
+
+    def __post_init__(self) -> None:
+        check_choice("choice of questions", self.keep, ("all", "single-image"))
+
+    @property
+    def version(self) -> str:
+        return f"mmmu-official-{self.keep}-1"
+
+    def files(self, data_dir: Path) -> list[Path]:
+        return [require(files.folder(data_dir, "mmmu") / "questions.jsonl", "MMMU's questions.jsonl", SOURCE)]
+
+    def load(self, data_dir: Path) -> list[Item]:
+        rows = files.read_records(self.files(data_dir)[0])
+        if self.keep == "single-image":
+            rows = _single_image(rows)
+        items = []
+        for row in rows:
+            found = question(row, str(row.need("id")))
+            images = tuple(_image(data_dir, name) for name in row.need("images"))
+            items.append(Item(found.id, prompt(row.need("question"), found.options), images, {"question": found}))
+        return items
+
+    def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
+        check_answers(items, answers)
+        return score_responses((item.meta["question"] for item in items), answers)
+
+
+def _image(data_dir: Path, name: str) -> Path:
+    return next((path for path in (data_dir / name, data_dir / "mmmu" / name) if path.exists()), data_dir / name)
+
+
+def _single_image(rows: list[files.Record]) -> list[files.Record]:
+    """Rows with one picture; of the full validation set, exactly the paper's number per subject."""
+    kept = [row for row in rows if len(row.need("images")) == 1]
+    counts = Counter(subject_of(row["id"]) for row in kept)
+    if len(rows) == 900 and counts != SINGLE_IMAGE_COUNTS:
+        wrong = [s for s in SUBJECTS if counts[s] != SINGLE_IMAGE_COUNTS[s]]
+        raise RevisitError(
+            f"The single-image filter leaves {len(kept)} of 900, not the paper's 857 (differs: {wrong})."
+        )
+    return kept

@@ -1,0 +1,146 @@
+"""MMMU's parsers and totals against the published script's outputs."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from revisit.benchmarks import get, mmmu
+from revisit.benchmarks.base import ratio
+from revisit.errors import RevisitError
+
+
+def test_every_golden_choice(golden):
+    for case in golden("mmmu")["mc"]:
+        response, options = case["response"], case["options"]
+        read = mmmu.read_choice(response, options)
+        assert (read is None) == case["random_fallback"], case
+        assert read in (None, case["parsed"]), case
+        assert (mmmu.read_choice_lmms_eval(response, options) or "RANDOM") == case["lmms_eval"], case
+        assert mmmu.read_choice_vlmevalkit(response, options) == case["vlmevalkit_exact_matching"], case
+
+
+def _stored(reading: str | float) -> str:
+    """Non-finite floats are stored as text in the golden file."""
+    return f"float:{reading}" if isinstance(reading, float) and not math.isfinite(reading) else reading
+
+
+def test_every_golden_open_answer(golden):
+    cases = golden("mmmu")
+    for case in cases["open"] + cases["eval_open"]:
+        readings = mmmu.parse_open(case["response"])
+        assert sorted(map(repr, map(_stored, readings))) == sorted(map(repr, case["parsed"])), case
+    for case in cases["eval_open"]:
+        assert mmmu.open_is_correct(case["gold"], mmmu.parse_open(case["response"])) == case["correct"], case
+
+
+def test_seeded_guesses(golden):
+    guess = mmmu.seeded_guess()
+    assert [guess("ABCD") for _ in range(20)] == golden("mmmu")["rng_seed42"]["n4"]
+    guess = mmmu.seeded_guess()
+    options = {letter: "" for letter in "ABCD"}
+    first = golden("mmmu")["rng_seed42"]["n4"][:3]
+    assert [mmmu.parse_multiple_choice("?", options, guess) for _ in range(3)] == first
+
+
+def _example(shared_data: Path, model: str) -> list[dict]:
+    folder = shared_data / "mmmu/example_outputs" / model
+    return [row for subject in mmmu.SUBJECTS for row in json.loads((folder / subject / "output.json").read_text())]
+
+
+def test_published_totals(golden, shared_data):
+    for model, want in golden("mmmu")["end_to_end"].items():
+        rows = _example(shared_data, model)
+        questions = [mmmu.question(row) for row in rows]
+        scores = mmmu.score_responses(questions, {row["id"]: row["response"] for row in rows})
+        assert scores.metrics["micro"] == pytest.approx(want["micro"], abs=1e-9)
+        assert scores.metrics["macro"] == pytest.approx(want["macro"], abs=1e-9)
+        for subject, part in want["parse_and_eval_per_subject"].items():
+            assert scores.metrics[f"{subject}/accuracy"] == pytest.approx(part["acc"], abs=1e-9)
+        for item, judged in want["judge"].items():
+            assert scores.per_item["micro"][item][0] == (judged["judge"] == "Correct"), item
+        for name, units in scores.per_item.items():
+            assert ratio(units.values()) == pytest.approx(scores.metrics[name])
+
+
+def test_published_letters_alone(golden, shared_data):
+    truth = json.loads((shared_data / "mmmu/answer_dict_val.json").read_text())
+    questions = [mmmu.question(row, item) for item, row in truth.items()]
+    for model, want in golden("mmmu")["end_to_end"].items():
+        path = shared_data / "mmmu/example_outputs" / model / "total_val_output.json"
+        scores = mmmu.score_responses(questions, json.loads(path.read_text()))
+        for name, part in want["eval_only"].items():
+            metric = "micro" if name == "Overall" else f"{name.removeprefix('Overall-')}/accuracy"
+            assert round(scores.metrics[metric], 3) == part["acc"], name
+        assert "compared as letters" in scores.notes[0]
+
+
+def test_tables_hold_the_published_facts(shared_data):
+    tables = json.loads((shared_data / "mmmu/mmmu_tables.json").read_text())
+    assert list(mmmu.SUBJECTS) == tables["subjects_in_scoring_order"]
+    assert {k: list(v) for k, v in mmmu.DOMAINS.items()} == tables["domains"]
+    assert tables["paper_items_per_subject_after_multi_image_filter"] == mmmu.SINGLE_IMAGE_COUNTS
+    assert sum(mmmu.SINGLE_IMAGE_COUNTS.values()) == 857
+
+
+def test_guesses_follow_the_scoring_order():
+    options = {letter: letter * 3 for letter in "ABCD"}
+    questions = [mmmu.Question(f"validation_{s}_1", s, "A", True, options) for s in ("Math", "Art")]
+    scores = mmmu.score_responses(questions, {q.id: "?" for q in questions})
+    # Art is scored before Math whatever the order given; the first two seeded draws are A and A.
+    assert list(scores.per_item["micro"]) == ["validation_Art_1", "validation_Math_1"]
+    assert scores.metrics["micro"] == 1.0
+    assert "2 multiple-choice responses could not be read" in scores.notes[0]
+
+
+def test_macro_differs_from_micro():
+    questions = [mmmu.Question(f"v_{s}_{n}", s, "A", True) for s, n in (("Art", 1), ("Art", 2), ("Math", 1))]
+    scores = mmmu.score_responses(questions, {"v_Art_1": "A", "v_Art_2": "A", "v_Math_1": "B"})
+    assert scores.metrics["micro"] == pytest.approx(2 / 3)
+    assert scores.metrics["macro"] == pytest.approx(1 / 2)
+
+
+def _folder(root: Path) -> Path:
+    (root / "mmmu").mkdir()
+    rows = [
+        {
+            "id": "validation_Art_1",
+            "question": "Which <image 1>?",
+            "options": ["red", "blue"],
+            "answer": "B",
+            "question_type": "multiple-choice",
+            "images": ["val2014/1.png"],
+        },
+        {
+            "id": "validation_Math_2",
+            "question": "How many?",
+            "options": "[]",
+            "answer": "['3', 'three']",
+            "question_type": "open",
+            "images": ["a.png", "b.png"],
+        },
+    ]
+    (root / "mmmu/questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return root
+
+
+def test_load_prompts_and_score(tmp_path: Path):
+    bench = get("mmmu")
+    items = bench.load(_folder(tmp_path))
+    assert items[0].prompt == (
+        "Which <image 1>?\n(A) red\n(B) blue\n\nAnswer with the option's letter from the given choices directly."
+    )
+    assert items[1].prompt == "How many?\nAnswer the question using a single word or phrase."
+    scores = bench.score(items, {"validation_Art_1": "(B)", "validation_Math_2": "it is three"})
+    assert scores.metrics["micro"] == 1.0
+    assert [item.id for item in get("mmmu", keep="single-image").load(tmp_path)] == ["validation_Art_1"]
+
+
+def test_missing_file_and_bad_option(tmp_path: Path):
+    with pytest.raises(RevisitError, match="MMMU/MMMU"):
+        get("mmmu").load(tmp_path)
+    with pytest.raises(RevisitError, match="single-image"):
+        get("mmmu", keep="single")
