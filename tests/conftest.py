@@ -1,0 +1,26 @@
+"""Shared paths and settings of the test suite."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing in the suite may reach for the network
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: threads only get in each other's way
+
+ROOT = Path(__file__).parent.parent
+SHARED = ROOT.parent / "shared"
+sys.path.insert(0, str(ROOT / "tests"))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Reference material that is kept beside the repository, not in it."""
+    if not SHARED.is_dir():
+        pytest.skip("the reference material (../shared) is not here")  # honest: these tests compare with it
+    return SHARED
