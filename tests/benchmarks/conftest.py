@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -40,3 +42,43 @@ def nltk_data(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = shared_data / "nltk_data"
     monkeypatch.setenv("NLTK_DATA", str(path))
     return path
+
+
+class StubJudge:
+    """A chat-completions server on the loopback: serves `replies` in turn (a number is an error status)."""
+
+    def __init__(self) -> None:
+        self.replies: list[str | int] = []
+        self.prompts: list[str] = []
+        stub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                stub.prompts.append(request["messages"][-1]["content"])
+                reply = stub.replies.pop(0)
+                body = b"no"
+                if isinstance(reply, str):
+                    body = json.dumps({"choices": [{"message": {"content": reply}}]}).encode()
+                self.send_response(reply if isinstance(reply, int) else 200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
+
+
+@pytest.fixture
+def stub_judge() -> Iterator[StubJudge]:
+    """A running stub judge."""
+    stub = StubJudge()
+    thread = threading.Thread(target=stub.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield stub
+    stub.server.shutdown()
+    thread.join()
+    stub.server.server_close()

@@ -41,7 +41,7 @@ def test_seeded_guesses(golden):
     guess = mmmu.seeded_guess()
     assert [guess("ABCD") for _ in range(20)] == golden("mmmu")["rng_seed42"]["n4"]
     guess = mmmu.seeded_guess()
-    options = {letter: "" for letter in "ABCD"}
+    options = dict.fromkeys("ABCD", "")
     first = golden("mmmu")["rng_seed42"]["n4"][:3]
     assert [mmmu.parse_multiple_choice("?", options, guess) for _ in range(3)] == first
 

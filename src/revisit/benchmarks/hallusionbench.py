@@ -1,0 +1,257 @@
+"""HallusionBench: yes/no questions about figures and edited figures, scored in groups.
+
+Every answer gets a label: "1" correct, "0" incorrect, "2" unclear. By default a rule gives it (VLMEvalKit's yes/no
+extraction against the gold answer), and numbers so made say that they are rule-judged; the official judge is a
+language model, reached through any OpenAI-compatible endpoint. From labels on, the accuracies are the official ones.
+Data: HallusionBench.json and its figures (tianyi-lab/HallusionBench).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from revisit.benchmarks import files
+from revisit.benchmarks.base import (
+    Benchmark,
+    Item,
+    Metric,
+    PerUnit,
+    Scores,
+    check_answers,
+    check_choice,
+    ratio,
+    require,
+)
+from revisit.benchmarks.judge import Judge
+from revisit.benchmarks.pope import parse_vlmevalkit
+from revisit.errors import RevisitError
+
+SOURCE = "https://github.com/tianyi-lab/HallusionBench (the figures: its hallusion_bench.zip)"
+Row = Mapping[str, Any]
+
+
+def key(row: Row, *fields: str) -> str:
+    """Category and subcategory, set, and the named ids, joined as the official code does."""
+    return "_".join(str(row[name]) for name in ("category", "subcategory", "set_id", *fields))
+
+
+def item_key(row: Row) -> str:
+    """The name of one question about one figure."""
+    return key(row, "figure_id", "question_id")
+
+
+# ---------------------------------------------------------------------------------------------------- labels
+
+
+def extract(text: str) -> str:
+    """ "Yes", "No" or "Unknown", by VLMEvalKit's rule."""
+    return parse_vlmevalkit(text).capitalize()
+
+
+def rule_label(prediction: str, gold: str | int) -> str:
+    """The label of a prediction by the rule; `gold` is 1 for yes and 0 for no."""
+    said = extract(prediction)
+    if said == "Unknown":
+        return "2"
+    return "1" if (said == "Yes") == (str(gold) == "1") else "0"
+
+
+def judge_prompt(question: str, reference: str, prediction: str) -> str:
+    """What the judge is asked, in our words: same three inputs and same three verdicts as the official prompt."""
+    return (
+        "You are grading one answer to a question about a picture. Read the question, the reference answer and the "
+        "answer to grade, then decide:\n"
+        "- correct: the answer does not contradict the reference\n"
+        "- incorrect: the answer contradicts the reference\n"
+        "- unclear: the answer does not commit itself\n"
+        f"Reply with that one word.\n\nQuestion: {question}\nReference answer: {reference}\n"
+        f"Answer to grade: {prediction}\nVerdict:"
+    )
+
+
+def judge_label(reply: str) -> str:
+    """The official reading of a judge's reply."""
+    lower = reply.lower()
+    return "0" if "incorrect" in lower else "1" if "correct" in lower else "2"
+
+
+# -------------------------------------------------------------------------------------------------- accuracies
+
+
+def is_correct(row: Row, label: str) -> bool:
+    """Label 1; without a figure (VS, figure 0) an unclear answer is right too."""
+    blind = row["category"] == "VS" and int(row["figure_id"]) == 0
+    return int(label) == 1 or (blind and int(label) == 2)
+
+
+def _groups(rows: Iterable[Row], right: Mapping[str, bool], *fields: str) -> PerUnit:
+    """Group name -> (100 if all its answers are right else 0, 1)."""
+    groups: dict[str, bool] = {}
+    for row in rows:
+        name = key(row, *fields)
+        groups[name] = groups.get(name, True) and right[item_key(row)]
+    return {name: (100.0 * good, 1.0) for name, good in groups.items()}
+
+
+def accuracies(rows: list[Row], right: Mapping[str, bool]) -> dict[str, PerUnit]:
+    """The official five over `rows`, each as what its units (questions, groups, figures) contribute."""
+    with_figure = [r for r in rows if not (r["category"] == "VS" and str(r["figure_id"]) == "0")]
+    return {
+        "qAcc": _groups(rows, right, "question_id"),
+        "fAcc": _groups(with_figure, right, "figure_id"),
+        "aAcc": {item_key(r): (100.0 * right[item_key(r)], 1.0) for r in rows},
+        "easy_aAcc": _groups((r for r in rows if str(r["visual_input"]) != "2"), right, "question_id"),
+        "hard_aAcc": _groups((r for r in rows if str(r["visual_input"]) == "2"), right, "question_id"),
+    }
+
+
+def figure_counts(rows: list[Row], right: Mapping[str, bool]) -> dict[str, float]:
+    """The consistency test: figures right, wrong, in between, and the mean share of right answers per figure."""
+    figures: dict[str, list[bool]] = {}
+    for row in rows:
+        if not (row["category"] == "VS" and str(row["figure_id"]) == "0"):
+            figures.setdefault(key(row, "figure_id"), []).append(right[item_key(row)])
+    good, bad = sum(all(f) for f in figures.values()), sum(not any(f) for f in figures.values())
+    share = ratio((sum(f) / len(f), 1.0) for f in figures.values())
+    return {"fig_correct": good, "fig_wrong": bad, "fig_inconsistent": len(figures) - good - bad, "fig_score": share}
+
+
+def yes_bias(rows: list[Row], right: Mapping[str, bool]) -> dict[str, float]:
+    """The official yes/no bias, which compares correctness (not the prediction) with the gold answer."""
+    gold = {item_key(r): int(r["gt_answer"]) for r in rows}
+    as_gold = ratio((float(right[k] == g), 1.0) for k, g in gold.items())
+    wrong = [(1.0 - g, 1.0) for k, g in gold.items() if not right[k]]
+    return {"diff": as_gold - sum(gold.values()) / len(gold), "fp": ratio(wrong)}
+
+
+def failure(row: Row, label: str, original: str, same: bool) -> str | None:
+    """The official diagnosis of an answer: "LH" language, "VI" vision, "Mix" either, None where there is none.
+
+    `original` is the label of the same question on figure 0; `same` whether the answer agrees with that one.
+    """
+    visual, is_original = str(row["visual_input"]), str(row["figure_id"]) == "0"
+    if row["category"] == "VD":
+        if label == "1":
+            return None
+        return "Mix" if not is_original and (original, label, same) == ("1", "0", True) else "VI"
+    if is_original:
+        return "LH" if label == "0" else None
+    if label == "1":
+        return None
+    if original == "0":
+        return "LH" if label == "0" and same else "Mix"
+    if original == "1" and label == "0" and visual == "2" and same:
+        return "LH"
+    return "VI"
+
+
+def failure_counts(rows: list[Row], labels: Mapping[str, str], same: Mapping[str, str]) -> dict[str, int]:
+    """How many answers fail in each of the three ways (the official *_cg counts)."""
+    first = {key(r, "question_id"): labels[item_key(r)] for r in rows if str(r["figure_id"]) == "0"}
+    kinds = [
+        failure(r, labels[item_key(r)], first.get(key(r, "question_id"), ""), same[item_key(r)] == "1") for r in rows
+    ]
+    return {f"{kind}_cg": kinds.count(kind) for kind in ("LH", "VI", "Mix")}
+
+
+def score_labels(rows: Iterable[Row], labels: Mapping[str, str], note: str = "") -> Scores:
+    """The accuracies in percent: over everything (the official leaderboard row), and over VD and VS apart."""
+    rows = list(rows)
+    names = [item_key(row) for row in rows]
+    if len(set(names)) != len(names):
+        raise RevisitError("A question is there twice; each (figure, question) must have one answer.")
+    for name in names:
+        if str(labels.get(name)) not in ("0", "1", "2"):
+            raise RevisitError(f"Question {name} needs a label 0, 1 or 2, not {labels.get(name)!r}.")
+    right = {item_key(row): is_correct(row, str(labels[item_key(row)])) for row in rows}
+    per_item: dict[str, PerUnit] = {}
+    counts: dict[str, float] = {}
+    for part, prefix in (("", ""), ("VD", "VD/"), ("VS", "VS/")):
+        chosen = [row for row in rows if part in ("", row["category"])]
+        if not chosen:
+            continue
+        per_item |= {prefix + name: units for name, units in accuracies(chosen, right).items()}
+        counts |= {prefix + name: value for name, value in figure_counts(chosen, right).items()}
+        for level, hard in (("easy", False), ("hard", True)):
+            asked = [right[item_key(r)] for r in chosen if (str(r["visual_input"]) == "2") == hard]
+            counts |= {f"{prefix}{level}_questions": len(asked), f"{prefix}{level}_questions_correct": sum(asked)}
+    for name, units in per_item.items():
+        counts[f"{name}_correct"] = sum(n > 0 for n, _ in units.values())
+        counts[f"{name}_total"] = len(units)
+    metrics = {name: ratio(units.values()) for name, units in per_item.items()}
+    return Scores(metrics, per_item, {k: float(v) for k, v in counts.items()}, (note,) if note else ())
+
+
+# ------------------------------------------------------------------------------------------------- benchmark
+
+RULE_NOTE = "Rule-judged (yes/no extraction against the gold answer); the official judge is a language model."
+
+
+@dataclass(frozen=True)
+class HallusionBench(Benchmark):
+    """`judge`: "rule", or "model" with `judge_url`, `judge_model` and a file `judge_cache` that keeps its replies.
+
+    `part`: "all", "VD" (what the ReVisiT paper reports) or "VS". `no_image`: whether the VS questions that have no
+    figure are asked; a model that needs a picture leaves them out.
+    """
+
+    judge: str = "rule"
+    judge_url: str = ""
+    judge_model: str = "gpt-4"
+    judge_cache: Path | None = None
+    part: str = "all"
+    no_image: bool = True
+
+    name: ClassVar[str] = "hallusionbench"
+    max_new_tokens: ClassVar[int] = 128
+    headline: ClassVar[str] = "aAcc"
+    metrics: ClassVar[tuple[Metric, ...]] = tuple(
+        Metric(name, "higher", 1, 2) for name in ("qAcc", "fAcc", "aAcc", "easy_aAcc", "hard_aAcc")
+    )
+
+    def __post_init__(self) -> None:
+        check_choice("judge", self.judge, ("rule", "model"))
+        check_choice("part", self.part, ("all", "VD", "VS"))
+        if self.judge == "model" and not self.judge_url:
+            raise RevisitError("A model judge needs judge_url, the base address of an OpenAI-compatible API.")
+
+    @property
+    def version(self) -> str:
+        return "hallusionbench-rule-1" if self.judge == "rule" else f"hallusionbench-model:{self.judge_model}-1"
+
+    def files(self, data_dir: Path) -> list[Path]:
+        folder = files.folder(data_dir, "hallusionbench")
+        return [require(folder / "HallusionBench.json", "HallusionBench.json", SOURCE)]
+
+    def load(self, data_dir: Path) -> list[Item]:
+        path = self.files(data_dir)[0]
+        items = []
+        for row in files.read_records(path):
+            name = row.get("filename")
+            if self.part not in ("all", row.need("category")) or (not name and not self.no_image):
+                continue
+            figure = str(name or "").removeprefix("./")
+            places = [path.parent / figure, path.parent / "hallusion_bench" / figure]
+            image = next((place for place in places if place.exists()), places[0])
+            items.append(Item(item_key(row), row.need("question"), (image,) if name else (), {"row": dict(row)}))
+        return items
+
+    def labels(self, rows: Iterable[Row], answers: Mapping[str, str]) -> dict[str, str]:
+        """The label of every answer by the chosen judge."""
+        if self.judge == "rule":
+            return {item_key(r): rule_label(answers[item_key(r)], r["gt_answer"]) for r in rows}
+        judge = Judge(self.judge_url, self.judge_model, self.judge_cache)
+        return {
+            name: judge_label(judge.ask(judge_prompt(row["question"], row["gt_answer_details"], answers[name])))
+            for row in rows
+            for name in [item_key(row)]
+        }
+
+    def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
+        check_answers(items, answers)
+        rows = [item.meta["row"] for item in items]
+        note = RULE_NOTE if self.judge == "rule" else f"Judged by {self.judge_model}."
+        return score_labels(rows, self.labels(rows, answers), note)

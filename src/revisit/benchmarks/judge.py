@@ -1,0 +1,115 @@
+"""A language model as judge, behind any OpenAI-compatible endpoint; every reply is kept, so a run can be resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from revisit.errors import RevisitError
+
+_RETRY_STATUS = {408, 409, 425, 429, 500, 502, 503, 504}
+
+
+@dataclass(frozen=True)
+class Judge:
+    """`url` is the base of the API, such as https://api.openai.com/v1; the key is read from `key_variable`.
+
+    `cache` is a JSON-lines file with one {"key", "model", "reply"} per question asked, appended to as replies arrive.
+    """
+
+    url: str
+    model: str
+    cache: Path | None = None
+    temperature: float | None = 0.0
+    key_variable: str = "OPENAI_API_KEY"
+    timeout: float = 60.0
+    attempts: int = 5
+    wait: float = 1.0
+    _known: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise RevisitError(f"The judge's address must start with http:// or https://, not {self.url!r}.")
+        if not self.model:
+            raise RevisitError("A judge needs the name of its model.")
+        if self.attempts < 1:
+            raise RevisitError(f"A judge needs at least one attempt, not {self.attempts}.")
+        if self.cache and self.cache.exists():
+            self._known.update(_read_cache(self.cache))
+
+    def ask(self, prompt: str, system: str | None = None) -> str:
+        """The reply to `prompt`: from the cache if it was asked before with the same model and temperature."""
+        messages = [{"role": "system", "content": system}] if system else []
+        messages.append({"role": "user", "content": prompt})
+        request = {"model": self.model, "messages": messages}
+        if self.temperature is not None:
+            request["temperature"] = self.temperature  # type: ignore[assignment]
+        key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+        if key not in self._known:
+            reply = self._post(request)
+            self._known[key] = reply
+            self._remember(key, reply)
+        return self._known[key]
+
+    def _remember(self, key: str, reply: str) -> None:
+        if self.cache is None:
+            return
+        self.cache.parent.mkdir(parents=True, exist_ok=True)
+        with self.cache.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"key": key, "model": self.model, "reply": reply}, ensure_ascii=False) + "\n")
+
+    def _post(self, request: dict[str, Any]) -> str:
+        headers = {"Content-Type": "application/json"}
+        if os.environ.get(self.key_variable):
+            headers["Authorization"] = f"Bearer {os.environ[self.key_variable]}"
+        address = self.url.rstrip("/") + "/chat/completions"
+        for attempt in range(self.attempts):
+            post = urllib.request.Request(address, json.dumps(request).encode(), headers)
+            try:
+                with urllib.request.urlopen(post, timeout=self.timeout) as response:
+                    return _content(response.read(), address)
+            except urllib.error.HTTPError as error:
+                problem = f"status {error.code}"
+                with error:
+                    if error.code not in _RETRY_STATUS:
+                        detail = error.read(300).decode("utf-8", "replace").strip()
+                        raise RevisitError(f"The judge at {address} refused: {problem} {detail}.") from error
+            except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+                problem = str(getattr(error, "reason", error))
+            if attempt + 1 < self.attempts:
+                time.sleep(self.wait * 2**attempt)
+        raise RevisitError(
+            f"The judge at {address} did not answer after {self.attempts} attempts ({problem}); "
+            "run the same command again to go on from here."
+        )
+
+
+def _content(body: bytes, address: str) -> str:
+    try:
+        return str(json.loads(body)["choices"][0]["message"]["content"])
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise RevisitError(f"The judge at {address} sent something that is no chat completion.") from error
+
+
+def _read_cache(path: Path) -> dict[str, str]:
+    """Replies by key; cuts off a last line that was not written to its end."""
+    raw = path.read_bytes()
+    whole = raw[: raw.rfind(b"\n") + 1]
+    if len(whole) != len(raw):
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
+    known = {}
+    for number, line in enumerate(whole.decode("utf-8").splitlines(), 1):
+        try:
+            row = json.loads(line)
+            known[row["key"]] = row["reply"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise RevisitError(f"{path} line {number} is no judge reply; delete the line or the file.") from error
+    return known

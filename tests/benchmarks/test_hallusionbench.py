@@ -1,0 +1,120 @@
+"""HallusionBench's accuracies against the official code's outputs on all 1,129 questions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from revisit.benchmarks import get
+from revisit.benchmarks import hallusionbench as hb
+from revisit.benchmarks.base import ratio
+from revisit.errors import RevisitError
+
+FIVE = ("qAcc", "fAcc", "aAcc", "easy_aAcc", "hard_aAcc")
+
+
+@pytest.fixture(scope="module")
+def rows(shared_data):
+    return json.loads((shared_data / "hallusionbench/HallusionBench.json").read_text("utf-8"))
+
+
+def test_every_golden_label_set(golden, rows):
+    for labels in golden("hallusionbench")["sets"].values():
+        scores = hb.score_labels(rows, labels["labels"])
+        for part, want in labels["official"].items():
+            prefix = "" if part == "all" else f"{part}/"
+            for name in FIVE:
+                assert round(scores.metrics[prefix + name], 4) == want[name]
+            for name in ("qAcc", "fAcc", "aAcc"):
+                assert [scores.counts[f"{prefix}{name}_{k}"] for k in ("correct", "total")] == want["counts"][name]
+            for level in ("easy", "hard"):
+                got = [scores.counts[f"{prefix}{level}_aAcc_{k}"] for k in ("correct", "total")]
+                assert [*got, scores.counts[f"{prefix}{level}_questions"]] == want["counts"][level]
+                alt = [scores.counts[f"{prefix}{level}_questions{k}"] for k in ("_correct", "")]
+                assert alt == want["alt_question_level"][level]
+            for name in ("fig_inconsistent", "fig_wrong", "fig_score"):
+                assert scores.counts[prefix + name] == pytest.approx(want[name], abs=1e-9)
+        for name, units in scores.per_item.items():
+            assert ratio(units.values()) == pytest.approx(scores.metrics[name], abs=1e-9)
+
+
+def test_golden_diagnoses(golden, rows):
+    for labels in golden("hallusionbench")["sets"].values():
+        right = {hb.item_key(r): hb.is_correct(r, labels["labels"][hb.item_key(r)]) for r in rows}
+        for part, want in labels["official"].items():
+            chosen = [r for r in rows if part in ("all", r["category"])]
+            counts = hb.failure_counts(chosen, labels["labels"], labels["same"])
+            assert counts == {name: want[name] for name in ("LH_cg", "VI_cg", "Mix_cg")}
+            bias = hb.yes_bias(chosen, right)
+            if want["yes_ratio_stats"] == "ZeroDivisionError":
+                assert bias["fp"] != bias["fp"]
+            else:
+                assert bias == pytest.approx(want["yes_ratio_stats"], abs=1e-9)
+
+
+def test_golden_extraction(golden):
+    for case in golden("hallusionbench")["yesno_extraction"]:
+        assert hb.extract(case["answer"]) == case["vlmevalkit"]
+
+
+@pytest.mark.parametrize(
+    ("said", "gold", "label"), [("Yes.", "1", "1"), ("No", 1, "0"), ("no", "0", "1"), ("Maybe", "0", "2")]
+)
+def test_rule_labels(said, gold, label):
+    assert hb.rule_label(said, gold) == label
+
+
+@pytest.mark.parametrize(("reply", "label"), [("Incorrect.", "0"), ("It is CORRECT", "1"), ("unclear", "2")])
+def test_judge_labels(reply, label):
+    assert hb.judge_label(reply) == label
+
+
+def test_load_official_file_and_score(shared_data, rows):
+    bench = get("hallusionbench")
+    items = bench.load(shared_data)
+    assert len(items) == 1129
+    assert sum(not item.images for item in items) == 178
+    gold = {item.id: "Yes" if item.meta["row"]["gt_answer"] == "1" else "No" for item in items}
+    scores = bench.score(items, gold)
+    assert all(scores.metrics[name] == 100.0 for name in FIVE)
+    assert "Rule-judged" in scores.notes[0]
+    assert len(get("hallusionbench", part="VD").load(shared_data)) == 591
+    assert len(get("hallusionbench", no_image="false").load(shared_data)) == 951
+
+
+def _tiny_rows() -> list[dict[str, str]]:
+    base = {"category": "VD", "subcategory": "scene", "set_id": "0", "question_id": "0", "gt_answer_details": "-"}
+    original = base | {"figure_id": "0", "visual_input": "1", "gt_answer": "1", "question": "Is it red?"}
+    return [original, base | {"figure_id": "1", "visual_input": "2", "gt_answer": "0", "question": "Is it red?"}]
+
+
+def test_group_counts_by_hand():
+    rows = _tiny_rows()
+    scores = hb.score_labels(rows, {"VD_scene_0_0_0": "1", "VD_scene_0_1_0": "0"})
+    got = {name: scores.metrics[name] for name in FIVE}
+    assert got == {"qAcc": 0.0, "fAcc": 50.0, "aAcc": 50.0, "easy_aAcc": 100.0, "hard_aAcc": 0.0}
+
+
+def test_bad_labels_and_duplicates():
+    rows = _tiny_rows()
+    with pytest.raises(RevisitError, match="needs a label 0, 1 or 2, not '3'"):
+        hb.score_labels(rows, {"VD_scene_0_0_0": "3", "VD_scene_0_1_0": "0"})
+    with pytest.raises(RevisitError, match="there twice"):
+        hb.score_labels(rows + rows, {})
+
+
+def test_model_judge(stub_judge, tmp_path: Path):
+    stub_judge.replies = ["This is correct.", "incorrect"]
+    bench = get("hallusionbench", judge="model", judge_url=stub_judge.url, judge_cache=str(tmp_path / "judge.jsonl"))
+    items = [hb.Item(hb.item_key(r), r["question"], (), {"row": r}) for r in _tiny_rows()]
+    answers = {"VD_scene_0_0_0": "It is.", "VD_scene_0_1_0": "It is still."}
+    scores = bench.score(items, answers)
+    assert scores.metrics["aAcc"] == 50.0
+    assert scores.notes == ("Judged by gpt-4.",)
+    assert "It is still." in stub_judge.prompts[1]
+    assert bench.score(items, answers).metrics == scores.metrics
+    assert len(stub_judge.prompts) == 2  # the second scoring asked nobody
+    with pytest.raises(RevisitError, match="judge_url"):
+        get("hallusionbench", judge="model")
