@@ -21,6 +21,7 @@ from revisit.methods.base import Method
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from revisit.core import Projector, Refinement
     from revisit.decoding import Run
     from revisit.methods.base import Refine
     from revisit.vision import Bank
@@ -87,8 +88,25 @@ class ReVisiT(Method):
         kind = model if isinstance(model, str) else model.config.model_type
         return cls(**{"layers": "all" if kind.startswith("qwen") else "last", **overrides})
 
+    def step(self, logits: Tensor, vision: Projector, *, normalize: bool, uniform: float) -> Refinement:
+        """One step of one sequence with these settings: logits (V,) and its vision rows."""
+        from revisit.core import refine
+
+        return refine(
+            logits,
+            vision,
+            alpha=self.alpha,
+            divergence=self.divergence,
+            how=self.select,
+            fusion=self.fusion,
+            weight=float(self.weight or 0),
+            full_vocabulary=self.vocabulary == "full",
+            normalize=normalize,
+            model_dtype=self.precision == "model",
+            uniform=uniform,
+        )
+
     def begin(self, run: Run) -> Refine:
-        from revisit.core import refine as step
         from revisit.core import scatter
         from revisit.vision import resolve_layers
 
@@ -108,17 +126,10 @@ class ReVisiT(Method):
                 if bank.rows == 0:  # no image in this row: decoded as the model would
                     run.note(row)
                     continue
-                result = step(
+                result = self.step(
                     logits[row].to(bank.head.device),
                     bank,
-                    alpha=self.alpha,
-                    divergence=self.divergence,
-                    how=self.select,
-                    fusion=self.fusion,
-                    weight=float(self.weight or 0),
-                    full_vocabulary=self.vocabulary == "full",
                     normalize=self.normalize or run.beams,  # beams are compared with each other
-                    model_dtype=self.precision == "model",
                     uniform=uniform,
                 )
                 scores[row] = scatter(result, logits.shape[-1]).to(logits.device)

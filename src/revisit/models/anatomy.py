@@ -137,13 +137,7 @@ class Anatomy:
                 f"{what} is an encoder–decoder model: its decoder never sees vision tokens, so there is nothing to revisit; "
                 "use a decoder-only model such as LLaVA, Qwen-VL or InternVL."
             )
-        vision_ids = tuple(
-            dict.fromkeys(
-                value
-                for name in ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
-                if isinstance(value := getattr(config, name, None), int)
-            )
-        )
+        vision_ids = vision_token_ids(config)
         if not vision_ids:
             kind = (
                 "keeps no vision tokens in its decoder's sequence"
@@ -168,6 +162,12 @@ class Anatomy:
         embedding = model.get_input_embeddings()
         tied = getattr(embedding, "weight", None) is not None and _same_storage(embedding, head)
         return cls(model, decoder, layers, Head(head, _declared_transforms(text)), tied, vision_ids)
+
+
+def vision_token_ids(config: Any) -> tuple[int, ...]:
+    """The token ids that a model's configuration says stand for images and videos in its prompts."""
+    names = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
+    return tuple(dict.fromkeys(value for name in names if isinstance(value := getattr(config, name, None), int)))
 
 
 def describe(model: Any) -> str:
