@@ -136,7 +136,7 @@ def _laid_out(dice: Dice, blank: Scene, nouns: list[str]) -> Scene:
                 size = dice.pick((44, 52, 60)) if category.large else dice.pick((32, 36, 44))
                 spot = Item(noun, colour, 4 * dice.below((SIZE - size) // 4 + 1), 0, size, dice.chance(0.5))
                 spot = replace(spot, y=4 * dice.below((SIZE - size) // 4 + 1))
-                if _all_seen([*placed, spot]):
+                if all_seen([*placed, spot]):
                     placed.append(spot)
                     break
     return replace(blank, items=tuple(placed))
@@ -162,7 +162,7 @@ def _main_item(covered: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.where(covered.max(0) >= VISIBLE, covered.argmax(0), -1)
 
 
-def _all_seen(items: list[Item]) -> bool:
+def all_seen(items: Sequence[Item]) -> bool:
     """Whether each item shows at least half of itself and is the main thing in some patch."""
     covered = _coverage(_owners(items), len(items))
     half_shown = all(2 * shown >= item.pixels()[1].sum() for shown, item in zip(covered.sum(1), items, strict=True))

@@ -5,7 +5,7 @@ A sprite is an RGBA picture of SIDE x SIDE pixels; `sprite` gives it at any size
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +89,7 @@ def _fork() -> Image.Image:
 _DRAWN = {"table": _table, "bench": _bench, "oven": _oven, "refrigerator": _refrigerator, "fork": _fork}
 
 
-@lru_cache(maxsize=None)
+@cache
 def _base(code: str) -> Image.Image:
     return _DRAWN[code[5:]]() if code.startswith("draw:") else _twemoji(code)
 

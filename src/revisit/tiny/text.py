@@ -177,8 +177,10 @@ def position(scene: Scene, noun: str, short: bool = False) -> Turn | None:
     if where is None:
         return None
     ask = f"Where is the {noun} in the image?"
-    return Turn("position", f"{ask} {ONE_WORD}", where.split()[-1]) if short else Turn(
-        "position", ask, f"The {noun} is {where}."
+    return (
+        Turn("position", f"{ask} {ONE_WORD}", where.split()[-1])
+        if short
+        else Turn("position", ask, f"The {noun} is {where}.")
     )
 
 
@@ -217,7 +219,7 @@ def questions(scene: Scene, dice: Dice, n: int) -> list[Turn]:
     while len(turns) < n:
         short = dice.chance(0.4)
         noun = dice.pick(scene.nouns)
-        kind = dice.weighted(("presence", "count", "colour", "position", "choice"), (12, 2, 3, 2, 2))
+        kind = dice.weighted(("presence", "count", "colour", "position", "choice"), (24, 4, 6, 4, 3))
         turn: Turn | None
         if kind == "presence":
             there = dice.chance(0.5)

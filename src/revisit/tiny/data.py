@@ -1,0 +1,198 @@
+"""Training data: pictures rendered once into a memory map, and token sequences made on the fly.
+
+Every batch is a pure function of the seed and the step, so that a resumed run sees what an unbroken one would.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from revisit.errors import RevisitError
+from revisit.tiny.catalog import COLOURS, PATCH_WORDS
+from revisit.tiny.dice import Dice
+from revisit.tiny.model import ASSISTANT, BOS, EOS, IMAGE, MEAN, SLOTS, STD, USER, word_id
+from revisit.tiny.scenes import GRID, SIZE, Scene, patch_labels, render, scene
+from revisit.tiny.text import DESCRIBE, Turn, caption, questions
+
+STREAM = "train"
+LONGEST = 200  # tokens of a training sequence
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """What the training scenes and texts are like."""
+
+    scenes: int = 60_000  # different pictures
+    flat: float = 0.25  # share of scenes without any habit of place
+    assume: float = 0.5  # chance that a caption names a missing core object of its place
+    text_only: float = 0.15  # share of sequences without picture, for the language model
+    turns: int = 3  # questions after each caption
+    noise: float = 0.06  # share of wrong patch words in half of the written scenes
+
+    def __post_init__(self) -> None:
+        for field in ("flat", "assume", "text_only", "noise"):
+            if not 0 <= getattr(self, field) <= 1:
+                raise RevisitError(f"{field} is {getattr(self, field)}; it is a share between 0 and 1.")
+
+
+def training_scene(mixture: Mixture, seed: int, index: int) -> Scene:
+    """Scene number `index` of the training stream."""
+    flat = Dice(f"kind/{seed}/{index}").chance(mixture.flat)
+    return scene("flat" if flat else "usual", seed, index, stream=STREAM)
+
+
+class Pictures:
+    """The rendered training scenes: pixels, patch words and patch tints, on disk."""
+
+    def __init__(self, folder: Path, mixture: Mixture, seed: int) -> None:
+        self.mixture, self.seed = mixture, seed
+        n = mixture.scenes
+        self.pixels = np.memmap(folder / "pixels.u8", np.uint8, "r", shape=(n, SIZE, SIZE, 3))
+        self.words = np.memmap(folder / "words.u8", np.uint8, "r", shape=(n, SLOTS))
+        self.tints = np.memmap(folder / "tints.u8", np.uint8, "r", shape=(n, SLOTS))
+
+    def __len__(self) -> int:
+        return self.mixture.scenes
+
+    def batch(self, indices: Sequence[int], mirror: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Normalised pixels (n, 3, SIZE, SIZE), patch words and tints (n, SLOTS); mirrored left to right if asked."""
+        where = np.asarray(indices)
+        pixels, words, tints = self.pixels[where], self.words[where], self.tints[where]
+        if mirror:
+            pixels = pixels[:, :, ::-1]
+            words, tints = (a.reshape(-1, GRID, GRID)[..., ::-1].reshape(-1, SLOTS) for a in (words, tints))
+        tensor = torch.from_numpy(np.ascontiguousarray(pixels)).permute(0, 3, 1, 2).float() / 255
+        shape = (1, 3, 1, 1)
+        tensor = (tensor - torch.tensor(MEAN).view(shape)) / torch.tensor(STD).view(shape)
+        return tensor, torch.from_numpy(words.astype(np.int64)), torch.from_numpy(tints.astype(np.int64))
+
+
+def prepare(folder: Path, mixture: Mixture, seed: int, progress: Any = None) -> Pictures:
+    """The pictures of a mixture, rendered into `folder` unless they are there already."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stamp = folder / "pictures.json"
+    wanted = json.dumps({"seed": seed, **{k: v for k, v in asdict(mixture).items() if k in ("scenes", "flat")}})
+    if not (stamp.exists() and stamp.read_text() == wanted):
+        n = mixture.scenes
+        pixels = np.memmap(folder / "pixels.u8", np.uint8, "w+", shape=(n, SIZE, SIZE, 3))
+        words = np.memmap(folder / "words.u8", np.uint8, "w+", shape=(n, SLOTS))
+        tints = np.memmap(folder / "tints.u8", np.uint8, "w+", shape=(n, SLOTS))
+        for index in range(n):
+            drawn = training_scene(mixture, seed, index)
+            pixels[index] = np.asarray(render(drawn))
+            words[index], tints[index] = patch_labels(drawn)
+            if progress is not None:
+                progress(index + 1, n)
+        for array in (pixels, words, tints):
+            array.flush()
+        stamp.write_text(wanted)
+    return Pictures(folder, mixture, seed)
+
+
+def corpus(mixture: Mixture, seed: int, n: int) -> list[str]:
+    """Text for the tokenizer: captions, questions and answers of n scenes, and patch words."""
+    out: list[str] = []
+    for index in range(n):
+        drawn, dice = training_scene(mixture, seed, index), Dice(f"corpus/{seed}/{index}")
+        out.append(caption(drawn, dice, mixture.assume))
+        out.extend(f"{turn.question} {turn.answer}" for turn in questions(drawn, dice, mixture.turns))
+    out.extend(DESCRIBE)
+    out.extend(" " + " ".join((*PATCH_WORDS, *COLOURS)) for _ in range(4))
+    return out
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Right-padded sequences: tokens, the slots among them, and how much each position's prediction counts."""
+
+    ids: Tensor  # (rows, length), with the slots' words written out
+    tint: Tensor  # (rows, length): the colour token added at a slot, or -1
+    slot: Tensor  # (rows, length) bool
+    weight: Tensor  # (rows, length): weight of predicting this token from the ones before
+    mask: Tensor  # (rows, length) bool: not padding
+    pictured: Tensor  # (rows,) bool: has slots
+
+
+class Writer:
+    """Turns scenes into token sequences in the chat format."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, mixture: Mixture, seed: int) -> None:
+        self.tokenizer, self.mixture, self.seed = tokenizer, mixture, seed
+        ids = tokenizer.convert_tokens_to_ids
+        self.bos, self.eos, self.user, self.assistant = (ids(t) for t in (BOS, EOS, USER, ASSISTANT))
+        self.newline = tokenizer.encode("\n")
+        self.image = ids(IMAGE)
+        self.word_ids = np.array([word_id(tokenizer, w) for w in PATCH_WORDS])
+        self.tint_ids = np.array([-1] + [word_id(tokenizer, c) for c in COLOURS])
+        self.encode = lru_cache(maxsize=50_000)(lambda text: tuple(tokenizer.encode(text)))
+
+    def turns(self, drawn: Scene, dice: Dice) -> list[Turn]:
+        """A caption and questions, the caption first half of the time and anywhere otherwise."""
+        told = Turn("caption", dice.pick(DESCRIBE), caption(drawn, dice, self.mixture.assume))
+        asked = questions(drawn, dice, self.mixture.turns)
+        return [told, *asked] if dice.chance(0.5) else dice.shuffled([told, *asked])
+
+    def row(self, index: int, key: str, pictured: bool) -> tuple[list[int], list[int], list[bool], list[float]]:
+        """One scene as tokens, tints, slot flags and weights."""
+        drawn, dice = training_scene(self.mixture, self.seed, index), Dice(f"{key}/{index}")
+        ids, weights = [self.bos, self.user], [0.0, 0.0]
+        tints, slots = [-1, -1], [False, False]
+        turns = self.turns(drawn, dice)
+        if pictured:
+            words, tint = (a.astype(np.int64) for a in patch_labels(drawn))
+            ids += self.word_ids[self._noisy(words, dice)].tolist()
+            tints += self.tint_ids[tint].tolist()
+            slots += [True] * SLOTS
+            weights += [0.35] * SLOTS
+            ids += self.newline
+            weights += [0.1] * len(self.newline)
+        else:
+            turns = [t for t in turns if t.kind == "caption"]
+        for number, turn in enumerate(turns):
+            question, answer = self.encode(turn.question), self.encode(turn.answer)
+            start = [] if number == 0 else [self.user]
+            if len(ids) + len(start) + len(question) + len(answer) + 2 > LONGEST:
+                continue  # a rare long conversation would pad all the others
+            ids += [*start, *question, self.assistant, *answer, self.eos]
+            weights += [0.1] * (len(start) + len(question) + 1) + [1.0] * (len(answer) + 1)
+        tints += [-1] * (len(ids) - len(tints))
+        slots += [False] * (len(ids) - len(slots))
+        return ids, tints, slots, weights
+
+    def _noisy(self, words: np.ndarray, dice: Dice) -> np.ndarray:
+        if self.mixture.noise and dice.chance(0.5):
+            for i in range(SLOTS):
+                if dice.chance(self.mixture.noise):
+                    words[i] = words[dice.below(SLOTS)] if dice.chance(0.7) else dice.below(len(PATCH_WORDS))
+        return words
+
+    def batch(self, indices: Sequence[int], key: str, text_only: float = 0.0) -> Batch:
+        """The sequences of some scenes; `key` makes their texts differ from one use to the next."""
+        without = [Dice(f"text/{key}/{i}").chance(text_only) for i in indices]
+        rows = [self.row(i, key, not bare) for i, bare in zip(indices, without, strict=True)]
+        length = max(len(row[0]) for row in rows)
+        pad = self.tokenizer.pad_token_id
+
+        def tensor(column: int, fill: Any, dtype: torch.dtype) -> Tensor:
+            padded = [list(row[column]) + [fill] * (length - len(row[column])) for row in rows]
+            return torch.tensor(padded, dtype=dtype)
+
+        mask = torch.tensor([[True] * len(r[0]) + [False] * (length - len(r[0])) for r in rows])
+        return Batch(
+            tensor(0, pad, torch.long),
+            tensor(1, -1, torch.long),
+            tensor(2, False, torch.bool),
+            tensor(3, 0.0, torch.float32),
+            mask,
+            torch.tensor([not bare for bare in without]),
+        )

@@ -1,0 +1,426 @@
+"""The recipe of the embedded model, in the stages of a real vision-language model.
+
+vision     the tower learns to name what is in each patch (word and tint), with two throw-away linear heads.
+language   the language model learns captions and questions as plain text and after scenes *written as words in the
+           image slots*, one word per patch, a tint's word added to its object's. Every position is predicted, the slots
+           too, so that any position's hidden state speaks through the head.
+projector  only the projector learns: its outputs approach the embeddings of the patch words, and the frozen language
+           model must be able to talk about the picture. Patches become words.
+tune       projector and language model together, at a small rate, on real pictures; the slots are still predicted.
+
+`vision` and `language` need nothing from each other and may run side by side. Each stage writes `<stage>.safetensors`
+(weights and optimiser) with `<stage>.json` (step and settings), replaces them atomically, and goes on from them after a
+kill; batches depend only on the seed and the step, so a resumed run ends in the same state as an unbroken one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
+
+from revisit.errors import RevisitError, unknown
+from revisit.tiny.catalog import COLOURS, PATCH_WORDS
+from revisit.tiny.data import Batch, Mixture, Pictures, Writer, corpus, prepare
+from revisit.tiny.dice import Dice
+from revisit.tiny.model import Shape, make_model, make_processor, save, train_tokenizer
+
+STAGES = ("vision", "language", "projector", "tune")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """How long and how fast one stage learns."""
+
+    steps: int
+    rows: int
+    rate: float
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.rows < 1 or self.rate <= 0:
+            raise RevisitError(f"A stage needs positive steps, rows and rate, not {self}.")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that determines the weights."""
+
+    seed: int = 0
+    shape: Shape = field(default_factory=Shape)
+    mixture: Mixture = field(default_factory=Mixture)
+    vision: Stage = Stage(steps=2400, rows=64, rate=1.5e-3)
+    language: Stage = Stage(steps=1300, rows=16, rate=2e-3)
+    projector: Stage = Stage(steps=500, rows=48, rate=2e-3)
+    tune: Stage = Stage(steps=500, rows=16, rate=2e-4)
+    tokenizer_scenes: int = 6000
+
+    def shortened(self, steps: int) -> Recipe:
+        """The same recipe with at most this many steps a stage, on as many pictures as they need."""
+        stages = {name: replace(getattr(self, name), steps=min(steps, getattr(self, name).steps)) for name in STAGES}
+        needed = max(stage.steps * stage.rows for stage in stages.values())
+        mixture = replace(self.mixture, scenes=min(self.mixture.scenes, max(needed, 64)))
+        return replace(self, mixture=mixture, **stages)
+
+
+Loss = Callable[[int], tuple[Tensor, dict[str, float]]]
+
+
+class Trainer:
+    """One stage of a recipe in a folder."""
+
+    def __init__(self, recipe: Recipe, folder: Path, every: int = 100, progress: Any = None) -> None:
+        self.recipe, self.folder, self.every, self.progress = recipe, folder, every, progress
+        folder.mkdir(parents=True, exist_ok=True)
+
+    # -- what the stages share -------------------------------------------------------------------------------------
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """The recipe's tokenizer, trained at the first call and kept."""
+        path = self.folder / "tokenizer"
+        if not (path / "done").exists():
+            recipe = self.recipe
+            texts = corpus(recipe.mixture, recipe.seed, recipe.tokenizer_scenes)
+            train_tokenizer(texts, recipe.shape.vocabulary).save_pretrained(path)
+            (path / "done").touch()
+        loaded: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(path)
+        return loaded
+
+    def pictures(self) -> Pictures:
+        """The rendered training scenes."""
+        return prepare(self.folder / "pictures", self.recipe.mixture, self.recipe.seed)
+
+    def fit(self, name: str, parts: nn.Module, loss_of: Loss) -> None:
+        """Run a stage to its end from wherever its checkpoint stands, then mark it as finished."""
+        stage: Stage = getattr(self.recipe, name)
+        weights = {k: p for k, p in parts.named_parameters() if p.requires_grad}
+        groups = [
+            {"params": [p for p in weights.values() if p.dim() > 1], "weight_decay": 0.05},
+            {"params": [p for p in weights.values() if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        optimiser = torch.optim.AdamW(groups, lr=stage.rate, betas=(0.9, 0.98), fused=True)
+        step = _resume(self.folder, name, self.recipe, weights, optimiser)
+        began, done_before = time.monotonic(), step
+        while step < stage.steps:
+            for group in optimiser.param_groups:
+                group["lr"] = stage.rate * _schedule(step, stage.steps)
+            loss, parts_of_loss = loss_of(step)
+            loss.backward()
+            norm = float(nn.utils.clip_grad_norm_(weights.values(), 1.0))
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+            step += 1
+            if step % 20 == 0 or step == stage.steps:
+                pace = (time.monotonic() - began) / (step - done_before)
+                line = {"stage": name, "step": step, "loss": loss.item(), "norm": norm, "seconds_a_step": pace}
+                self._log({k: round(v, 5) if isinstance(v, float) else v for k, v in {**line, **parts_of_loss}.items()})
+            if step % self.every == 0 or step == stage.steps:
+                _checkpoint(self.folder, name, self.recipe, step, weights, optimiser)
+            if self.progress is not None:
+                self.progress(name, step, stage.steps, loss.item())
+
+    def _log(self, line: dict[str, Any]) -> None:
+        with (self.folder / "log.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def indices(self, name: str, step: int, rows: int, within: int) -> list[int]:
+        """The scenes of a step: a walk through a fresh permutation for every pass over them."""
+        walk = _Walk(f"{self.recipe.seed}/{name}", within)
+        return [walk.at(step * rows + i) for i in range(rows)]
+
+    # -- the stages ------------------------------------------------------------------------------------------------
+
+    def vision(self) -> None:
+        """Train the tower on patch words and tints."""
+        model, pictures, stage = self._model(), self.pictures(), self.recipe.vision
+        heads = _PatchHeads(self.recipe.shape.vision_width)
+        learner = nn.ModuleDict({"tower": model.model.vision_tower, "heads": heads})
+        _freeze_unused(model.model.vision_tower)
+
+        def loss_of(step: int) -> tuple[Tensor, dict[str, float]]:
+            mirror = Dice(f"mirror/{self.recipe.seed}/{step}").chance(0.5)
+            chosen = self.indices("vision", step, stage.rows, len(pictures))
+            pixels, words, tints = pictures.batch(chosen, mirror)
+            by_word, by_tint = heads(_features(model, pixels))
+            first = F.cross_entropy(by_word.flatten(0, 1), words.flatten())
+            second = F.cross_entropy(by_tint.flatten(0, 1), tints.flatten())
+            objects = words < PATCH_WORDS.index("toothbrush") + 1
+            right = (by_word.argmax(-1) == words).float()
+            return first + 0.5 * second, {
+                "right": float(right.mean()),
+                "right_objects": float(right[objects].mean()),
+                "right_tints": float((by_tint.argmax(-1) == tints)[tints > 0].float().mean()),
+            }
+
+        self.fit("vision", learner, loss_of)
+
+    def language(self) -> None:
+        """Train the language model on text and on scenes written as words."""
+        model, stage, recipe = self._model(), self.recipe.language, self.recipe
+        writer = Writer(self.tokenizer(), recipe.mixture, recipe.seed)
+
+        def loss_of(step: int) -> tuple[Tensor, dict[str, float]]:
+            chosen = self.indices("language", step, stage.rows, recipe.mixture.scenes)
+            batch = writer.batch(chosen, f"language/{step}", recipe.mixture.text_only)
+            return _spoken(model, batch, _written(model, batch))
+
+        self.fit("language", model.model.language_model, loss_of)
+
+    def projector(self) -> None:
+        """Train only the projector: patches become words that the frozen language model understands."""
+        model, pictures, stage = self._model("vision", "language"), self.pictures(), self.recipe.projector
+        writer = Writer(self.tokenizer(), self.recipe.mixture, self.recipe.seed)
+        model.requires_grad_(False)
+        projector = model.model.multi_modal_projector.requires_grad_(True)
+        embed = model.get_input_embeddings().weight
+        word_ids, tint_ids = torch.from_numpy(writer.word_ids), torch.from_numpy(writer.tint_ids)
+        talk_rows = max(1, stage.rows // 6)
+
+        def loss_of(step: int) -> tuple[Tensor, dict[str, float]]:
+            chosen = self.indices("projector", step, stage.rows, len(pictures))
+            pixels, words, tints = pictures.batch(chosen)
+            with torch.no_grad():
+                seen = _features(model, pixels)
+            said = projector(seen)  # (rows, slots, width)
+            tint = tint_ids[tints]
+            meant = embed[word_ids[words]] + embed[tint.clamp(min=0)] * (tint >= 0)[..., None]
+            apart = (said - meant).pow(2).sum(-1).mean() / meant.pow(2).sum(-1).mean()
+            batch = writer.batch(chosen[:talk_rows], f"projector/{step}")
+            talk, parts = _spoken(model, batch, _placed(model, batch, said[:talk_rows]))
+            return apart + 0.2 * talk, {"apart": apart.item(), **parts}
+
+        self.fit("projector", projector, loss_of)
+
+    def tune(self) -> None:
+        """Tune projector and language model lightly on pictures, every position still predicted."""
+        model, pictures, stage = self._model("vision", "language", "projector"), self.pictures(), self.recipe.tune
+        writer = Writer(self.tokenizer(), replace(self.recipe.mixture, noise=0.0), self.recipe.seed)
+        model.requires_grad_(False)
+        learner = nn.ModuleDict(
+            {"projector": model.model.multi_modal_projector, "language": model.model.language_model}
+        ).requires_grad_(True)
+
+        def loss_of(step: int) -> tuple[Tensor, dict[str, float]]:
+            chosen = self.indices("tune", step, stage.rows, len(pictures))
+            pixels, _, _ = pictures.batch(chosen)
+            with torch.no_grad():
+                seen = _features(model, pixels)
+            batch = writer.batch(chosen, f"tune/{step}")
+            return _spoken(model, batch, _placed(model, batch, model.model.multi_modal_projector(seen)))
+
+        self.fit("tune", learner, loss_of)
+
+    def finish(self, target: Path) -> None:
+        """Write the finished model, with the recipe and the log of losses beside it."""
+        model = self._model(*STAGES)
+        save(model.eval(), make_processor(self.tokenizer()), target)
+        (target / "recipe.json").write_text(json.dumps(asdict(self.recipe), indent=2) + "\n")
+        (target / "training.jsonl").write_text(_clean_log(self.folder / "log.jsonl"))
+
+    def _model(self, *finished: str) -> LlavaForConditionalGeneration:
+        """The model with the weights of these finished stages."""
+        model = make_model(self.tokenizer(), self.recipe.shape, self.recipe.seed)
+        inner = model.model
+        parts: dict[str, Any] = {
+            "vision": nn.ModuleDict({"tower": inner.vision_tower}),
+            "language": inner.language_model,
+            "projector": inner.multi_modal_projector,
+            "tune": nn.ModuleDict({"projector": inner.multi_modal_projector, "language": inner.language_model}),
+        }
+        for name in finished:
+            _load_finished(self.folder, name, self.recipe, parts[name])
+        return model
+
+
+class _PatchHeads(nn.Module):
+    """Linear readings of a patch: its word, and its tint (0: none)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.word = nn.Linear(width, len(PATCH_WORDS))
+        self.tint = nn.Linear(width, len(COLOURS) + 1)
+
+    def forward(self, seen: Tensor) -> tuple[Tensor, Tensor]:
+        return self.word(seen), self.tint(seen)
+
+
+def _features(model: LlavaForConditionalGeneration, pixels: Tensor) -> Tensor:
+    """What the tower hands to the projector. (rows, slots, vision width)"""
+    hidden: Tensor = model.model.vision_tower(pixels, output_hidden_states=True).hidden_states[-1]
+    return hidden[:, 1:]  # the class token is dropped, as LLaVA's "default" selection does
+
+
+def _freeze_unused(tower: nn.Module) -> None:
+    """The final norm of a CLIP tower lies behind the features that LLaVA takes; it gets no gradient."""
+    for name, parameter in tower.named_parameters():
+        if "post_layernorm" in name:
+            parameter.requires_grad_(False)
+
+
+def _written(model: LlavaForConditionalGeneration, batch: Batch) -> Tensor:
+    """Input embeddings with the slots written as words, plus their tints. (rows, length, width)"""
+    embed = model.get_input_embeddings()
+    tint = embed(batch.tint.clamp(min=0)) * (batch.tint >= 0)[..., None]
+    return embed(batch.ids) + tint
+
+
+def _placed(model: LlavaForConditionalGeneration, batch: Batch, said: Tensor) -> Tensor:
+    """Input embeddings with the projector's outputs in the slots. (rows, length, width)"""
+    embedded = model.get_input_embeddings()(batch.ids)
+    return embedded.masked_scatter(batch.slot[..., None], said)
+
+
+def _spoken(model: LlavaForConditionalGeneration, batch: Batch, embedded: Tensor) -> tuple[Tensor, dict[str, float]]:
+    """The weighted loss of predicting every token from the ones before; padding is on the right and counts nothing."""
+    hidden = model.model.language_model(inputs_embeds=embedded, use_cache=False).last_hidden_state
+    keep = batch.mask[:, 1:] & (batch.weight[:, 1:] > 0)  # (rows, length - 1)
+    logits = model.lm_head(hidden[:, :-1][keep])  # (kept, vocabulary)
+    each = F.cross_entropy(logits, batch.ids[:, 1:][keep], reduction="none")
+    weight = batch.weight[:, 1:][keep]
+    answers, slots = weight == 1, batch.slot[:, 1:][keep]
+    return (each * weight).sum() / weight.sum(), {
+        "answers": each[answers].mean().item(),
+        "slots": each[slots].mean().item() if bool(slots.any()) else 0.0,
+    }
+
+
+def _schedule(step: int, steps: int) -> float:
+    """Warm up over the first twentieth, then a cosine down to a twentieth of the rate."""
+    warm = max(1, steps // 20)
+    if step < warm:
+        return (step + 1) / warm
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+
+class _Walk:
+    """A repeatable random order over 0..n-1, another for each pass: a four-round Feistel network with cycle walking."""
+
+    def __init__(self, key: str, n: int) -> None:
+        self.key, self.n = key, n
+        self.half = max(1, ((n - 1).bit_length() + 1) // 2)
+
+    def at(self, position: int) -> int:
+        """The index at a position of the endless walk."""
+        turn, value = divmod(position, self.n)
+        keys = [Dice(f"{self.key}/{turn}/{r}").bits() for r in range(4)]
+        low = (1 << self.half) - 1
+        while True:
+            left, right = value >> self.half, value & low
+            for key in keys:
+                mixed = ((right + key) * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)
+                left, right = right, left ^ ((mixed >> 32) & low)
+            value = (left << self.half) | right
+            if value < self.n:
+                return value
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+def _identity(recipe: Recipe, name: str) -> dict[str, Any]:
+    """What a stage's checkpoint must agree on with the recipe that continues it."""
+    whole = asdict(recipe)
+    if name == "vision":  # the tower knows nothing of texts
+        shape = {key: value for key, value in whole["shape"].items() if key.startswith("vision") or key == "head"}
+        mixture = {key: whole["mixture"][key] for key in ("scenes", "flat")}
+        return {"seed": recipe.seed, "shape": shape, "mixture": mixture, name: whole[name]}
+    return {key: whole[key] for key in ("seed", "shape", "mixture", name)}
+
+
+def _checkpoint(
+    folder: Path, name: str, recipe: Recipe, step: int, weights: dict[str, nn.Parameter], optimiser: torch.optim.AdamW
+) -> None:
+    tensors = {f"weight/{k}": p.detach() for k, p in weights.items()}
+    for key, parameter in weights.items():
+        state = optimiser.state[parameter]
+        tensors[f"first/{key}"], tensors[f"second/{key}"] = state["exp_avg"], state["exp_avg_sq"]
+    meta = {"step": str(step), "identity": json.dumps(_identity(recipe, name), sort_keys=True)}
+    draft, path = folder / f"{name}.draft", folder / f"{name}.safetensors"
+    save_file({k: v.contiguous() for k, v in tensors.items()}, draft, metadata=meta)
+    os.replace(draft, path)
+    draft_json = folder / f"{name}.json.draft"
+    draft_json.write_text(json.dumps({"step": step, **_identity(recipe, name)}, indent=2) + "\n")
+    os.replace(draft_json, folder / f"{name}.json")
+
+
+def _opened(folder: Path, name: str, recipe: Recipe) -> tuple[int, dict[str, Tensor]] | None:
+    path = folder / f"{name}.safetensors"
+    if not path.exists():
+        return None
+    with safe_open(path, "pt") as file:
+        meta = file.metadata()
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    if json.loads(meta["identity"]) != json.loads(json.dumps(_identity(recipe, name))):
+        raise RevisitError(
+            f"{path} was written by another recipe (see {name}.json beside it); continue with those settings or choose "
+            "another folder."
+        )
+    return int(meta["step"]), tensors
+
+
+def _resume(
+    folder: Path, name: str, recipe: Recipe, weights: dict[str, nn.Parameter], optimiser: torch.optim.AdamW
+) -> int:
+    found = _opened(folder, name, recipe)
+    if found is None:
+        return 0
+    step, tensors = found
+    for key, parameter in weights.items():
+        parameter.data.copy_(tensors[f"weight/{key}"])
+        optimiser.state[parameter] = {
+            "step": torch.tensor(float(step)),
+            "exp_avg": tensors[f"first/{key}"].clone(),
+            "exp_avg_sq": tensors[f"second/{key}"].clone(),
+        }
+    return step
+
+
+def _load_finished(folder: Path, name: str, recipe: Recipe, part: nn.Module) -> None:
+    found = _opened(folder, name, recipe)
+    if found is None or found[0] < getattr(recipe, name).steps:
+        raise RevisitError(f"The stage {name!r} is not finished in {folder}; run it first.")
+    weights = dict(part.named_parameters())
+    for key, value in found[1].items():
+        kind, _, parameter = key.partition("/")
+        if kind == "weight" and parameter in weights:
+            weights[parameter].data.copy_(value)
+
+
+def _clean_log(path: Path) -> str:
+    """The log in step order, where a resumed run's repeated lines replace the earlier ones."""
+    lines: dict[tuple[int, int], str] = {}
+    for text in path.read_text().splitlines():
+        line = json.loads(text)
+        lines[STAGES.index(line["stage"]), line["step"]] = text
+    return "".join(lines[key] + "\n" for key in sorted(lines))
+
+
+def train(
+    recipe: Recipe,
+    folder: Path,
+    target: Path | None = None,
+    stages: tuple[str, ...] = STAGES,
+    progress: Any = None,
+    every: int = 100,
+) -> Iterator[str]:
+    """Run the stages one after the other, yielding the name of each when it is finished; write the model at the end."""
+    for name in stages:
+        if name not in STAGES:
+            raise unknown("training stage", name, STAGES)
+    trainer = Trainer(recipe, folder, every, progress)
+    for name in stages:
+        getattr(trainer, name)()
+        yield name
+    if target is not None:
+        trainer.finish(target)
