@@ -112,7 +112,7 @@ def test_model_judge(stub_judge, tmp_path: Path):
     answers = {"VD_scene_0_0_0": "It is.", "VD_scene_0_1_0": "It is still."}
     scores = bench.score(items, answers)
     assert scores.metrics["aAcc"] == 50.0
-    assert scores.notes == ("Judged by gpt-4.",)
+    assert scores.notes == ("By gpt-4.",)
     assert "It is still." in stub_judge.prompts[1]
     assert bench.score(items, answers).metrics == scores.metrics
     assert len(stub_judge.prompts) == 2  # the second scoring asked nobody

@@ -14,7 +14,10 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from revisit.benchmarks.answers import Answer
 
 from revisit.errors import RevisitError, unknown
 
@@ -91,6 +94,8 @@ class Benchmark:
     max_new_tokens: ClassVar[int]
     metrics: ClassVar[tuple[Metric, ...]]
     headline: ClassVar[str]  # the metric a one-number summary shows
+    truth: ClassVar[str]  # the option of `revisit score` that names the file to score against
+    partial: ClassVar[bool] = False  # whether the official script scores whatever was answered
 
     @property
     def version(self) -> str:
@@ -108,6 +113,14 @@ class Benchmark:
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         """Scores exactly these items; `answers` maps every item id to the generated text."""
         raise NotImplementedError
+
+    def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
+        """Items, and their answers by id, for answers from files: judged against `truth`, or by what they carry."""
+        raise NotImplementedError
+
+    def adapted(self, answers: list[Answer], chosen: Mapping[str, Any]) -> Benchmark:
+        """This benchmark with options that the answers themselves suggest, unless the user has `chosen` them."""
+        return self
 
     def metric(self, name: str) -> Metric:
         """How metric `name` is read; metrics of a sub-setting (`"coco_random/F1"`) read like the metric itself."""

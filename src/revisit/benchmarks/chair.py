@@ -12,13 +12,15 @@ import functools
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar
 
 from revisit.benchmarks import files, language
+from revisit.benchmarks.answers import Answer
 from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers, ratio, require
 from revisit.benchmarks.chair_words import CATEGORIES, PAIRS, WORDS
 from revisit.errors import RevisitError, unknown
@@ -281,6 +283,7 @@ class Chair(Benchmark):
     name: ClassVar[str] = "chair"
     max_new_tokens: ClassVar[int] = 512
     headline: ClassVar[str] = "CHAIRs"
+    truth: ClassVar[str] = "--ground-truth"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("CHAIRs", "lower", 100, 1),
         Metric("CHAIRi", "lower", 100, 1),
@@ -330,9 +333,40 @@ class Chair(Benchmark):
             raise RevisitError(f"{len(absent)} images of {self.ids!r} are not in the annotations (first: {absent[0]}).")
         return ids
 
+    def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
+        """One item per caption, as published: a second caption of an image counts again ("139#2"), and an image that
+        the ground truth does not know has no objects, so that all its mentions are hallucinated."""
+        keys = [image_key(answer.need(("image_id", "image", "question_id", "id"))) for answer in answers]
+        known = read_ground_truth(truth, keys) if truth else _carried(answers, keys)
+        if not any(key in known for key in keys):
+            raise RevisitError(f"None of the {len(keys)} images is in the ground truth; do the two belong together?")
+        seen: Counter[ImageId] = Counter()
+        items, texts = [], {}
+        for key, answer in zip(keys, answers, strict=True):
+            seen[key] += 1
+            name = str(key) if seen[key] == 1 else f"{key}#{seen[key]}"
+            meta = {"ground_truth": sorted(known.get(key, ())), "known": key in known}
+            items.append(Item(name, PROMPT, (), meta))
+            texts[name] = answer.text
+        return items, texts
+
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         check_answers(items, answers)
-        return score_captions((item.id, answers[item.id], item.meta["ground_truth"]) for item in items)
+        scores = score_captions((item.id, answers[item.id], item.meta["ground_truth"]) for item in items)
+        stray = [item.id for item in items if not item.meta.get("known", True)]
+        if not stray:
+            return scores
+        note = f"{len(stray)} images are not in the ground truth and count as empty (the first is {stray[0]})."
+        return replace(scores, notes=(*scores.notes, note))
+
+
+def _carried(answers: list[Answer], keys: list[ImageId]) -> dict[ImageId, set[str]]:
+    """Ground truth that the answers bring along, as lmms-eval's samples do."""
+    if not all(isinstance(answer.record.get("gt_object"), list) for answer in answers):
+        raise RevisitError(
+            "CHAIR needs --ground-truth: a JSON map of image ids to category names, or COCO annotations."
+        )
+    return {key: set(answer.record["gt_object"]) for key, answer in zip(keys, answers, strict=True)}
 
 
 def _pictures(paths: list[Path]) -> dict[ImageId, str]:

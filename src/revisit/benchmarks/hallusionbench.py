@@ -9,11 +9,12 @@ Data: HallusionBench.json and its figures (tianyi-lab/HallusionBench).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from revisit.benchmarks import files
+from revisit.benchmarks.answers import Answer
 from revisit.benchmarks.base import (
     Benchmark,
     Item,
@@ -187,12 +188,36 @@ def score_labels(rows: Iterable[Row], labels: Mapping[str, str], note: str = "")
 
 # ------------------------------------------------------------------------------------------------- benchmark
 
+FIELDS = ("category", "subcategory", "set_id", "figure_id", "question_id", "visual_input")
+
+
+def _name(answer: Answer) -> str:
+    """The question that a result entry answers: by its fields, or by an id that ends in them (VLMEvalKit's index)."""
+    record = answer.record
+    if all(field in record for field in FIELDS[:5]):
+        return item_key(record)
+    name = answer.need(("id", "index"))
+    start = min((name.find(f"{part}_") for part in ("VD", "VS") if f"{part}_" in name), default=0)
+    return name[start:]
+
+
+def carried_label(answer: Answer) -> str | None:
+    """The label in a result entry: its `label`, `correctness` or `..._gpt_check`, or the value of a map of labels."""
+    record = answer.record
+    names = [name for name in record if name in ("label", "correctness") or str(name).endswith("_gpt_check")]
+    if not names and answer.text_field != "text":
+        return None
+    value = str(record[names[0]] if names else answer.text).strip()
+    return value if value in ("0", "1", "2") else None
+
+
 RULE_NOTE = "Rule-judged (yes/no extraction against the gold answer); the official judge is a language model."
 
 
 @dataclass(frozen=True)
 class HallusionBench(Benchmark):
-    """`judge`: "rule", or "model" with `judge_url`, `judge_model` and a file `judge_cache` that keeps its replies.
+    """`judge`: "rule"; "model" with `judge_url`, `judge_model` and a file `judge_cache` that keeps its replies; or
+    "labels", which takes the labels that a result file carries.
 
     `part`: "all", "VD" (what the ReVisiT paper reports) or "VS". `no_image`: whether the VS questions that have no
     figure are asked; a model that needs a picture leaves them out.
@@ -208,19 +233,21 @@ class HallusionBench(Benchmark):
     name: ClassVar[str] = "hallusionbench"
     max_new_tokens: ClassVar[int] = 128
     headline: ClassVar[str] = "aAcc"
+    truth: ClassVar[str] = "--questions"
     metrics: ClassVar[tuple[Metric, ...]] = tuple(
         Metric(name, "higher", 1, 2) for name in ("qAcc", "fAcc", "aAcc", "easy_aAcc", "hard_aAcc")
     )
 
     def __post_init__(self) -> None:
-        check_choice("judge", self.judge, ("rule", "model"))
+        check_choice("judge", self.judge, ("rule", "model", "labels"))
         check_choice("part", self.part, ("all", "VD", "VS"))
         if self.judge == "model" and not self.judge_url:
             raise RevisitError("A model judge needs judge_url, the base address of an OpenAI-compatible API.")
 
     @property
     def version(self) -> str:
-        return "hallusionbench-rule-1" if self.judge == "rule" else f"hallusionbench-model:{self.judge_model}-1"
+        judge = f"model:{self.judge_model}" if self.judge == "model" else self.judge
+        return f"hallusionbench-{judge}-1"
 
     def files(self, data_dir: Path) -> list[Path]:
         folder = files.folder(data_dir, "hallusionbench")
@@ -239,8 +266,34 @@ class HallusionBench(Benchmark):
             items.append(Item(item_key(row), row.need("question"), (image,) if name else (), {"row": dict(row)}))
         return items
 
+    def adapted(self, answers: list[Answer], chosen: Mapping[str, Any]) -> Benchmark:
+        """Labels that a result file carries are taken, unless another judge was asked for."""
+        carries = all(carried_label(answer) is not None for answer in answers)
+        return replace(self, judge="labels") if carries and "judge" not in chosen else self
+
+    def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
+        """The answers' own fields, or those of the questions file; with judge="labels" the text is the label."""
+        known = {item_key(row): dict(row) for path in truth for row in files.read_records(path)}
+        rows, texts = known, {}
+        for answer in answers:
+            name = _name(answer)
+            row = rows.get(name) if truth else rows.setdefault(name, dict(answer.record))
+            needed = FIELDS if self.judge == "labels" else (*FIELDS, "gt_answer")
+            if missing := [field for field in needed if field not in (row or {})]:
+                raise RevisitError(
+                    f"{answer.where}: no {missing[0]!r} for {name!r}; give --questions HallusionBench.json."
+                )
+            if name in texts:
+                raise RevisitError(f"{answer.where} answers {name!r} a second time.")
+            texts[name] = (carried_label(answer) or "none") if self.judge == "labels" else answer.text
+        chosen = {name: row for name, row in rows.items() if self.part in ("all", row["category"])}
+        items = [Item(name, str(row.get("question", "")), (), {"row": row}) for name, row in chosen.items()]
+        return items, {name: text for name, text in texts.items() if name in chosen}
+
     def labels(self, rows: Iterable[Row], answers: Mapping[str, str]) -> dict[str, str]:
         """The label of every answer by the chosen judge."""
+        if self.judge == "labels":
+            return dict(answers)
         if self.judge == "rule":
             return {item_key(r): rule_label(answers[item_key(r)], r["gt_answer"]) for r in rows}
         judge = Judge(self.judge_url, self.judge_model, self.judge_cache)
@@ -253,5 +306,5 @@ class HallusionBench(Benchmark):
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         check_answers(items, answers)
         rows = [item.meta["row"] for item in items]
-        note = RULE_NOTE if self.judge == "rule" else f"Judged by {self.judge_model}."
-        return score_labels(rows, self.labels(rows, answers), note)
+        notes = {"rule": RULE_NOTE, "labels": "Labels as the file carries them.", "model": f"By {self.judge_model}."}
+        return score_labels(rows, self.labels(rows, answers), notes[self.judge])

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from revisit.benchmarks import files
+from revisit.benchmarks.answers import Answer, by_id
 from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers, check_choice, ratio, require
 from revisit.errors import RevisitError
 
@@ -289,6 +290,17 @@ def _notes(questions: Sequence[Question], responses: Mapping[str, str]) -> tuple
     return tuple(notes)
 
 
+def read_golds(path: Path) -> dict[str, Mapping[str, Any]]:
+    """Rows by id, from answer_dict_val.json or from a list of questions (which then knows the options too)."""
+    whole = files.read_map(path)
+    if whole is not None and "id" not in whole:
+        for key, row in whole.items():
+            if not isinstance(row, dict) or "ground_truth" not in row:
+                raise RevisitError(f"{path}: entry {key!r} must be an object with 'ground_truth' and 'question_type'.")
+        return whole
+    return {str(record.need("id")): record for record in files.read_records(path)}
+
+
 def question(row: Mapping[str, Any], item_id: str | None = None) -> Question:
     """A question from any of the official shapes: an output.json entry, an answer_dict entry, or a dataset row."""
     item_id = item_id or str(row["id"])
@@ -331,6 +343,8 @@ class MMMU(Benchmark):
     name: ClassVar[str] = "mmmu"
     max_new_tokens: ClassVar[int] = 128
     headline: ClassVar[str] = "micro"
+    truth: ClassVar[str] = "--answers"
+    partial: ClassVar[bool] = True
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("micro", "higher", 100, 1),
         Metric("macro", "higher", 100, 1),
@@ -358,9 +372,27 @@ class MMMU(Benchmark):
             items.append(Item(found.id, prompt(row.need("question"), found.options), images, {"question": found}))
         return items
 
+    def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
+        found = by_id(answers, ("id", "question_id", "index"))
+        golds = {key: row for path in truth for key, row in read_golds(path).items()}
+        carried = {} if golds else {key: _own_gold(answer) for key, answer in found.items()}
+        items = []
+        for key, gold in (golds or carried).items():
+            record = found[key].record if key in found else {}
+            row = {k: record[k] for k in ("index2ans", "options") if record.get(k)} | dict(gold)
+            items.append(Item(key, "", (), {"question": question(row, key)}))
+        return items, {key: answer.text for key, answer in found.items()}
+
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         check_answers(items, answers)
         return score_responses((item.meta["question"] for item in items), answers)
+
+
+def _own_gold(answer: Answer) -> Mapping[str, Any]:
+    """The row of an answer that carries its gold answer, as MMMU's own output files do."""
+    if answer.text_field == "answer" or not {"answer", "question_type"} <= set(answer.record):
+        raise RevisitError(f"{answer.where} carries no gold answer; give MMMU's answer file with --answers.")
+    return answer.record
 
 
 def _image(data_dir: Path, name: str) -> Path:

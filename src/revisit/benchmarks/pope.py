@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from revisit.benchmarks import files
+from revisit.benchmarks.answers import Answer, align
 from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers, check_choice, ratio, require
 from revisit.benchmarks.vqav2 import strip_punctuation
 from revisit.errors import RevisitError
@@ -181,6 +182,7 @@ class Pope(Benchmark):
     name: ClassVar[str] = "pope"
     max_new_tokens: ClassVar[int] = 64
     headline: ClassVar[str] = "F1"
+    truth: ClassVar[str] = "--questions"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("accuracy", "higher", 100, 2),
         Metric("precision", "higher", 100, 2),
@@ -221,25 +223,63 @@ class Pope(Benchmark):
         return present
 
     def load(self, data_dir: Path) -> list[Item]:
+        return [item for setting, path in self._settings(data_dir) for item in self._items(path, setting, data_dir)]
+
+    def _items(self, path: Path, setting: str, data_dir: Path) -> list[Item]:
+        places = ("gqa", "gqa/images", "images") if setting.startswith("gqa") else ("val2014", "images")
         items = []
-        for setting, path in self._settings(data_dir):
-            for row in files.read_records(path):
-                places = ("gqa", "gqa/images", "images") if setting.startswith("gqa") else ("val2014", "images")
-                image = files.find_image(data_dir, row.need("image"), *places)
-                items.append(
-                    Item(
-                        f"{setting}/{row.need('question_id')}",
-                        row.need("text") + SUFFIXES[self.suffix],
-                        (image,),
-                        {"label": row.need("label"), "setting": setting},
-                    )
-                )
+        for row in files.read_records(path):
+            image = files.find_image(data_dir, row.need("image"), *places)
+            meta = {"label": row.need("label"), "setting": setting}
+            name = f"{setting}/{row.need('question_id')}"
+            items.append(Item(name, row.need("text") + SUFFIXES[self.suffix], (image,), meta))
         return items
+
+    def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
+        if not truth:
+            return _carried(answers)
+        items = [item for path in truth for item in self._items(path, _setting(path), path.parent)]
+        ids = [item.id for item in items]
+        fields = ("id", "question_id") if any("/" in str(a.record.get("id", "")) for a in answers) else ("question_id",)
+        texts = align(ids, answers, fields)
+        if not any("/" in key for key in texts):
+            if len(truth) > 1:
+                raise RevisitError(
+                    "The answers' question ids do not say which file they belong to; score one at a time."
+                )
+            texts = {f"{items[0].meta['setting']}/{key}": text for key, text in texts.items()}
+        if self.name == "repope":  # answers to all of POPE: those to ambiguous questions do not count
+            texts = {key: text for key, text in texts.items() if key in set(ids)}
+        return items, texts
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         check_answers(items, answers)
         rows = ((item.id, answers[item.id], item.meta["label"], item.meta["setting"]) for item in items)
         return score_settings(rows, self.parser)
+
+
+def _setting(path: Path) -> str:
+    """The setting that a question file's name tells, such as coco_random; else the name itself."""
+    found = [part for part in re.split(r"[_.]", path.name) if part in SOURCES + KINDS]
+    return "_".join(found) if len(found) == 2 else path.name.split(".")[0]
+
+
+def _carried(answers: list[Answer]) -> tuple[list[Item], dict[str, str]]:
+    """Items from answers that bring their labels along: lmms-eval samples, VLMEvalKit tables, merged files."""
+    items, texts = [], {}
+    for number, answer in enumerate(answers, 1):
+        record = answer.record
+        label = record.get("label") or (record.get("answer") if answer.text_field != "answer" else None)
+        if label is None:
+            raise RevisitError(f"{answer.where} carries no label; give the question file with --questions.")
+        # VLMEvalKit lists a question that belongs to several settings once.
+        for setting in str(record.get("category") or "all").split(","):
+            name = f"{setting}/{answer.key(('index', 'question_id', 'id')) or number}"
+            if name in texts:
+                raise RevisitError(f"{answer.where} answers {name!r} a second time.")
+            items.append(Item(name, "", (), {"label": str(label), "setting": setting}))
+            texts[name] = answer.text
+    return items, texts
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from revisit.benchmarks import files
+from revisit.benchmarks.answers import Answer, align
 from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers, check_choice, ratio, require
+from revisit.errors import RevisitError
 
 SOURCE = "https://visualqa.org/download.html (v2.0 validation questions and annotations)"
 QUESTIONS = "v2_OpenEnded_mscoco_val2014_questions.json"
@@ -155,16 +157,28 @@ def score_answers(rows: Iterable[tuple[str, str, Sequence[str], str, str]]) -> S
 # ------------------------------------------------------------------------------------------------- benchmark
 
 
-def read_annotations(path: Path) -> list[dict[str, Any]]:
+def read_annotations(path: Path) -> list[files.Record]:
     """The annotations of an official file (or of a plain list of them)."""
     data = files.read_json(path)
     rows = data.get("annotations") if isinstance(data, dict) else data
-    return [files.Record(row, f"{path} annotation {n}") for n, row in enumerate(rows or [], 1)]
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise RevisitError(f"{path} is no VQA annotations file: it needs a list 'annotations' of objects.")
+    records = [files.Record(row, f"{path} annotation {n}") for n, row in enumerate(rows, 1)]
+    for record in records:
+        record.need("question_id")
+        if not record.need("answers"):
+            raise RevisitError(f"{record.where} has no human answers.")
+    return records
 
 
 def answer_texts(annotation: Mapping[str, Any]) -> list[str]:
     """The human answers of one annotation."""
     return [a if isinstance(a, str) else a["answer"] for a in annotation["answers"]]
+
+
+def _meta(annotation: Mapping[str, Any]) -> dict[str, Any]:
+    types = (annotation.get("answer_type", "unknown"), annotation.get("question_type", "unknown"))
+    return {"answers": answer_texts(annotation), "types": types}
 
 
 @dataclass(frozen=True)
@@ -176,6 +190,7 @@ class VQAv2(Benchmark):
     name: ClassVar[str] = "vqav2"
     max_new_tokens: ClassVar[int] = 16
     headline: ClassVar[str] = "accuracy"
+    truth: ClassVar[str] = "--annotations"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("accuracy", "higher", 1, 2),
         Metric("token_max", "higher", 1, 2),
@@ -192,15 +207,26 @@ class VQAv2(Benchmark):
         folder = files.folder(data_dir, "vqav2")
         return [require(folder / name, f"VQAv2's {name}", SOURCE) for name in (QUESTIONS, ANNOTATIONS)]
 
+    def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
+        carried = [] if truth else [answer.record for answer in answers if "answers" in answer.record]
+        if not truth and len(carried) != len(answers):
+            raise RevisitError("VQAv2 needs --annotations: the official annotations file.")
+        rows = [row for path in truth for row in read_annotations(path)] or carried
+        items = [Item(str(row["question_id"]), "", (), _meta(row)) for row in rows]
+        return items, align([item.id for item in items], answers, ("question_id", "id"))
+
     def load(self, data_dir: Path) -> list[Item]:
         questions, annotations = self.files(data_dir)
         truth = {row["question_id"]: row for row in read_annotations(annotations)}
         items = []
         for row in files.read_json(questions)["questions"]:
-            note = truth[row["question_id"]]
+            if row["question_id"] not in truth:
+                raise RevisitError(
+                    f"{annotations} has no answers to question {row['question_id']} of {questions.name}."
+                )
             name = f"COCO_val2014_{row['image_id']:012d}"
             image = next((p for p in (data_dir / "val2014").glob(f"{name}.*")), data_dir / "val2014" / f"{name}.jpg")
-            meta = {"answers": answer_texts(note), "types": (note["answer_type"], note["question_type"])}
+            meta = _meta(truth[row["question_id"]])
             items.append(Item(str(row["question_id"]), row["question"] + SUFFIXES[self.suffix], (image,), meta))
         return items
 
