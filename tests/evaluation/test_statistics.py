@@ -54,13 +54,14 @@ def test_holm_by_hand() -> None:
 
 def test_proportions_get_wilson_on_their_own_scale() -> None:
     rate = s.interval(terms([1, 0, 0, 0]))
-    percent = s.interval(terms([100, 0, 0, 0]))
+    percent = s.interval(terms([100, 0, 0, 0]), full=100)
     assert rate.kind == percent.kind == "wilson"
     assert (rate.low, rate.high) == pytest.approx(s.wilson(1, 4))
     assert percent.high == pytest.approx(100 * rate.high)
     precision = s.interval(terms([1, 0, 0, 1], [1, 0, 1, 1]))  # two of three positive predictions are right
     assert (precision.low, precision.high) == pytest.approx(s.wilson(2, 3))
     assert s.interval(terms([0, 0, 0])).high == pytest.approx(s.wilson(0, 3)[1])
+    assert s.interval(terms([0, 0, 0]), full=100).high == pytest.approx(100 * s.wilson(0, 3)[1])
 
 
 def test_ratio_bootstrap_agrees_with_scipy_run_directly() -> None:
@@ -133,6 +134,17 @@ def test_pairing_matters_and_order_does_not() -> None:
     forward = s.paired(one, two, resamples=999)
     assert forward == s.paired(one, dict(reversed(two.items())), resamples=999)
     assert forward.p_permutation < 0.01  # unpaired, a shift of 1 under a spread of 10 would drown
+
+
+def test_mean_of_ratios_is_compared_stratum_by_stratum() -> None:
+    rng = np.random.default_rng(2)
+    base = [terms(list(rng.random(n))) for n in (60, 200)]
+    method = [{u: (n + 0.1, d) for u, (n, d) in part.items()} for part in base]
+    got = s.paired_strata(base, method, resamples=499)
+    assert (got.difference, got.low, got.high) == pytest.approx((0.1, 0.1, 0.1))
+    assert got.p_bootstrap == pytest.approx(2 / 500)
+    assert math.isnan(got.p_permutation)
+    assert got.units == 260
 
 
 def test_identical_methods_differ_by_nothing() -> None:

@@ -279,7 +279,7 @@ def scored(benchmark: Benchmark, scores: Scores, n: int) -> dict[str, Any]:
     metrics = {}
     for name, value in scores.metrics.items():
         how = benchmark.metric(name)
-        found = metric_interval(name, value, scores.per_item)
+        found = metric_interval(name, value, scores.per_item, full=100 / how.show)
         metrics[name] = {
             "value": _finite(value),
             "low": _finite(found.low) if found else None,
@@ -294,17 +294,14 @@ def scored(benchmark: Benchmark, scores: Scores, n: int) -> dict[str, Any]:
     return {"metrics": metrics, "counts": scores.counts, "notes": list(scores.notes)}
 
 
-def metric_interval(name: str, value: float, per_item: Mapping[str, PerUnit]) -> statistics.Interval | None:
+def metric_interval(
+    name: str, value: float, per_item: Mapping[str, PerUnit], full: float = 1.0
+) -> statistics.Interval | None:
     """The metric's interval: from its own terms, or, if it is the plain mean of its sub-settings, from theirs."""
     if name in per_item:
-        return statistics.interval(per_item[name])
-    parts = [terms for part, terms in per_item.items() if part.endswith(f"/{name}")]
-    if not parts or math.isnan(value):
-        return None
-    ratios = [sum(n for n, _ in terms.values()) / (sum(d for _, d in terms.values()) or math.nan) for terms in parts]
-    if not math.isclose(sum(ratios) / len(ratios), value, rel_tol=1e-9):
-        return None
-    return statistics.stratified_interval(parts)
+        return statistics.interval(per_item[name], full=full)
+    parts = statistics.strata(name, value, per_item)
+    return statistics.stratified_interval([per_item[part] for part in parts]) if parts else None
 
 
 def _finite(value: float) -> float | None:

@@ -76,10 +76,28 @@ def ratio(numerators: Floats, denominators: Floats) -> Any:
     )
 
 
-def interval(terms: Terms, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
-    """The interval of one metric: Wilson where it is a proportion, else the percentile bootstrap over units."""
+def strata(name: str, value: float, per_item: Mapping[str, Terms]) -> list[str]:
+    """The sub-settings (`"coco_random/F1"`) whose plain mean the metric is; none if it is not, or if there are none."""
+    parts = [part for part in per_item if part.endswith(f"/{name}")]
+    ratios = [sum(n for n, _ in per_item[part].values()) / (_denominator(per_item[part]) or math.nan) for part in parts]
+    if not parts or not math.isclose(sum(ratios) / len(ratios), value, rel_tol=1e-9):
+        return []
+    return parts
+
+
+def _denominator(terms: Terms) -> float:
+    return sum(d for _, d in terms.values())
+
+
+def interval(
+    terms: Terms, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0, full: float = 1.0
+) -> Interval:
+    """The interval of one metric: Wilson where it is a proportion, else the percentile bootstrap over units.
+
+    `full` is the metric's value for "all": 1, or 100 for a metric in percent.
+    """
     numerators, denominators = _arrays([terms], list(terms))
-    if scale := _proportion_scale(numerators, denominators):
+    if scale := _proportion_scale(numerators, denominators, full):
         low, high = wilson(numerators.sum() / scale, denominators.sum(), level)
         return Interval(low * scale, high * scale, "wilson", level)
     if len(terms) < 2:
@@ -107,24 +125,47 @@ def paired(baseline: Terms, method: Terms, level: float = 0.95, resamples: int =
     The permutation test swaps the two methods' terms unit by unit (exactly enumerated for few units); the bootstrap
     resamples units with both methods' terms together.
     """
-    if baseline.keys() != method.keys():
-        odd = sorted(baseline.keys() ^ method.keys())
-        raise RevisitError(
-            f"A paired test needs the same units on both sides; {len(odd)} are on one side only, such as {odd[0]!r}."
-        )
+    terms = paired_terms(baseline, method)
     units = sorted(baseline)
-    terms = _arrays([baseline, method], units)  # (4, units): both numerators, then both denominators
     observed = float(_difference(terms.sum(-1)))
     if math.isnan(observed) or len(units) < 2:
         return Paired(observed, math.nan, math.nan, math.nan, math.nan, len(units))
     if np.array_equal(terms[0], terms[1]) and np.array_equal(terms[2], terms[3]):
         return Paired(0.0, 0.0, 0.0, 1.0, 1.0, len(units))
-    draws = _bootstrap(terms, _difference, resamples, seed)
+    low, high, p_bootstrap = _two_sided(_bootstrap(terms, _difference, resamples, seed), level)
+    return Paired(observed, low, high, p_bootstrap, _permutation(terms, resamples, seed), len(units))
+
+
+def paired_strata(
+    baseline: Sequence[Terms], method: Sequence[Terms], level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+) -> Paired:
+    """Compares plain means of ratios, units being resampled within each stratum; there is no permutation p-value."""
+    parts = [paired_terms(b, m) for b, m in zip(baseline, method, strict=True)]
+    observed = float(np.mean([_difference(part.sum(-1)) for part in parts]))
+    units = sum(part.shape[-1] for part in parts)
+    if math.isnan(observed) or min(part.shape[-1] for part in parts) < 2:
+        return Paired(observed, math.nan, math.nan, math.nan, math.nan, units)
+    draws = [_bootstrap(part, _difference, resamples, seed + number) for number, part in enumerate(parts)]
+    low, high, p_bootstrap = _two_sided(np.mean(draws, axis=0), level)
+    return Paired(observed, low, high, p_bootstrap, math.nan, units)
+
+
+def paired_terms(baseline: Terms, method: Terms) -> Floats:
+    """(4, units): both numerators, then both denominators; refuses tables of different units."""
+    if baseline.keys() != method.keys():
+        odd = sorted(baseline.keys() ^ method.keys())
+        raise RevisitError(
+            f"A paired test needs the same units on both sides; {len(odd)} are on one side only, such as {odd[0]!r}."
+        )
+    return _arrays([baseline, method], sorted(baseline))
+
+
+def _two_sided(draws: Floats, level: float) -> tuple[float, float, float]:
+    """The central `level` of the draws of a difference, and the two-sided p-value of its being zero."""
     low, high = _percentiles(draws, level)
     draws = draws[~np.isnan(draws)]
     tail = int(min(np.count_nonzero(draws <= 0), np.count_nonzero(draws >= 0)))
-    p_bootstrap = min(1.0, 2 * (tail + 1) / (len(draws) + 1))
-    return Paired(observed, low, high, p_bootstrap, _permutation(terms, resamples, seed), len(units))
+    return low, high, min(1.0, 2 * (tail + 1) / (len(draws) + 1))
 
 
 def _arrays(tables: Sequence[Terms], units: Sequence[str]) -> Floats:
@@ -134,14 +175,12 @@ def _arrays(tables: Sequence[Terms], units: Sequence[str]) -> Floats:
     return np.concatenate([values[..., 0], values[..., 1]])
 
 
-def _proportion_scale(numerators: Floats, denominators: Floats) -> float:
-    """The value of a success if the terms are successes out of trials of 0 or 1, else 0."""
+def _proportion_scale(numerators: Floats, denominators: Floats, full: float) -> float:
+    """What a success is worth (1 or `full`) if the terms are successes out of trials of 0 or 1; 0 if they are not."""
     if not np.isin(denominators, (0.0, 1.0)).all() or denominators.sum() == 0:
         return 0.0
-    top = float(numerators.max())
-    # With no success at all the scale does not show; 1 is the scale of every rate that can be zero throughout.
-    scale = top if top > 0 else 1.0
-    if scale not in (1.0, 100.0) or not np.isin(numerators, (0.0, scale)).all():
+    scale = float(numerators.max()) or full  # with no success at all the terms do not show what one is worth
+    if scale not in (1.0, full) or not np.isin(numerators, (0.0, scale)).all():
         return 0.0
     return scale if bool((numerators <= denominators * scale).all()) else 0.0
 

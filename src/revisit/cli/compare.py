@@ -1,0 +1,59 @@
+"""`revisit compare`: the methods of a run side by side, tested on the same items."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from revisit.errors import RevisitError, unknown
+
+
+def compare(
+    folder: Path = typer.Argument(..., help="The --output folder of `revisit eval`."),
+    baseline: str = typer.Option(None, help="Method the others are tested against; greedy if it was run."),
+    metric: list[str] = typer.Option(
+        [], help="Only these metrics; patterns such as 'coco_*/F1' work. May be repeated."
+    ),
+    test: str = typer.Option("permutation", help="permutation or bootstrap, paired by item."),
+    resamples: int = typer.Option(4999, min=99, help="Draws of the tests."),
+    intersect: bool = typer.Option(False, "--intersect", help="Compare on the items that all methods answered."),
+    format_: str = typer.Option(None, "--format", "-f", help="markdown, csv, latex or html."),
+    out: Path = typer.Option(None, "--out", "-o", help="Write there; .md, .csv, .tex or .html says the format."),
+) -> None:
+    """Compare the methods of a run: best in bold, second underlined, paired tests with Holm's correction.
+
+    Examples:
+
+      revisit compare runs/first
+
+      revisit compare runs/first --metric CHAIRi --metric F1 --out table.tex
+    """
+    from revisit.evaluation.comparison import compare_folder
+    from revisit.evaluation.store import disk_error
+    from revisit.evaluation.tables import SUFFIXES, WRITERS
+
+    if test not in ("permutation", "bootstrap"):
+        raise unknown("test", test, ("permutation", "bootstrap"))
+    kind = format_ or (SUFFIXES.get(out.suffix.lower()) if out else "markdown")
+    if kind is None:
+        raise RevisitError(f"{out} does not say a format: end its name in {', '.join(SUFFIXES)}, or give --format.")
+    if kind not in WRITERS:
+        raise unknown("format", kind, WRITERS)
+    wanted = [part.strip() for entry in metric for part in entry.split(",")]
+    tables = compare_folder(folder, baseline, wanted, intersect, test, resamples)  # type: ignore[arg-type]
+    text = WRITERS[kind](tables)
+    if out is None:
+        print(text, end="")
+        return
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise disk_error(error, out) from error
+    print(f"Wrote {out}.")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(compare)

@@ -1,0 +1,98 @@
+"""`revisit eval`: models × methods × benchmarks, resumable, with intervals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from revisit.errors import RevisitError
+from revisit.evaluation.config import DEFAULT_SCENES, EvalConfig
+
+DEFAULT = EvalConfig()  # the one place where defaults are written
+
+
+def evaluate(
+    context: typer.Context,
+    model: list[str] = typer.Option(list(DEFAULT.model), "--model", "-m", help="Local folders or hub ids, separated by commas."),
+    method: list[str] = typer.Option(
+        [",".join(DEFAULT.method)], help="Methods, separated by commas; settings as revisit:alpha=0.01:layers=all."
+    ),
+    benchmark: list[str] = typer.Option([",".join(DEFAULT.benchmark)], "--benchmark", "-b", help="Benchmarks, separated by commas."),
+    data: list[str] = typer.Option(
+        None,
+        help="Folder with the benchmarks' files, or NAME=FOLDER for each, or scenes:SPLIT:NUMBER:SEED to generate "
+        f"them. The embedded model's default is {DEFAULT_SCENES}.",
+    ),
+    limit: int = typer.Option(DEFAULT.limit, min=1, help="Only the first items of each benchmark."),
+    batch_size: int = typer.Option(DEFAULT.batch_size, min=1, help="Answers made together; it does not change them in float32."),
+    max_new_tokens: int = typer.Option(DEFAULT.max_new_tokens, min=1, help="Longest answer; each benchmark's own if not given."),
+    seed: int = typer.Option(DEFAULT.seed, help="Seed of --sample; every item draws with a seed of its own made from it."),
+    output: Path = typer.Option(Path(DEFAULT.output), "--output", "-o", help="Where answers and results are kept."),
+    config: Path = typer.Option(None, "--config", "-c", help="YAML file with these options as keys; flags beat it."),
+    set_: list[str] = typer.Option(
+        [], "--set", help="method.key=value, benchmark.key=value, or key=value for every method that has it."
+    ),
+    sample: bool = typer.Option(False, "--sample", help="Sample instead of taking the best token."),
+    temperature: float = typer.Option(DEFAULT.temperature, help="With --sample."),
+    top_p: float = typer.Option(DEFAULT.top_p, help="With --sample."),
+    beams: int = typer.Option(DEFAULT.beams, min=1, help="Beam search with this many beams."),
+    engine: str = typer.Option(DEFAULT.engine, help="What runs the model: local."),
+    dtype: str = typer.Option(None, help="float32, float16, bfloat16 or auto."),
+    device_map: str = typer.Option(None, help="Passed to transformers, for example auto."),
+    trust_remote_code: bool = typer.Option(False, "--trust-remote-code", help="Allow code from a model's repository."),
+    skip_bad_images: bool = typer.Option(
+        False, "--skip-bad-images", help="Score without the items whose image cannot be read, and list them."
+    ),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress, only the table."),
+) -> None:
+    """Measure methods on benchmarks; killed at any moment, the same command goes on where it stopped.
+
+    Examples:
+
+      revisit eval --benchmark chair,pope --method greedy,revisit --output runs/first
+
+      revisit eval --model llava-hf/llava-1.5-7b-hf --method greedy,revisit,vcd --benchmark pope --data ~/data
+
+      revisit eval --config grid.yaml --set revisit.alpha=0.001
+    """
+    from revisit.evaluation.comparison import compare_folder
+    from revisit.evaluation.config import load_config, parse_assignments
+    from revisit.evaluation.progress import Bars
+    from revisit.evaluation.runner import Silent, run
+    from revisit.evaluation.tables import to_markdown
+
+    # Only what was typed beats the file.
+    typed = {
+        ("set" if name == "set_" else name): value
+        for name, value in context.params.items()
+        if name not in ("config", "quiet") and _typed(context, name)
+    }
+    if "set" in typed:
+        typed["set"] = parse_assignments(set_)
+    settings = load_config(config, {k: str(v) if isinstance(v, Path) else v for k, v in typed.items()})
+    plan = settings.plan()
+    try:
+        if quiet:
+            run(plan, Silent())
+        else:
+            with Bars() as bars:
+                run(plan, bars)
+    except KeyboardInterrupt:
+        raise RevisitError(
+            f"Stopped. Every finished answer is in {plan.output}; the same command goes on from there."
+        ) from None
+    comparison = compare_folder(plan.output)
+    print(to_markdown(comparison))
+    print(f"Answers and results: {plan.output}; more with `revisit compare {plan.output}`.")
+
+
+def _typed(context: typer.Context, name: str) -> bool:
+    """Whether the user gave this option. typer may carry its own copy of click, so the source goes by its name."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command("eval")(evaluate)

@@ -1,0 +1,221 @@
+"""From flags and a YAML file to a plan. A flag beats the file; an unknown key is refused with the nearest known one.
+
+The file has the flags' names as keys, with underscores:
+
+    model: [tiny]
+    method: [greedy, revisit, {name: revisit, alpha: 0.01, layers: all}]
+    benchmark: [chair, {name: pope, parser: vcd}]
+    data: scenes:unusual:200
+    output: runs/first
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from revisit.benchmarks import base as benchmarks
+from revisit.errors import RevisitError, unknown
+from revisit.evaluation.engine import ENGINES, Decoding
+from revisit.evaluation.plan import Plan
+
+SCENES = "scenes"
+DEFAULT_SCENES = "scenes:unusual:100"
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Everything `revisit eval` can be told; the defaults are those of the command line."""
+
+    model: Sequence[str] = ("tiny",)
+    method: Sequence[Any] = ("greedy", "revisit")
+    benchmark: Sequence[Any] = ("chair", "pope")
+    data: Any = None
+    output: str = "results"
+    limit: int | None = None
+    batch_size: int = 8
+    max_new_tokens: int | None = None
+    seed: int = 0
+    sample: bool = False
+    temperature: float = 1.0
+    top_p: float = 1.0
+    beams: int = 1
+    engine: str = "local"
+    dtype: str | None = None
+    device_map: str | None = None
+    trust_remote_code: bool = False
+    skip_bad_images: bool = False
+    set: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def plan(self) -> Plan:
+        """The plan, every name looked up and every setting checked; nothing is loaded."""
+        if self.engine not in ENGINES:
+            raise unknown("engine", self.engine, ENGINES)
+        methods, chosen = self._methods_and_benchmarks()
+        models = tuple(str(m) for m in _listed(self.model))
+        decoding = Decoding(
+            temperature=self.temperature if self.sample else None,
+            top_p=self.top_p if self.sample and self.top_p != 1 else None,
+            num_beams=self.beams,
+        )
+        if not self.sample and (self.temperature != 1 or self.top_p != 1):
+            raise RevisitError("temperature and top_p act on sampling only: add --sample, or leave them out.")
+        return Plan(
+            models=models,
+            methods=methods,
+            benchmarks=chosen,
+            data=self._data(models, [b.name for b in chosen]),
+            output=Path(self.output),
+            limit=self.limit,
+            batch_size=self.batch_size,
+            max_new_tokens=self.max_new_tokens,
+            decoding=decoding,
+            seed=self.seed,
+            skip_bad_images=self.skip_bad_images,
+            engine=self.engine,
+            engine_options={
+                "dtype": self.dtype,
+                "device_map": self.device_map,
+                "trust_remote_code": self.trust_remote_code,
+            },
+        )
+
+    def _methods_and_benchmarks(self) -> tuple[tuple[Any, ...], tuple[benchmarks.Benchmark, ...]]:
+        from revisit import methods
+
+        wanted = [_entry(entry, "method") for entry in _listed(self.method)]
+        tests = [_entry(entry, "benchmark") for entry in _listed(self.benchmark)]
+        fields = {name: {f.name for f in dataclasses.fields(methods.find(name))} for name, _ in wanted}
+        scoped = scope(self.set, fields, [name for name, _ in tests])
+        return (
+            tuple(methods.get(name, **{**scoped[name], **own}) for name, own in wanted),
+            tuple(benchmarks.get(name, **{**scoped.get(name, {}), **own}) for name, own in tests),
+        )
+
+    def _data(self, models: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
+        """Each benchmark's folder; scenes are built into the cache when they are asked for the first time."""
+        given = self.data
+        if given is None:
+            if set(models) != {"tiny"}:
+                raise RevisitError(
+                    f"Say where the benchmarks' files are: --data DIR, or --data {DEFAULT_SCENES} for generated scenes."
+                )
+            given = DEFAULT_SCENES
+        places = parse_data(given, names)
+        return {name: resolve_data(places[name]) for name in names}
+
+
+def load_config(file: Path | None, flags: Mapping[str, Any]) -> EvalConfig:
+    """The file's values with the given flags on top; `set` merges key by key."""
+    values = dict(read_yaml(file)) if file else {}
+    known = {f.name for f in dataclasses.fields(EvalConfig)}
+    for key in values:
+        if key not in known:
+            raise unknown(f"key in {file}:", str(key), known)
+    merged = {**values, **flags}
+    if "set" in values and "set" in flags:
+        merged["set"] = {**values["set"], **flags["set"]}
+    return EvalConfig(**merged)
+
+
+def read_yaml(path: Path) -> Mapping[str, Any]:
+    """The mapping in a YAML file, or one sentence that says what is wrong with it."""
+    import yaml
+
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise RevisitError(f"{path} cannot be read: {error.strerror}.") from error
+    except yaml.YAMLError as error:
+        raise RevisitError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(value, dict):
+        raise RevisitError(f"{path} must hold keys and values such as `model: tiny`, not a {type(value).__name__}.")
+    return value
+
+
+def scope(
+    assignments: Mapping[str, Any], method_fields: Mapping[str, set[str]], benchmark_names: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """`method.key` and `benchmark.key` to their own; a bare key to every method that has such a setting."""
+    scoped: dict[str, dict[str, Any]] = {name: {} for name in [*method_fields, *benchmark_names]}
+    everywhere = {key: value for key, value in assignments.items() if "." not in key}
+    for key, value in everywhere.items():
+        owners = [name for name, fields in method_fields.items() if key in fields]
+        if not owners:
+            raise unknown("setting of the chosen methods:", key, set().union(*method_fields.values()))
+        for name in owners:
+            scoped[name][key] = value
+    for key, value in assignments.items():
+        owner, dot, field = key.partition(".")
+        if dot:
+            if owner not in scoped:
+                raise unknown(f"method or benchmark in --set {key}:", owner, scoped)
+            scoped[owner][field] = value
+    return scoped
+
+
+def parse_assignments(texts: Sequence[str]) -> dict[str, str]:
+    """`key=value` strings as a mapping."""
+    assignments = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise RevisitError(f"--set wants key=value or method.key=value, not {text!r}.")
+        assignments[key.strip()] = value.strip()
+    return assignments
+
+
+def parse_data(given: Any, names: Sequence[str]) -> dict[str, str]:
+    """Benchmark → place, from one place for all, or from `name=place` entries (or a mapping) with an optional rest."""
+    if isinstance(given, Mapping):
+        pairs = [(str(k), str(v)) for k, v in given.items()]
+    else:
+        texts = [given] if isinstance(given, (str, Path)) else list(given)
+        pairs = []
+        for text in map(str, texts):
+            name, equals, place = text.partition("=")
+            pairs.append((name, place) if equals and name in benchmarks.names() else ("*", text))
+    places = dict(pairs)
+    if len(places) != len(pairs):
+        raise RevisitError("--data gives two places for the same benchmark; give one folder, or name=folder for each.")
+    for name in places:
+        if name != "*" and name not in names:
+            raise unknown("benchmark in --data:", name, names)
+    missing = [name for name in names if name not in places and "*" not in places]
+    if missing:
+        raise RevisitError(f"--data has no folder for benchmark {missing[0]!r}; add --data {missing[0]}=DIR.")
+    return {name: places.get(name, places.get("*", "")) for name in names}
+
+
+def resolve_data(place: str) -> Path:
+    """The folder, or the generated scenes `scenes[:split[:n[:seed]]]`, built on first use."""
+    if place == SCENES or place.startswith(f"{SCENES}:"):
+        from revisit.evaluation.scenes import scene_folder
+
+        return scene_folder(place)
+    path = Path(place).expanduser()
+    if not path.is_dir():
+        raise RevisitError(f"The data folder {place!r} does not exist.")
+    return path
+
+
+def _listed(value: Any) -> list[Any]:
+    """A YAML list, or comma-separated names; every element of a list of strings may hold commas itself."""
+    entries = [value] if isinstance(value, (str, Mapping)) else list(value)
+    found: list[Any] = []
+    for entry in entries:
+        found += [part.strip() for part in entry.split(",") if part.strip()] if isinstance(entry, str) else [entry]
+    return found
+
+
+def _entry(entry: Any, kind: str) -> tuple[str, dict[str, Any]]:
+    """(name, own settings) of `name`, `name:key=value:key=value`, or `{name: …, key: value}`."""
+    if isinstance(entry, Mapping):
+        if "name" not in entry:
+            raise RevisitError(f"A {kind} with settings needs its name: {{name: …, …}}, not {dict(entry)!r}.")
+        return str(entry["name"]), {str(k): v for k, v in entry.items() if k != "name"}
+    name, *rest = str(entry).split(":")
+    return name, dict(parse_assignments(rest))

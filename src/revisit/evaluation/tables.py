@@ -1,0 +1,224 @@
+"""A comparison as markdown, CSV, LaTeX, or one self-contained HTML page: best in bold, second underlined."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import math
+from collections.abc import Callable, Sequence
+
+from revisit.benchmarks.base import Metric
+from revisit.evaluation.comparison import Row, Table, Value
+
+CSV_COLUMNS = (
+    *("model", "benchmark", "version", "n", "method", "metric", "better", "value", "low", "high"),
+    *("baseline", "difference", "difference_low", "difference_high", "p_bootstrap", "p_permutation", "p_holm"),
+)
+
+
+def stars(p: float) -> str:
+    """* below 0.05, ** below 0.01, *** below 0.001, after correction."""
+    return "" if math.isnan(p) else "*" * sum(p < bound for bound in (0.05, 0.01, 0.001))
+
+
+def _heading(metric: Metric) -> str:
+    arrow = {"higher": " ↑", "lower": " ↓", None: ""}[metric.better]
+    return metric.name + arrow
+
+
+def _difference(metric: Metric, value: Value) -> str:
+    """`+1.20 [0.30, 2.10]`, on the scale that is printed."""
+    if value.paired is None or math.isnan(value.paired.difference):
+        return ""
+    difference, low, high = (
+        f"{x * metric.show:+.{metric.decimals}f}" if not math.isnan(x) else "–"
+        for x in (value.paired.difference, value.paired.low, value.paired.high)
+    )
+    return f"{difference} [{low}, {high}]"
+
+
+def to_markdown(tables: Sequence[Table]) -> str:
+    """GitHub-flavoured tables, differences and p-values in a second table where there is a baseline."""
+    blocks = []
+    for table in tables:
+        blocks.append(f"### {table.benchmark} · {table.model} (n = {table.n}, {table.version})")
+        heads = ["method", *(_heading(m) for m in table.metrics)]
+        rows = [[_escape(r.method), *(_markdown_value(m, r.values[m.name]) for m in table.metrics)] for r in table.rows]
+        blocks.append(_markdown_table(heads, rows))
+        compared = [row for row in table.rows if row.method != table.baseline]
+        if table.baseline is not None and compared:
+            heads = [f"minus {_escape(table.baseline)}", *(m.name for m in table.metrics)]
+            rows = [
+                [_escape(r.method), *(_markdown_test(m, r.values[m.name]) for m in table.metrics)] for r in compared
+            ]
+            blocks.append(_markdown_table(heads, rows))
+        if table.notes:
+            blocks.append("\n".join(f"- {note}" for note in table.notes))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    rule = ["---", *("---:" for _ in heads[1:])]
+    return "\n".join(_markdown_row(row) for row in (heads, rule, *rows))
+
+
+def _markdown_test(metric: Metric, value: Value) -> str:
+    return _difference(metric, value) + stars(value.p_holm).replace("*", "\\*")
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*").replace("_", "\\_")
+
+
+def _markdown_value(metric: Metric, value: Value) -> str:
+    text = metric.text(value.value)
+    return {1: f"**{text}**", 2: f"<u>{text}</u>"}.get(value.rank, text)
+
+
+def to_csv(tables: Sequence[Table]) -> str:
+    """One line per model, benchmark, method and metric, unrounded, on the metric's own scale."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for table in tables:
+        about = (table.model, table.benchmark, table.version, table.n)
+        for row in table.rows:
+            for metric in table.metrics:
+                value = row.values[metric.name]
+                writer.writerow(
+                    [
+                        *(*about, row.method, metric.name, metric.better or ""),
+                        *map(_number, (value.value, value.low, value.high)),
+                        *_csv_test(table, value),
+                    ]
+                )
+    return out.getvalue()
+
+
+def _csv_test(table: Table, value: Value) -> list[str]:
+    test = value.paired
+    if test is None:
+        return [""] * 7
+    numbers = (test.difference, test.low, test.high, test.p_bootstrap, test.p_permutation, value.p_holm)
+    return [table.baseline or "", *map(_number, numbers)]
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else repr(float(value))
+
+
+def to_latex(tables: Sequence[Table]) -> str:
+    """booktabs tables as in the paper: best in bold, second underlined."""
+    return "% needs \\usepackage{booktabs}\n" + "\n\n".join(map(_latex_table, tables)) + "\n"
+
+
+def _latex_table(table: Table) -> str:
+    arrows = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", None: ""}
+    heads = " & ".join(_latex(m.name) + arrows[m.better] for m in table.metrics)
+    caption = (
+        f"{_latex(table.benchmark)} with {_latex(table.model)} ($n={table.n}$; {_latex(table.version)}). "
+        "Best in bold, second underlined."
+    )
+    if table.baseline:
+        marks = ", ".join(rf"$^{{{'*' * n}}}p<{bound}$" for n, bound in ((1, 0.05), (2, 0.01), (3, 0.001)))
+        caption += f" {marks} against {_latex(table.baseline)}, Holm-corrected."
+    rows = [
+        rf"{_latex(row.method)} & {' & '.join(_latex_value(m, row.values[m.name]) for m in table.metrics)} \\"
+        for row in table.rows
+    ]
+    return "\n".join(
+        [
+            r"\begin{table}[t]",
+            r"\centering",
+            rf"\caption{{{caption}}}",
+            rf"\begin{{tabular}}{{l{'r' * len(table.metrics)}}}",
+            r"\toprule",
+            rf"Method & {heads} \\",
+            r"\midrule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+    )
+
+
+def _latex(text: str) -> str:
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    return "".join(special.get(c, "\\" + c if c in "&%$#_{}" else c) for c in text)
+
+
+def _latex_value(metric: Metric, value: Value) -> str:
+    text = metric.text(value.value)
+    text = {1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}.get(value.rank, text)
+    mark = stars(value.p_holm)
+    return rf"{text}$^{{{mark}}}$" if mark else text
+
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1c1e21; --soft: #5d6470; --line: #d9dde3; --best: #e8f3ec; --page: #fff; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e8eb; --soft: #9aa3af; --line: #3a404a; --best: #1e3a2b; --page: #16181c; } }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); margin: 2rem auto;
+  max-width: 72rem; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .3rem; }
+.sub, .notes { color: var(--soft); font-size: .9rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabular-nums; }
+th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+thead th { border-bottom: 2px solid var(--ink); }
+td small { display: block; color: var(--soft); font-size: .78rem; }
+td.best { background: var(--best); } td.best b { font-weight: 700; }
+"""
+
+
+def to_html(tables: Sequence[Table], title: str = "Comparison of decoding methods") -> str:
+    """One self-contained page: values with intervals, differences to the baseline with corrected p-values."""
+    e = html.escape
+    body = [f"<h1>{e(title)}</h1>", '<p class="sub">Best in bold, second underlined. Brackets: 95 % intervals.</p>']
+    for table in tables:
+        body.append(f"<h2>{e(table.benchmark)} · {e(table.model)}</h2>")
+        body.append(f'<p class="sub">{table.n} items · {e(table.version)}</p>')
+        heads = "".join(f'<th scope="col">{e(_heading(m))}</th>' for m in table.metrics)
+        rows = "".join(_html_row(table, row) for row in table.rows)
+        body.append(
+            f'<div class="scroll"><table><thead><tr><th scope="col">method</th>{heads}</tr></thead>'
+            f"<tbody>{rows}</tbody></table></div>"
+        )
+        if table.notes:
+            body.append('<ul class="notes">' + "".join(f"<li>{e(note)}</li>" for note in table.notes) + "</ul>")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+        f'content="width=device-width, initial-scale=1"><title>{e(title)}</title><style>{_STYLE}</style></head>\n'
+        f"<body>{''.join(body)}</body></html>\n"
+    )
+
+
+def _html_row(table: Table, row: Row) -> str:
+    cells = []
+    for metric in table.metrics:
+        value = row.values[metric.name]
+        text = html.escape(metric.text(value.value))
+        text = {1: f"<b>{text}</b>", 2: f"<u>{text}</u>"}.get(value.rank, text)
+        if not math.isnan(value.low):
+            text += f"<small>[{metric.text(value.low)}, {metric.text(value.high)}]</small>"
+        if difference := _difference(metric, value):
+            p = "" if math.isnan(value.p_holm) else f", p = {value.p_holm:.2g}{stars(value.p_holm)}"
+            text += f"<small>{html.escape(difference)}{p}</small>"
+        cells.append(f"<td{' class=best' if value.rank == 1 else ''}>{text}</td>")
+    return f"<tr><td>{html.escape(row.method)}</td>{''.join(cells)}</tr>"
+
+
+WRITERS: dict[str, Callable[[Sequence[Table]], str]] = {
+    "markdown": to_markdown,
+    "csv": to_csv,
+    "latex": to_latex,
+    "html": to_html,
+}
+SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".html": "html"}
