@@ -1,0 +1,190 @@
+"""Tables: ranks, tests, refusals; the four forms of output."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from fake_grid import HashEngine, Shift, make_plan, write_items
+
+from revisit.benchmarks.base import Metric
+from revisit.errors import RevisitError
+from revisit.evaluation import statistics
+from revisit.evaluation.comparison import Row, Table, Value, _ranks, compare_folder
+from revisit.evaluation.runner import run
+from revisit.evaluation.tables import stars, to_csv, to_html, to_latex, to_markdown
+
+METHODS = (Shift(0), Shift(1), Shift(2))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("grid")
+    data = write_items(root / "data", 40)
+    run(make_plan(root / "out", data, models=("m1",), methods=METHODS), engine_for=HashEngine)
+    return root / "out"
+
+
+def test_values_are_those_of_the_run_and_tests_those_of_the_statistics(folder: Path) -> None:
+    (table,) = compare_folder(folder, resamples=499)
+    entries = {c["method"]["label"]: c for c in json.loads((folder / "results.json").read_text())["cells"]}
+    assert table.baseline == "shift"  # the first, since nobody ran greedy
+    assert [row.method for row in table.rows] == ["shift", "shift(by=1)", "shift(by=2)"]
+    assert table.n == 40
+    terms = {}
+    for name, entry in entries.items():
+        stored = json.loads((folder / entry["path"] / "scores.json").read_text())["per_item"]["vowels"]
+        terms[name] = {unit: tuple(pair) for unit, pair in stored.items()}
+    expected = []
+    for row in table.rows:
+        value = row.values["vowels"]
+        assert value.value == entries[row.method]["metrics"]["vowels"]["value"]
+        if row.method != "shift":
+            assert value.paired == statistics.paired(terms["shift"], terms[row.method], resamples=499)
+            assert value.p == value.paired.p_permutation
+    raw = [row.values[m.name].p for m in table.metrics for row in table.rows]
+    expected = statistics.holm(raw)
+    got = [row.values[m.name].p_holm for m in table.metrics for row in table.rows]
+    assert [p for p in got if not math.isnan(p)] == [p for p in expected if not math.isnan(p)]
+    assert any("4 tests of this table" in note for note in table.notes)
+
+
+def test_ranks_go_by_what_is_printed() -> None:
+    lower = Metric("CHAIRi", "lower", 100, 1)
+    assert _ranks([0.1301, 0.1249, 0.1252, 0.2], lower) == [2, 1, 1, 0]  # 13.0, 12.5, 12.5, 20.0
+    assert _ranks([0.5, 0.7, math.nan], Metric("F1", "higher", 100, 1)) == [2, 1, 0]
+    assert _ranks([0.5, 0.7], Metric("yes_ratio", None)) == [0, 0]
+    assert _ranks([0.5], lower) == [0]  # alone there is no best
+
+
+def test_stars() -> None:
+    assert [stars(p) for p in (math.nan, 0.05, 0.049, 0.0099, 0.0009)] == ["", "", "*", "**", "***"]
+
+
+@pytest.fixture
+def table() -> Table:
+    f1, hal = Metric("F1", "higher", 100, 1), Metric("CHAIR_i", "lower", 100, 1)
+    better = statistics.Paired(-0.03, -0.04, -0.02, 0.0004, 0.0004, 500)
+    return Table(
+        model="org/m&m",
+        benchmark="chair",
+        version="v_1",
+        n=500,
+        metrics=(f1, hal),
+        baseline="greedy",
+        rows=(
+            Row("greedy", {"F1": Value(0.8, 0.78, 0.82, 2), "CHAIR_i": Value(0.1, rank=2)}, 1.0, 10),
+            Row(
+                "revisit",
+                {"F1": Value(0.85, rank=1), "CHAIR_i": Value(0.07, 0.06, 0.08, 1, better, 4e-4, 8e-4)},
+                1.0,
+                9,
+            ),
+            Row("<b>", {"F1": Value(0.1), "CHAIR_i": Value(math.nan)}, 1.0, 9),
+        ),
+        notes=("a note",),
+    )
+
+
+def test_markdown(table: Table) -> None:
+    text = to_markdown([table])
+    assert "| method | F1 ↑ | CHAIR_i ↓ |" in text
+    assert "| greedy | <u>80.0</u> | <u>10.0</u> |" in text
+    assert "| revisit | **85.0** | **7.0** |" in text
+    assert "| <b> | 10.0 | - |" in text
+    assert r"| revisit |  | -3.0 [-4.0, -2.0]\*\*\* |" in text
+    assert "- a note" in text
+
+
+def test_csv_is_unrounded(table: Table) -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv([table]))))
+    assert len(rows) == 6
+    found = next(r for r in rows if r["method"] == "revisit" and r["metric"] == "CHAIR_i")
+    assert found["value"] == "0.07"
+    assert (found["baseline"], found["difference"], found["p_holm"]) == ("greedy", "-0.03", "0.0008")
+    undefined = next(r for r in rows if r["method"] == "<b>" and r["metric"] == "CHAIR_i")
+    assert undefined["value"] == undefined["baseline"] == ""
+
+
+def test_latex(table: Table) -> None:
+    text = to_latex([table])
+    assert r"org/m\&m" in text
+    assert r"revisit & \textbf{85.0} & \textbf{7.0}$^{***}$ \\" in text
+    assert r"greedy & \underline{80.0} & \underline{10.0} \\" in text
+    assert r"CHAIR\_i $\downarrow$" in text
+    assert text.count(r"\begin{tabular}{lrr}") == 1
+
+
+def test_html_is_whole_and_needs_nothing(table: Table) -> None:
+    class Check(HTMLParser):
+        def __init__(self) -> None:
+            super().__init__()
+            self.open: list[str] = []
+
+        def handle_starttag(self, tag: str, attrs: object) -> None:
+            if tag != "meta":
+                self.open.append(tag)
+
+        def handle_endtag(self, tag: str) -> None:
+            assert self.open.pop() == tag
+
+    text = to_html([table])
+    check = Check()
+    check.feed(text)
+    assert check.open == []
+    assert not re.search(r"(src|href)=|url\(|@import|<script", text)
+    assert "<td>&lt;b&gt;</td>" in text
+    assert "<b>7.0</b><small>[6.0, 8.0]</small><small>-3.0 [-4.0, -2.0], p = 0.0008***</small>" in text
+
+
+def test_different_items_are_refused_or_intersected_with_a_note(tmp_path: Path) -> None:
+    data = write_items(tmp_path / "data", 30)
+    out = tmp_path / "out"
+    run(make_plan(out, data, models=("m1",), methods=(Shift(0),)), engine_for=HashEngine)
+    run(make_plan(out, data, models=("m1",), methods=(Shift(1),), limit=20), engine_for=HashEngine)
+    with pytest.raises(RevisitError, match=r"not run on the same items .*shift 30, shift\(by=1\) 20; 20 in common"):
+        compare_folder(out)
+    (table,) = compare_folder(out, intersect=True, resamples=199)
+    assert table.n == 20
+    assert "Only the 20 items" in table.notes[0]
+    run(
+        make_plan(tmp_path / "cut", data, models=("m1",), methods=(Shift(0), Shift(1)), limit=20), engine_for=HashEngine
+    )
+    (reference,) = compare_folder(tmp_path / "cut", resamples=199)
+    for ours, theirs in zip(table.rows, reference.rows, strict=True):
+        for name, value in ours.values.items():
+            assert (value.value, value.p) == pytest.approx(
+                (theirs.values[name].value, theirs.values[name].p), nan_ok=True
+            )
+            assert value.low == pytest.approx(theirs.values[name].low, abs=0.02)
+
+
+def test_the_same_id_with_another_question_is_refused(tmp_path: Path) -> None:
+    data = write_items(tmp_path / "data", 10)
+    run(make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(0),)), engine_for=HashEngine)
+    (data / "items.txt").write_text((data / "items.txt").read_text().replace("prompt 3", "PROMPT 3"))
+    run(make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(1),)), engine_for=HashEngine)
+    with pytest.raises(RevisitError, match="different questions under the same id 'q3'"):
+        compare_folder(tmp_path / "out", intersect=True)
+
+
+def test_metrics_and_baselines_by_name(folder: Path) -> None:
+    (table,) = compare_folder(folder, baseline="shift(by=2)", metrics=["y*"], resamples=99)
+    assert [m.name for m in table.metrics] == ["yes"]
+    assert table.baseline == "shift(by=2)"
+    assert table.rows[2].values["yes"].paired is None
+    with pytest.raises(RevisitError, match=r"Unknown method 'shfit'\. Did you mean 'shift'"):
+        compare_folder(folder, baseline="shfit")
+    with pytest.raises(RevisitError, match=r"Unknown metric 'vowel'\. Did you mean 'vowels'"):
+        compare_folder(folder, metrics=["vowel"])
+
+
+def test_a_folder_without_results_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RevisitError, match=r"results\.json does not exist"):
+        compare_folder(tmp_path)

@@ -1,0 +1,134 @@
+"""Flags, YAML and --set: what they mean together, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from revisit.errors import RevisitError
+from revisit.evaluation.config import EvalConfig, load_config, parse_assignments, parse_data, scope
+from revisit.evaluation.engine import Decoding
+from revisit.evaluation.plan import label
+from revisit.evaluation.scenes import parse_scenes
+
+
+def plan(tmp_path: Path, **values: Any) -> Any:
+    return EvalConfig(**{"data": str(tmp_path), **values}).plan()
+
+
+def test_names_are_split_and_settings_reach_their_method(tmp_path: Path) -> None:
+    made = plan(
+        tmp_path,
+        method=["greedy,revisit", "revisit:alpha=0.01:layers=all"],
+        benchmark="pope,chair",
+        set={"revisit.divergence": "kl", "pope.parser": "vcd"},
+    )
+    assert [label(m) for m in made.methods] == [
+        "greedy",
+        "revisit(divergence=kl)",
+        "revisit(alpha=0.01, layers=all, divergence=kl)",
+    ]
+    assert [b.name for b in made.benchmarks] == ["pope", "chair"]
+    assert made.benchmarks[0].parser == "vcd"
+    assert made.data == {"pope": tmp_path, "chair": tmp_path}
+
+
+def test_a_bare_key_goes_to_every_method_that_has_it() -> None:
+    fields = {"revisit": {"alpha", "layers"}, "vcd": {"alpha", "noise_step"}, "greedy": set[str]()}
+    assert scope({"alpha": "0.1", "vcd.alpha": "1"}, fields, ["pope"]) == {
+        "revisit": {"alpha": "0.1"},
+        "vcd": {"alpha": "1"},  # the narrower one wins, whatever the order
+        "greedy": {},
+        "pope": {},
+    }
+    with pytest.raises(RevisitError, match=r"Unknown setting of the chosen methods: 'alhpa'\. Did you mean 'alpha'"):
+        scope({"alhpa": 1}, fields, [])
+    with pytest.raises(RevisitError, match="Did you mean 'vcd'"):
+        scope({"vdc.alpha": 1}, fields, [])
+
+
+def test_flags_beat_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "grid.yaml"
+    file.write_text(
+        "model: [tiny]\nmethod: [greedy, {name: revisit, alpha: 0.01}]\nbenchmark: chair\nlimit: 5\nbatch_size: 2\n"
+        f"data: {tmp_path}\nset: {{revisit.select: max, revisit.norm: final}}\n"
+    )
+    made = load_config(file, {"limit": 9, "set": {"revisit.select": "min"}}).plan()
+    assert (made.limit, made.batch_size) == (9, 2)
+    assert label(made.methods[1]) == "revisit(alpha=0.01, norm=final)"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("metod: greedy", "Did you mean 'method'"),
+        ("a: [", "is not valid YAML"),
+        ("- 1", "must hold keys and values"),
+    ],
+)
+def test_a_bad_file_is_one_sentence(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "grid.yaml"
+    file.write_text(text)
+    with pytest.raises(RevisitError, match=words):
+        load_config(file, {})
+
+
+def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RevisitError, match="cannot be read"):
+        load_config(tmp_path / "none.yaml", {})
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"method": "revist"}, "Unknown method 'revist'. Did you mean 'revisit'"),
+        ({"benchmark": "pop"}, "Unknown benchmark 'pop'. Did you mean 'pope'"),
+        ({"engine": "locl"}, "Unknown engine 'locl'. Did you mean 'local'"),
+        ({"temperature": 0.5}, "add --sample"),
+        ({"sample": True, "temperature": 0.0}, "temperature must be above 0"),
+        ({"sample": True, "beams": 2}, "either a temperature or num_beams"),
+        ({"data": "nowhere/at/all"}, "'nowhere/at/all' does not exist"),
+        ({"data": None, "model": "org/model"}, "Say where the benchmarks' files are"),
+        ({"method": "revisit:alpha"}, "wants key=value"),
+        ({"method": [{"alpha": 1}]}, "needs its name"),
+    ],
+)
+def test_nonsense_is_one_sentence(tmp_path: Path, values: dict[str, Any], words: str) -> None:
+    with pytest.raises(RevisitError, match=words):
+        plan(tmp_path, **values)
+
+
+def test_sampling_is_part_of_the_decoding(tmp_path: Path) -> None:
+    made = plan(tmp_path, sample=True, temperature=0.7, top_p=0.9, max_new_tokens=33)
+    assert made.decoding_for(made.benchmarks[0]) == Decoding(33, temperature=0.7, top_p=0.9)
+    greedy = plan(tmp_path)
+    assert greedy.decoding_for(greedy.benchmarks[0]) == Decoding(greedy.benchmarks[0].max_new_tokens)
+
+
+def test_data_for_each_benchmark() -> None:
+    names = ["pope", "chair"]
+    assert parse_data(["pope=a", "b"], names) == {"pope": "a", "chair": "b"}
+    assert parse_data({"pope": "a", "chair": "c"}, names) == {"pope": "a", "chair": "c"}
+    assert parse_data("odd=name", names) == {"pope": "odd=name", "chair": "odd=name"}
+    with pytest.raises(RevisitError, match="no folder for benchmark 'chair'"):
+        parse_data(["pope=a"], names)
+    with pytest.raises(RevisitError, match="two places"):
+        parse_data(["a", "b"], names)
+    with pytest.raises(RevisitError, match="Unknown benchmark in --data: 'mmmu'"):
+        parse_data(["mmmu=a", "b"], names)
+
+
+def test_scenes_by_name() -> None:
+    assert parse_scenes("scenes") == ("unusual", 100, 0)
+    assert parse_scenes("scenes:usual:20:3") == ("usual", 20, 3)
+    for bad in ("scenes:usual:x", "scenes:usual:0", "scenes:usual:1:2:3"):
+        with pytest.raises(RevisitError, match="scenes:SPLIT:NUMBER:SEED"):
+            parse_scenes(bad)
+    with pytest.raises(RevisitError, match="Did you mean 'unusual'"):
+        parse_scenes("scenes:unusal")
+
+
+def test_assignments() -> None:
+    assert parse_assignments(["a.b = c=d", "x=1"]) == {"a.b": "c=d", "x": "1"}
