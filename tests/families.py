@@ -419,6 +419,8 @@ def build(family: str, seed: int = 0) -> tuple[Any, Any]:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(4.0)  # default initialisation is so small that images would hardly matter
+                if not parameter.any():
+                    parameter.normal_(0, 0.3)  # Gemma3's projector starts at zero: images would not matter at all
         model.get_output_embeddings().weight.normal_(0, 0.5)  # spreads the logits over several nats
     model.generation_config.pad_token_id = 0
     model.generation_config.eos_token_id = 2

@@ -8,6 +8,7 @@ processor put before all others. No decoding loop is written here and nothing of
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +21,13 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GENERATION_MODES_MAPPING
 
 from revisit.core import Refinement
+from revisit.early import EarlyExits
 from revisit.errors import RevisitError
 from revisit.geometry import grids
 from revisit.methods.base import Method
 from revisit.models.anatomy import Anatomy, describe
 from revisit.trace import RowTrace, StepRecord, Trace
-from revisit.vision import Bank, Capture, VisionStates, no_image, vision_mask
+from revisit.vision import Bank, Capture, no_image, vision_mask
 
 if TYPE_CHECKING:
     from revisit.methods.base import Refine
@@ -82,11 +84,15 @@ class Run:
         self._eos = eos
         self._finished: Tensor | None = None
         self._seen = self.input_ids.shape[1]
+        self.raw: Tensor | None = None  # (rows, V) what the model itself said at this step
 
     # -- the prompt ---------------------------------------------------------------------------------------------
 
-    def look(self) -> Tensor:
-        """Find the model's parts and the prompt's vision positions (rows, T); refuses prompts without any image."""
+    def look(self, *, required: bool = True) -> Tensor:
+        """Find the model's parts and the prompt's vision positions (rows, T).
+
+        Refuses prompts without any image, unless the method does not need one (`required=False`).
+        """
         self.anatomy = Anatomy.of(self.model)
         if self.user_mask is not None:
             mask = self.user_mask.to(self.input_ids.device).bool()
@@ -96,6 +102,8 @@ class Run:
                 )
             mask = mask.repeat_interleave(self.input_ids.shape[0] // mask.shape[0], dim=0)
         elif self.model_kwargs.get("inputs_embeds") is not None and self.input_ids.shape[1] == 0:
+            if not required:
+                return self.input_ids.bool()
             raise RevisitError(
                 "The prompt is given as inputs_embeds, which do not say where the vision tokens are: pass vision_mask, a "
                 "(batch, length) mask that is True at their positions."
@@ -103,6 +111,8 @@ class Run:
         else:
             mask = vision_mask(self.input_ids, self.anatomy.vision_ids)
         if not bool(mask.any()):
+            if not required:
+                return mask
             raise no_image(self.model)
         cached = self.model_kwargs.get("past_key_values")
         has_pixels = any(self.inputs.get(name) is not None for name in (*PIXEL_INPUTS, "inputs_embeds"))
@@ -121,6 +131,18 @@ class Run:
         cache = self.model_kwargs.get("past_key_values")
         return Capture(self.anatomy, mask, layers, self.copies, self.stack, final_norm=final_norm, cache=cache)
 
+    def early_exits(self, layers: tuple[int, ...], *, final_norm: bool = False) -> EarlyExits:
+        """Start projecting the last position's states at these layers, at every step."""
+        self.trace.layers = layers
+        return EarlyExits(
+            self.anatomy,
+            layers,
+            self.input_ids.shape[0],
+            self.stack,
+            final_norm=final_norm,
+            ignore=lambda: getattr(self.loop_model, "contrasting", False),
+        )
+
     def banks(self, capture: Capture, logits: Tensor, *, model_dtype: bool) -> list[Bank]:
         """The captured states of every item, ready to be projected; call at the first step, with its raw logits."""
         capture.release()
@@ -129,14 +151,13 @@ class Run:
                 f"The prefill of {describe(self.model)} did not pass through its decoder module, so no vision states were seen; "
                 "this way of running the model is not supported."
             )
-        self.anatomy.head.calibrate(capture.last[0], logits[0], describe(self.model))
-        for number, item in enumerate(capture.items):
-            self._lay_out(number, item)
+        raw = logits if self.raw is None else self.raw  # another method may have changed the logits before
+        self.anatomy.head.calibrate(capture.last[0], raw[0], describe(self.model))
+        shapes = grids(self.model.config, [item.runs() for item in capture.items], self.inputs)
+        for number, shape in enumerate(shapes):
+            for row in self.trace.rows[number * self.copies : (number + 1) * self.copies]:
+                row.grids = shape
         return [Bank(item, self.anatomy, model_dtype) for item in capture.items]
-
-    def _lay_out(self, number: int, item: VisionStates) -> None:
-        for row in self.trace.rows[number * self.copies : (number + 1) * self.copies]:
-            row.grids = grids(item.runs(), self.inputs)
 
     # -- the steps ----------------------------------------------------------------------------------------------
 
@@ -179,6 +200,52 @@ class Run:
         record = self._record(row, result, bank) if self.trace.record else None
         self.note(row, applied=applied, changed=changed, set_size=len(result.ids), record=record)
 
+    def note_scores(
+        self,
+        input_ids: Tensor,
+        base: Tensor,
+        scores: Tensor,
+        other: Tensor | None = None,
+        acted: Tensor | None = None,
+        layers: Sequence[int] | None = None,
+    ) -> None:
+        """Count, and on request record, a step that turned the logits `base` into `scores`, all rows at once.
+
+        The set of a row is where its scores are finite. `other` are the logits that were contrasted with (all (rows, V)),
+        `acted` (rows,) says where the method had anything to do, `layers` which hidden state each row used.
+        """
+        sizes = scores.isfinite().sum(-1)
+        applied = sizes > 1 if acted is None else acted.to(sizes.device) & (sizes > 1)
+        changed = (scores.argmax(-1) != base.argmax(-1)) & applied
+        told = torch.stack([sizes, applied, changed]).tolist()  # one wait for the device a step
+        for row in self.active(input_ids):
+            size, did, moved = told[0][row], bool(told[1][row]), bool(told[2][row])
+            record = None
+            if self.trace.record:
+                contrast = other[row] if other is not None and did else None
+                record = self._record_scores(row, base[row], scores[row], contrast, size)
+                record.layer = layers[row] if layers is not None and did else None
+            self.note(row, applied=did, changed=moved, set_size=size, record=record)
+
+    def _record_scores(self, row: int, base: Tensor, scores: Tensor, other: Tensor | None, size: int) -> StepRecord:
+        """Candidates of one step; every column is a distribution over the row's set."""
+        outside = ~scores.isfinite()
+        before, after = (x.masked_fill(outside, -torch.inf).softmax(-1) for x in (base.float(), scores.float()))
+        order = after.topk(min(size, self.trace.candidates)).indices
+        favourite = before.argmax()
+        if not bool((order == favourite).any()):
+            order = torch.cat([order[:-1], favourite[None]])
+        between = None if other is None else other.float().masked_fill(outside, -torch.inf).softmax(-1)[order].tolist()
+        return StepRecord(
+            step=self.trace.rows[row].steps,
+            token=None,
+            ids=order.tolist(),
+            base=before[order].tolist(),
+            vision=between,
+            final=after[order].tolist(),
+            set_size=size,
+        )
+
     def _record(self, row: int, result: Refinement, bank: Bank | None) -> StepRecord:
         final = result.final.softmax(-1)
         order = final.argsort(descending=True, stable=True)[: self.trace.candidates]
@@ -214,10 +281,11 @@ class Run:
 class _First(LogitsProcessor):
     """The method as the first logits processor: it sees the raw logits, the others see its result."""
 
-    def __init__(self, refine: Refine) -> None:
-        self.refine = refine
+    def __init__(self, run: Run, refine: Refine) -> None:
+        self.run, self.refine = run, refine
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
+        self.run.raw = scores
         return self.refine(input_ids, scores)
 
 
@@ -254,7 +322,7 @@ def decode(
             stack=stack,
             user_mask=vision_mask,
         )
-        processors = LogitsProcessorList([_First(method.begin(run)), *(logits_processor or [])])
+        processors = LogitsProcessorList([_First(run, method.begin(run)), *(logits_processor or [])])
         loop = getattr(type(model), GENERATION_MODES_MAPPING[mode])
         streaming = {} if streamer is None else {"streamer": streamer}
         output = loop(
