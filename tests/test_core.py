@@ -144,9 +144,7 @@ def steps(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, float]:
     vocabulary = draw(st.integers(2, 12))
     count = draw(st.integers(1, 6))
     logits = draw(st.lists(numbers, min_size=vocabulary, max_size=vocabulary))
-    rows = draw(
-        st.lists(st.lists(numbers, min_size=vocabulary, max_size=vocabulary), min_size=count, max_size=count)
-    )
+    rows = draw(st.lists(st.lists(numbers, min_size=vocabulary, max_size=vocabulary), min_size=count, max_size=count))
     alpha = draw(st.sampled_from([1.0, 0.5, 0.1, 1e-2, 1e-5]))
     return torch.tensor(logits, dtype=torch.float64), torch.tensor(rows, dtype=torch.float64), alpha
 

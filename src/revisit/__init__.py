@@ -6,8 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from revisit.errors import RevisitError
     from revisit.decoding import generate
+    from revisit.errors import RevisitError
     from revisit.methods.revisit import ReVisiT
     from revisit.models.loading import load
     from revisit.trace import Trace

@@ -78,8 +78,7 @@ def kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 def cosine(log_p: Tensor, log_q: Tensor) -> Tensor:
     """One minus the cosine of the two probability vectors."""
-    p, q = log_p.exp(), log_q.exp()
-    return 1 - (p * q).sum(-1) / (p.norm(dim=-1) * q.norm(dim=-1))
+    return 1 - torch.nn.functional.cosine_similarity(log_p.exp(), log_q.exp(), dim=-1)
 
 
 DIVERGENCES = {"jsd": jsd, "official": official_divergence, "kl": kl, "cosine": cosine}
@@ -119,13 +118,13 @@ def all_divergences(log_p: Tensor, vision: Projector, ids: Tensor, divergence: D
     """Divergence of every vision row from the output distribution, in slices of bounded size.  -> (rows,)"""
     step = max(1, CHUNK_NUMBERS // max(1, len(ids)))
     parts = [
-        DIVERGENCES[divergence](log_p, _log_softmax(vision.logits(i, min(i + step, vision.rows), ids), model_dtype))
+        DIVERGENCES[divergence](log_p, log_softmax(vision.logits(i, min(i + step, vision.rows), ids), model_dtype))
         for i in range(0, vision.rows, step)
     ]
     return torch.cat(parts)
 
 
-def _log_softmax(logits: Tensor, model_dtype: bool) -> Tensor:
+def log_softmax(logits: Tensor, model_dtype: bool) -> Tensor:
     """log-softmax over the subset, in the logits' own dtype (as published) or in at least float32."""
     if not model_dtype and logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()
@@ -160,7 +159,7 @@ def refine(
     row = select(divergences, how, uniform)
     if row < 0:
         return Refinement(ids, log_p, log_p, log_p, -1, divergences)
-    log_q = _log_softmax(vision.logits(row, row + 1, ids)[0], model_dtype).to(log_p.dtype)
+    log_q = log_softmax(vision.logits(row, row + 1, ids)[0], model_dtype).to(log_p.dtype)
     return Refinement(ids, log_p, log_q, fuse(log_p, log_q, fusion, weight, normalize), row, divergences)
 
 

@@ -6,6 +6,7 @@ steps run the model exactly as if nobody had looked.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -50,7 +51,7 @@ class VisionStates:
             return []
         breaks = (self.positions.diff() != 1).nonzero().squeeze(-1) + 1
         edges = [0, *breaks.tolist(), self.tokens]
-        return [b - a for a, b in zip(edges, edges[1:], strict=False)]
+        return [b - a for a, b in itertools.pairwise(edges)]
 
 
 def resolve_layers(spec: str | Sequence[int], depth: int, tied: bool) -> tuple[int, ...]:

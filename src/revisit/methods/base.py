@@ -99,15 +99,17 @@ def parse_settings(cls: type[Method], settings: dict[str, Any]) -> dict[str, Any
     return parsed
 
 
-def _parse(text: str, hint: Any, what: str) -> Any:
+def _parse(text: str, hint: Any, what: str, alone: bool = True) -> Any:
     """Read a string as the hinted type; for a union, as the first member that accepts it."""
     if get_origin(hint) in (types.UnionType, typing.Union):
         errors = []
         for member in sorted(get_args(hint), key=lambda m: m is str):  # str accepts anything: ask it last
             try:
-                return _parse(text, member, what)
+                return _parse(text, member, what, alone=False)
             except RevisitError as error:
                 errors.append(error)
+        if any(get_origin(member) is Literal for member in get_args(hint)):
+            return text
         raise errors[0]
     if hint is type(None):
         if text.lower() in ("none", "null", ""):
@@ -125,8 +127,8 @@ def _parse(text: str, hint: Any, what: str) -> Any:
     elif get_origin(hint) is tuple:
         inner = get_args(hint)[0]
         return tuple(_parse(part.strip(), inner, what) for part in text.strip("[]()").split(",") if part.strip())
-    elif get_origin(hint) is Literal or hint is str:
-        return text
+    elif hint is str or (get_origin(hint) is Literal and (alone or text in get_args(hint))):
+        return text  # a wrong name alone is left to the settings' own check, which suggests the nearest
     raise RevisitError(f"{what} must be {_say(hint)}, not {text!r}.")
 
 

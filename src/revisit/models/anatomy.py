@@ -44,7 +44,7 @@ class Head:
         if weight is None:
             raw = self.module(states)[..., ids]
         else:
-            bias = self.module.bias
+            bias: Any = self.module.bias
             rows = weight[ids]
             if model_dtype:
                 raw = nn.functional.linear(states.to(rows.dtype), rows, None if bias is None else bias[ids])
@@ -95,7 +95,7 @@ def _declared_transforms(text_config: Any) -> list[Callable[[Tensor], Tensor]]:
         if isinstance(value, (int, float)) and value:
             scale *= float(value) ** power
     cap = getattr(text_config, "final_logit_softcapping", None)
-    transforms = [_same]
+    transforms: list[Callable[[Tensor], Tensor]] = [_same]
     if scale != 1.0:
         transforms.append(lambda x: x * scale)
     if cap:

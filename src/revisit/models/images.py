@@ -45,7 +45,7 @@ def read_image(source: Any, what: str, *, max_pixels: int = MAX_PIXELS) -> Image
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is ours
-            image = Image.open(source)
+            image: Image.Image = Image.open(source)
         width, height = image.size
         if width * height > max_pixels:
             raise RevisitError(
@@ -54,7 +54,9 @@ def read_image(source: Any, what: str, *, max_pixels: int = MAX_PIXELS) -> Image
         image.load()
         image = ImageOps.exif_transpose(image)
     except UnidentifiedImageError:
-        raise RevisitError(f"{what!r} is not an image in a format that can be read; convert it to PNG or JPEG.") from None
+        raise RevisitError(
+            f"{what!r} is not an image in a format that can be read; convert it to PNG or JPEG."
+        ) from None
     except Image.DecompressionBombError:
         raise RevisitError(
             f"The image {what!r} has more than the {max_pixels:,} pixels allowed; make it smaller first."

@@ -110,7 +110,7 @@ def load_processor(name_or_path: str | Path, *, trust_remote_code: bool = False,
 def _images_only_class(name: str, *, trust_remote_code: bool, **kwargs: Any) -> Any:
     """The model's processor class without its video processor, or None if it has none to leave out."""
     import transformers
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # type: ignore[attr-defined]
     from transformers.processing_utils import ProcessorMixin
 
     config = load_config(name, trust_remote_code=trust_remote_code, **kwargs)
@@ -128,6 +128,7 @@ def _images_only_class(name: str, *, trust_remote_code: bool, **kwargs: Any) -> 
 
 def images_only(cls: Any) -> Any:
     """A subclass of a processor class that is built, and works on images, without its video processor."""
+    from transformers.processing_utils import ProcessorMixin
 
     class WithoutVideo(cls):  # type: ignore[misc]
         """Lists only the parts that can be built, while they are being loaded."""
@@ -154,6 +155,10 @@ def images_only(cls: Any) -> Any:
             if argument_name == "video_processor" and argument is None:
                 return None
             return super().check_argument_for_proper_class(argument_name, argument)
+
+        def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
+            # the common template: a family's own version may ask its video processor for frame rates
+            return ProcessorMixin.apply_chat_template(self, *args, **kwargs)
 
         def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
             raise RevisitError(

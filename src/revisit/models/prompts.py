@@ -30,7 +30,9 @@ def chat_text(processor: Any, prompt: str, images: int = 1, system: str | None =
 def prepare(processor: Any, prompts: Sequence[str], images: Sequence[Sequence[Image]], device: Any = None) -> Any:
     """Left-padded model inputs for a batch of prompts, each with its own pictures (possibly none)."""
     if len(prompts) != len(images):
-        raise RevisitError(f"{len(prompts)} prompts came with {len(images)} lists of images; there must be one list each.")
+        raise RevisitError(
+            f"{len(prompts)} prompts came with {len(images)} lists of images; there must be one list each."
+        )
     texts = [chat_text(processor, prompt, len(pictures)) for prompt, pictures in zip(prompts, images, strict=True)]
     return encode(processor, texts, images, device)
 

@@ -1,0 +1,61 @@
+"""Settings validate themselves, and say what is wrong in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from revisit import ReVisiT, RevisitError, methods
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alpha": 0}, "alpha must be above 0 and at most 1, not 0"),
+        ({"alpha": 2}, "alpha must be above 0 and at most 1, not 2"),
+        ({"alpha": "x"}, "alpha must be a number, not 'x'"),
+        ({"layers": "lst"}, "Did you mean 'last'"),
+        ({"layers": (-1,)}, "layer -1 does not exist"),
+        ({"layers": ()}, "list of layer numbers"),
+        ({"divergence": "jds"}, "Did you mean 'jsd'"),
+        ({"select": "median"}, "Known: max, min, random"),
+        ({"fusion": "interpolation", "weight": 1.5}, "weight must be at least 0 and at most 1"),
+        ({"weight": -1}, "weight must be at least 0"),
+        ({"norm": "rms"}, "Known: final, none"),
+        ({"vocabulary": "ful"}, "Did you mean 'full'"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(RevisitError) as caught:
+        ReVisiT(**settings)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_defaults_are_the_papers_and_presets_are_named() -> None:
+    assert ReVisiT.paper() == ReVisiT() == ReVisiT(alpha=1e-5, layers="last", divergence="jsd", weight=1.0)
+    official = ReVisiT.official(layers="all")
+    assert (official.divergence, official.normalize, official.precision) == ("official", False, "model")
+    assert ReVisiT(fusion="interpolation").weight == 0.5
+    assert ReVisiT.recommended("qwen2_5_vl").layers == "all"
+    assert ReVisiT.recommended("llava").layers == ReVisiT.recommended("internvl").layers == "last"
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ReVisiT().alpha = 0.5  # type: ignore[misc]
+
+
+def test_strings_from_a_command_line() -> None:
+    made = methods.get("revisit", alpha="1e-3", layers="0,2,4", weight="0.5", normalize="false", seed="3")
+    assert made == ReVisiT(alpha=1e-3, layers=(0, 2, 4), weight=0.5, normalize=False, seed=3)
+    assert methods.get("revisit", layers="all").layers == "all"
+    assert methods.get("revisit", layers="[1, 3]").layers == (1, 3)
+    with pytest.raises(RevisitError, match="alpha must be a number, not 'x'"):
+        methods.get("revisit", alpha="x")
+    with pytest.raises(RevisitError, match="Did you mean 'alpha'"):
+        methods.get("revisit", alfa="1")
+    with pytest.raises(RevisitError, match="Did you mean 'revisit'"):
+        methods.get("revisitt")

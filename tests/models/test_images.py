@@ -1,0 +1,88 @@
+"""Pictures are opened upright and in RGB, or refused in one sentence."""
+
+from __future__ import annotations
+
+import base64
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from revisit import RevisitError
+from revisit.models.images import find_images, image_from_data_uri, open_image
+
+
+def test_exif_orientation_is_respected(tmp_path: Path) -> None:
+    image = Image.new("RGB", (20, 10), "red")
+    image.putpixel((0, 0), (0, 0, 255))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # rotate by 90 degrees to show
+    image.save(tmp_path / "turned.png", exif=exif)
+    shown = open_image(tmp_path / "turned.png")
+    assert shown.size == (10, 20)
+    assert shown.getpixel((9, 0)) == (0, 0, 255)
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1", "I;16", "I", "F"])
+def test_any_mode_becomes_rgb(mode: str, tmp_path: Path) -> None:
+    source = Image.new("L", (8, 8), 200)
+    if mode == "I;16":
+        source = Image.fromarray(np.full((8, 8), 200 * 257, dtype=np.uint16))
+    elif mode != "L":
+        source = source.convert("RGB").convert(mode) if mode in ("CMYK", "P", "RGBA") else source.convert(mode)
+    path = tmp_path / ("x.tiff" if mode in ("CMYK", "F", "I", "I;16") else "x.png")
+    source.save(path)
+    opened = open_image(path)
+    assert opened.mode == "RGB"
+    if mode not in ("1",):
+        assert abs(opened.getpixel((3, 3))[0] - 200) <= 4  # a palette has few colours
+
+
+def test_refusals(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.png"
+    Image.effect_noise((64, 64), 50).save(whole)
+    cut = tmp_path / "cut.png"
+    cut.write_bytes(whole.read_bytes()[:-800])
+    words = tmp_path / "words.png"
+    words.write_text("not a picture")
+    empty = tmp_path / "empty.jpg"
+    empty.touch()
+    for path, message in [
+        (tmp_path / "none.png", "There is no image file"),
+        (tmp_path, "is a folder"),
+        (cut, "truncated or damaged"),
+        (words, "not an image"),
+        (empty, "not an image"),
+    ]:
+        with pytest.raises(RevisitError, match=message) as caught:
+            open_image(path)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(RevisitError, match="64×64 pixels, more than the 100 allowed"):
+        open_image(whole, max_pixels=100)
+
+
+def test_find_images(tmp_path: Path) -> None:
+    for name in ("b.png", "a.jpg", "notes.txt"):
+        (tmp_path / name).touch()
+    assert [Path(p).name for p in find_images([str(tmp_path)])] == ["a.jpg", "b.png"]
+    assert [Path(p).name for p in find_images([str(tmp_path / "*.png")])] == ["b.png"]
+    (tmp_path / "hollow").mkdir()
+    with pytest.raises(RevisitError, match="no image files"):
+        find_images([str(tmp_path / "hollow")])
+    with pytest.raises(RevisitError, match="No file matches"):
+        find_images([str(tmp_path / "*.bmp")])
+    with pytest.raises(RevisitError, match="--allow-url"):
+        find_images(["https://example.org/x.png"])
+
+
+def test_data_uri() -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (5, 4), "green").save(buffer, "PNG")
+    uri = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    assert image_from_data_uri(uri).size == (5, 4)
+    with pytest.raises(RevisitError, match="data URI"):
+        image_from_data_uri("/etc/passwd")
+    with pytest.raises(RevisitError, match="base64"):
+        image_from_data_uri("data:image/png;base64,@@@")
