@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 
 from revisit.errors import RevisitError, unknown
+from revisit.evaluation.store import disk_error
 
-SPLITS = ("usual", "unusual")
+NAMING = "Scenes are named scenes:SPLIT:NUMBER:SEED, for example scenes:unusual:200:0, not"
 
 
 def cache_folder() -> Path:
@@ -20,37 +21,37 @@ def cache_folder() -> Path:
 
 def parse_scenes(text: str) -> tuple[str, int, int]:
     """(split, number of pictures, seed) of `scenes[:split[:n[:seed]]]`."""
+    from revisit.tiny.scenes import SPLITS
+
     parts = text.split(":")[1:]
     split = parts[0] if parts and parts[0] else "unusual"
     if split not in SPLITS:
-        raise unknown("split of scenes", split, SPLITS)
+        raise unknown("scene split", split, SPLITS)
     try:
         n = int(parts[1]) if len(parts) > 1 else 100
         seed = int(parts[2]) if len(parts) > 2 else 0
     except ValueError as error:
-        raise RevisitError(
-            f"Scenes are named scenes:SPLIT:NUMBER:SEED, for example scenes:unusual:200:0, not {text!r}."
-        ) from error
+        raise RevisitError(f"{NAMING} {text!r}.") from error
     if n < 1 or len(parts) > 3:
-        raise RevisitError(
-            f"Scenes are named scenes:SPLIT:NUMBER:SEED, for example scenes:unusual:200:0, not {text!r}."
-        )
+        raise RevisitError(f"{NAMING} {text!r}.")
     return split, n, seed
 
 
 def scene_folder(text: str) -> Path:
-    """The folder of the scenes `text` names; built on first use, whole or not at all."""
-    from revisit.tiny.build import build
+    """The folder of the scenes that `text` names; built on first use, whole or not at all."""
+    from revisit.tiny.build import GENERATOR, build
 
     split, n, seed = parse_scenes(text)
-
-    folder = cache_folder() / f"scenes-{split}-{n}-{seed}"
+    folder = cache_folder() / f"scenes-{split}-{n}-{seed}-v{GENERATOR}"
     if folder.is_dir():
         return folder
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
-        build(partial, split=split, n=n, seed=seed)
+        build(partial, split, n, seed)
         partial.rename(folder)
+    except OSError as error:
+        if not folder.is_dir():  # else another process was faster, with the same scenes
+            raise disk_error(error, folder) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
