@@ -29,7 +29,17 @@ from revisit.benchmarks.files import Record
 from revisit.errors import RevisitError
 
 # Where the generated text may be, first hit wins: a key that could hold a gold answer comes after one that cannot.
-TEXT_FIELDS = ("prediction", "model_prediction", "response", "caption", "output", "answer", "text", "gpt4v_output_gpt_check")
+TEXT_FIELDS = (
+    "prediction",
+    "model_prediction",
+    "response",
+    "caption",
+    "output",
+    "answer",
+    "text",
+    "content",
+    "gpt4v_output_gpt_check",
+)
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ def check_answers(items: Iterable[Item], answers: Mapping[str, str]) -> None:
     if missing:
         raise RevisitError(
             f"{len(missing)} of {len(ids)} items have no answer (the first is {missing[0]!r}); "
-            "finish the run, or score only the items that were asked."
+            "finish the run, or score only what was answered (--subset)."
         )
     known = set(ids)
     extra = [i for i in answers if i not in known]

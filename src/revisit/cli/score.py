@@ -112,7 +112,7 @@ def _json(benchmark: Benchmark, scores: Scores, items: int, notes: tuple[str, ..
         "version": benchmark.version,
         "items": items,
         "metrics": finite,
-        "counts": {k: None if math.isnan(v) else v for k, v in scores.counts.items()},
+        "counts": {k: None if math.isnan(v) else int(v) if v == int(v) else v for k, v in scores.counts.items()},
         "notes": [*notes, *scores.notes],
     }
     if per_item:

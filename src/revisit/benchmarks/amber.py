@@ -1,0 +1,318 @@
+"""AMBER: captions checked against annotated objects (CHAIR, Cover, Hal, Cog), and yes/no questions.
+
+The rules are those of AMBER's inference.py. Its generative part takes two words for the same object when spaCy's
+en_core_web_lg vectors are closer than 0.8; without spaCy a variant that needs equal words can be asked for, under its
+own version name. Data: AMBER's `data/` folder and pictures (junyangwang0410/AMBER).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import eq
+from pathlib import Path
+from typing import Any, ClassVar
+
+from revisit.benchmarks import files, language
+from revisit.benchmarks.answers import Answer, align
+from revisit.benchmarks.base import (
+    Benchmark,
+    Item,
+    Metric,
+    PerUnit,
+    Scores,
+    check_answers,
+    check_choice,
+    ratio,
+    require,
+)
+from revisit.benchmarks.pope import parse_vlmevalkit
+from revisit.errors import RevisitError
+
+SOURCE = "https://github.com/junyangwang0410/AMBER (data/ and the pictures linked there)"
+THRESHOLD = 0.8
+# inference.py starts every denominator at this value; invisible at full size, kept so that printed digits agree.
+EPSILON = 0.001
+# type in annotations.json -> dimension; anything else is a relation
+KINDS = {
+    "discriminative-attribute-state": "state",
+    "discriminative-attribute-number": "number",
+    "discriminative-attribute-action": "action",
+    "discriminative-hallucination": "existence",
+}
+DIMENSIONS = {
+    "": ("state", "number", "action", "existence", "relation"),
+    "existence/": ("existence",),
+    "attribute/": ("state", "number", "action"),
+    "state/": ("state",),
+    "number/": ("number",),
+    "action/": ("action",),
+    "relation/": ("relation",),
+}
+
+Similar = Callable[[str, str], bool]
+
+# ------------------------------------------------------------------------------------------- generative part
+
+
+def nouns(text: str) -> list[str]:
+    """The lemmas of the words tagged as nouns, case kept."""
+    return [language.lemma(word, "n") for word, tag in language.tagged(text) if tag.startswith("NN")]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """AMBER's relation.json (an object and the words that may stand for it) and safe_words.txt."""
+
+    related: Mapping[str, Sequence[str]]
+    safe: frozenset[str]
+
+    @functools.cached_property
+    def known(self) -> frozenset[str]:
+        """Every word that the rule looks at."""
+        return frozenset(self.related) | {word for words in self.related.values() for word in words}
+
+    def words_for(self, objects: Sequence[str]) -> list[tuple[str, int]]:
+        """(word, index of its object): first all related words, then the objects themselves."""
+        for name in objects:
+            if name not in self.related:
+                raise RevisitError(f"AMBER's relation.json does not know the annotated object {name!r}.")
+        others = [(word, n) for n, name in enumerate(objects) for word in self.related[name]]
+        return others + [(name, n) for n, name in enumerate(objects)]
+
+
+@dataclass(frozen=True)
+class CaptionScore:
+    """Counts of one caption: nouns looked at, those not in the picture, objects covered, pitfalls fallen into."""
+
+    mentions: int
+    hallucinated: int
+    covered: int
+    objects: int
+    pitfalls_hit: int
+    pitfalls: int
+
+
+def score_caption(
+    caption_nouns: Iterable[str], truth: Sequence[str], hallu: Sequence[str], words: Vocabulary, similar: Similar
+) -> CaptionScore:
+    """`truth`: what the picture shows; `hallu`: what people expect there but is not."""
+    mentioned = [noun for noun in caption_nouns if noun in words.known]
+    real, pitfalls = words.words_for(truth), words.words_for(hallu)
+    covered: set[int] = set()
+    hit: set[int] = set()
+    wrong = 0
+    for noun in mentioned:
+        if noun in words.safe:
+            continue
+        if (exact := _first(real, functools.partial(eq, noun))) is not None:
+            covered.add(exact)
+            continue
+        # An exact pitfall and the first similar one both count, and may be different objects.
+        tests: tuple[Callable[[str], bool], ...] = (functools.partial(eq, noun), functools.partial(similar, noun))
+        hit |= {owner for test in tests if (owner := _first(pitfalls, test)) is not None}
+        near = _first(real, functools.partial(similar, noun))
+        if near is None:
+            wrong += 1
+        else:
+            covered.add(near)
+    return CaptionScore(len(mentioned), wrong, len(covered), len(truth), len(hit), len(hallu))
+
+
+def _first(words: Iterable[tuple[str, int]], test: Callable[[str], bool]) -> int | None:
+    return next((owner for word, owner in words if test(word)), None)
+
+
+@functools.cache
+def spacy_similarity() -> Similar:
+    """The official nearness of two words; says what to install where spaCy or its vectors are missing."""
+    try:
+        import spacy
+
+        nlp = spacy.load("en_core_web_lg")
+    except (ImportError, OSError) as error:
+        raise RevisitError(
+            "AMBER's generative part needs spaCy and en_core_web_lg (pip install spacy; python -m spacy download "
+            "en_core_web_lg), or the separately named variant without it: --set similarity=exact."
+        ) from error
+    parse = functools.cache(nlp)
+    return functools.cache(lambda one, other: bool(parse(one).similarity(parse(other)) > THRESHOLD))
+
+
+def exact_similarity() -> Similar:
+    """Words are near only if they are equal."""
+    return lambda one, other: one == other
+
+
+SIMILARITY: dict[str, Callable[[], Similar]] = {"spacy": spacy_similarity, "exact": exact_similarity}
+
+
+def _padded(units: PerUnit) -> PerUnit:
+    """The units with the official extra denominator spread over them."""
+    return {u: (n, d + EPSILON / len(units)) for u, (n, d) in units.items()}
+
+
+def score_captions(captions: Mapping[str, CaptionScore]) -> Scores:
+    """CHAIR, Cover, Hal and Cog in percent."""
+    per_item = {
+        "CHAIR": {u: (100.0 * c.hallucinated, float(c.mentions)) for u, c in captions.items()},
+        "Cover": {u: (100.0 * c.covered, float(c.objects)) for u, c in captions.items()},
+        "Hal": {u: (100.0 * (c.hallucinated > 0), 1.0) for u, c in captions.items()},
+        "Cog": {u: (100.0 * c.pitfalls_hit, float(c.pitfalls)) for u, c in captions.items()},
+    }
+    per_item = {name: _padded(units) for name, units in per_item.items()}
+    metrics = {name: ratio(units.values()) for name, units in per_item.items()}
+    # The script prints 100 minus the share of clean captions, so the padding works against it.
+    metrics["Hal"] = 100 - ratio((100 - n, d) for n, d in per_item["Hal"].values())
+    return Scores(metrics, per_item, {"captions": float(len(captions))})
+
+
+# --------------------------------------------------------------------------------------- discriminative part
+
+
+def parse_official(text: str) -> str:
+    """The answer must be exactly Yes or No."""
+    return {"Yes": "yes", "No": "no"}.get(text, "other")
+
+
+PARSERS: dict[str, Callable[[str], str]] = {"official": parse_official, "vlmevalkit": parse_vlmevalkit}
+
+
+def official_f1(precision: float, recall: float, extra: float = 0.0001) -> float:
+    """F1 in percent as inference.py makes it: from percentages rounded to one decimal, with an extra denominator."""
+    p, r = round(precision, 1) / 100, round(recall, 1) / 100
+    return 2 * p * r / (p + r + extra) * 100
+
+
+def score_answers(rows: Iterable[tuple[str, str, str, str]]) -> Scores:
+    """Accuracy, precision, recall and F1 in percent, "no" being the positive answer, over all and per dimension,
+    from (unit, prediction, label, dimension) rows."""
+    rows = list(rows)
+    metrics: dict[str, float] = {}
+    per_item: dict[str, PerUnit] = {}
+    for prefix, kinds in DIMENSIONS.items():
+        part = [row for row in rows if row[3] in kinds]
+        if not part:
+            continue
+        units = {
+            "accuracy": {u: (100.0 * (said == label), 1.0) for u, said, label, _ in part},
+            "precision": {u: (100.0 * (said == label), 1.0) for u, said, label, _ in part if said == "no"},
+            "recall": {u: (100.0 * (said == label), 1.0) for u, said, label, _ in part if label == "no"},
+        }
+        for name, group in units.items():
+            per_item[prefix + name] = _padded(group)
+            metrics[prefix + name] = ratio(per_item[prefix + name].values()) if group else 0.0
+        extra = 0.001 if prefix == "existence/" else 0.0001
+        metrics[f"{prefix}F1"] = official_f1(metrics[f"{prefix}precision"], metrics[f"{prefix}recall"], extra)
+    return Scores(metrics, per_item, {"questions": float(len(rows))})
+
+
+# ------------------------------------------------------------------------------------------------- benchmark
+
+
+@dataclass(frozen=True)
+class Amber(Benchmark):
+    """`part`: "all", "generative" or "discriminative". `similarity`: "spacy" (official) or "exact". `parser`:
+    "official" (exactly Yes or No) or "vlmevalkit" (one of the words yes and no)."""
+
+    part: str = "all"
+    similarity: str = "spacy"
+    parser: str = "official"
+
+    name: ClassVar[str] = "amber"
+    max_new_tokens: ClassVar[int] = 512
+    headline: ClassVar[str] = "CHAIR"
+    truth: ClassVar[str] = "--annotations"
+    partial: ClassVar[bool] = True
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("CHAIR", "lower", 1, 1),
+        Metric("Cover", "higher", 1, 1),
+        Metric("Hal", "lower", 1, 1),
+        Metric("Cog", "lower", 1, 1),
+        Metric("accuracy", "higher", 1, 1),
+        Metric("precision", "higher", 1, 1),
+        Metric("recall", "higher", 1, 1),
+        Metric("F1", "higher", 1, 1),
+        Metric("AMBER", "higher", 1, 1),
+    )
+
+    def __post_init__(self) -> None:
+        check_choice("part", self.part, ("all", "generative", "discriminative"))
+        check_choice("similarity", self.similarity, SIMILARITY)
+        check_choice("parser", self.parser, PARSERS)
+
+    @property
+    def version(self) -> str:
+        return f"amber-{self.part}-{self.similarity}-{self.parser}-1"
+
+    def files(self, data_dir: Path) -> list[Path]:
+        folder = files.folder(data_dir, "amber")
+        folder = files.folder(folder, "data")
+        names = ("annotations.json", "relation.json", "safe_words.txt", "query/query_all.json")
+        return [require(folder / name, f"AMBER's {name}", SOURCE) for name in names]
+
+    def load(self, data_dir: Path) -> list[Item]:
+        annotations, _, _, queries = self.files(data_dir)
+        notes = self._notes([annotations])
+        home = files.folder(data_dir, "amber")
+        items = []
+        for row in files.read_records(queries):
+            key = str(row.need("id"))
+            if key in notes:
+                image = files.find_image(home, row.need("image"), "image", "images")
+                items.append(Item(key, row.need("query"), (image,), notes[key]))
+        return items
+
+    def _notes(self, annotations: list[Path]) -> dict[str, dict[str, Any]]:
+        """Id -> what scoring needs, for the chosen part."""
+        found = {}
+        for path in annotations:
+            folder = path.parent
+            for row in files.read_records(path):
+                generative = row.need("type") == "generative"
+                if self.part == "all" or (self.part == "generative") == generative:
+                    kind = "generative" if generative else KINDS.get(row["type"], "relation")
+                    objects = {"hallu": row.need("hallu"), "folder": folder} if generative else {}
+                    found[str(row.need("id"))] = {"kind": kind, "truth": row.need("truth"), **objects}
+        return found
+
+    def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
+        if not truth:
+            raise RevisitError("AMBER needs --annotations data/annotations.json (its folder holds relation.json too).")
+        notes = self._notes(truth)
+        items = [Item(key, "", (), meta) for key, meta in notes.items()]
+        texts = align(list(notes), answers, ("id", "index"))
+        return items, texts if self.part == "all" else {k: t for k, t in texts.items() if k in notes}
+
+    def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
+        check_answers(items, answers)
+        parts = []
+        captions = [item for item in items if item.meta["kind"] == "generative"]
+        if captions:
+            words = read_vocabulary(captions[0].meta["folder"])
+            similar = SIMILARITY[self.similarity]()
+            found = {
+                i.id: score_caption(nouns(answers[i.id]), i.meta["truth"], i.meta["hallu"], words, similar)
+                for i in captions
+            }
+            parts.append(score_captions(found))
+        asked = [item for item in items if item.meta["kind"] != "generative"]
+        if asked:
+            parse = PARSERS[self.parser]
+            parts.append(score_answers((i.id, parse(answers[i.id]), i.meta["truth"], i.meta["kind"]) for i in asked))
+        metrics = {name: value for part in parts for name, value in part.metrics.items()}
+        if len(parts) == 2:
+            metrics["AMBER"] = (100 - metrics["CHAIR"] + metrics["F1"]) / 2
+        per_item = {name: units for part in parts for name, units in part.per_item.items()}
+        counts = {name: value for part in parts for name, value in part.counts.items()}
+        exact = captions and self.similarity == "exact"
+        note = ("Objects are matched by equal words only (similarity=exact), which is not the official rule.",)
+        return Scores(metrics, per_item, counts, note if exact else ())
+
+
+def read_vocabulary(folder: Path) -> Vocabulary:
+    """The word lists beside the annotations."""
+    related = files.read_json(require(folder / "relation.json", "AMBER's relation.json", SOURCE))
+    safe = files.read_text(require(folder / "safe_words.txt", "AMBER's safe_words.txt", SOURCE)).split("\n")
+    return Vocabulary(related, frozenset(word for word in safe if word))

@@ -1,0 +1,155 @@
+"""LLaVA-Bench-in-the-Wild: 60 open questions about 24 pictures, judged against GPT-4's answers.
+
+Without a judge only the answers are made. A judge (any OpenAI-compatible endpoint) gives both answers a mark, and the
+score is 100 x mean of ours / mean of the reference. The judge's instructions are worded by us and ask for the same
+thing as the official ones, so numbers are comparable with each other, not digit by digit with published ones. Data:
+questions.jsonl, context.jsonl, answers_gpt4.jsonl and images/ (liuhaotian/llava-bench-in-the-wild).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from revisit.benchmarks import files
+from revisit.benchmarks.answers import Answer, align
+from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers, check_choice, ratio, require
+from revisit.benchmarks.judge import Judge
+from revisit.errors import RevisitError
+
+SOURCE = "the hub dataset liuhaotian/llava-bench-in-the-wild"
+FILES = ("questions.jsonl", "context.jsonl", "answers_gpt4.jsonl")
+SYSTEM = "You grade answers carefully and fairly."
+# What the official rules stress per category, in our words.
+EMPHASIS = {
+    "conv": "whether the answer is right, to the point and helpful",
+    "detail": "whether the description is accurate and detailed, with places, counts and relations of what is seen",
+    "complex": "whether the reasoning is sound, complete and grounded in what is seen",
+}
+
+
+def judge_prompt(context: str, question: str, category: str, reference: str, answer: str) -> str:
+    """What the judge is asked; the first line of its reply must be two numbers."""
+    return (
+        f"[What the picture shows]\n{context}\n\n[Question]\n{question}\n\n"
+        f"[Answer 1]\n{reference}\n[End of answer 1]\n\n[Answer 2]\n{answer}\n[End of answer 2]\n\n"
+        "Two assistants answered the question about the picture, which you know only by the description above. "
+        f"Judge {EMPHASIS[category]}. Give each answer a mark from 1 (worst) to 10 (best), and do not let the order "
+        "of the answers matter. The first line of your reply must hold just the two marks, of answer 1 and answer 2, "
+        "separated by one blank; explain them from the second line on."
+    )
+
+
+def parse_marks(reply: str) -> tuple[float, float]:
+    """The two marks in the first line, or (-1, -1) if it is not exactly two numbers, as published."""
+    parts = reply.split("\n")[0].replace(",", " ").split(" ")
+    try:
+        first, second = map(float, parts)
+        return first, second
+    except ValueError:
+        return -1.0, -1.0
+
+
+def relative(marks: Iterable[tuple[float, float]]) -> float:
+    """100 x mean second / mean first, the means rounded to three decimals first, as published."""
+    marks = list(marks)
+    first, second = (round(sum(pair[i] for pair in marks) / len(marks), 3) for i in (0, 1))
+    return second / first * 100 if first else float("nan")
+
+
+def score_marks(rows: Iterable[tuple[str, str, tuple[float, float]]]) -> Scores:
+    """The relative score over all and per category, from (unit, category, (reference mark, our mark)) rows."""
+    rows = list(rows)
+    metrics, per_item = {}, {}
+    for category in ("all", *sorted({category for _, category, _ in rows})):
+        part = {unit: marks for unit, kind, marks in rows if category in ("all", kind)}
+        metrics[category] = relative(part.values())
+        per_item[category] = {unit: (100 * second, first) for unit, (first, second) in part.items()}
+    bad = sum(marks == (-1, -1) for _, _, marks in rows)
+    notes = (f"{bad} replies of the judge could not be read and count as -1 to -1.",) if bad else ()
+    return Scores(metrics, per_item, {"answers": float(len(rows)), "unread_replies": float(bad)}, notes)
+
+
+@dataclass(frozen=True)
+class LlavaBench(Benchmark):
+    """`judge`: "none" (answers only), "model" with `judge_url`, `judge_model`, `judge_cache`, or "reviews", which
+    takes the replies that a review file carries."""
+
+    judge: str = "none"
+    judge_url: str = ""
+    judge_model: str = "gpt-4-0314"
+    judge_cache: Path | None = None
+
+    name: ClassVar[str] = "llava_bench"
+    max_new_tokens: ClassVar[int] = 1024
+    headline: ClassVar[str] = "all"
+    truth: ClassVar[str] = "--questions"
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        *(Metric(name, "higher", 1, 1) for name in ("all", "conv", "detail", "complex")),
+        Metric("words", None, 1, 1),
+    )
+
+    def __post_init__(self) -> None:
+        check_choice("judge", self.judge, ("none", "model", "reviews"))
+        if self.judge == "model" and not self.judge_url:
+            raise RevisitError("A model judge needs judge_url, the base address of an OpenAI-compatible API.")
+
+    @property
+    def version(self) -> str:
+        return f"llava_bench-{self.judge_model if self.judge == 'model' else self.judge}-1"
+
+    def files(self, data_dir: Path) -> list[Path]:
+        folder = files.folder(data_dir, "llava_bench")
+        return [require(folder / name, f"LLaVA-Bench's {name}", SOURCE) for name in FILES]
+
+    def load(self, data_dir: Path) -> list[Item]:
+        questions, context, reference = map(files.read_records, self.files(data_dir))
+        captions = {row.need("image"): row.need("caption") for row in context}
+        answers = {row.need("question_id"): row.need("text") for row in reference}
+        folder = files.folder(data_dir, "llava_bench")
+        items = []
+        for row in questions:
+            meta = {
+                "category": row.need("category"),
+                "context": captions[row.need("image")],
+                "reference": answers[row.need("question_id")],
+            }
+            image = files.find_image(folder, row["image"], "images", ".")
+            items.append(Item(str(row["question_id"]), row.need("text"), (image,), meta))
+        return items
+
+    def adapted(self, answers: list[Answer], chosen: Mapping[str, Any]) -> Benchmark:
+        """A file of reviews is summed up, not judged again."""
+        reviews = all("tuple" in answer.record and "category" in answer.record for answer in answers)
+        return replace(self, judge="reviews") if reviews and "judge" not in chosen else self
+
+    def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
+        if self.judge == "reviews":
+            names = [answer.need(("question_id", "id")) for answer in answers]
+            categories = [str(answer.record["category"]).removeprefix("llava_bench_") for answer in answers]
+            items = [Item(n, "", (), {"category": c}) for n, c in zip(names, categories, strict=True)]
+        elif len(truth) != 1:
+            raise RevisitError("LLaVA-Bench needs --questions questions.jsonl, with context and reference beside it.")
+        else:
+            items = self.load(truth[0].parent)
+        return items, align([item.id for item in items], answers, ("question_id", "id"))
+
+    def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
+        check_answers(items, answers)
+        if self.judge == "none":
+            words = {item.id: (float(len(answers[item.id].split())), 1.0) for item in items}
+            note = "Not judged: give a judge to get a score; words is the mean length of the answers."
+            return Scores({"words": ratio(words.values())}, {"words": words}, {"answers": float(len(items))}, (note,))
+        replies = answers if self.judge == "reviews" else self._ask(items, answers)
+        return score_marks((item.id, item.meta["category"], parse_marks(replies[item.id])) for item in items)
+
+    def _ask(self, items: list[Item], answers: Mapping[str, str]) -> dict[str, str]:
+        judge = Judge(self.judge_url, self.judge_model, self.judge_cache, temperature=0.2)
+        replies = {}
+        for item in items:
+            m = item.meta
+            prompt = judge_prompt(m["context"], item.prompt, m["category"], m["reference"], answers[item.id])
+            replies[item.id] = judge.ask(prompt, system=SYSTEM)
+        return replies

@@ -1,0 +1,149 @@
+"""MME: two yes/no questions per picture in 14 categories; a category's score is acc + acc_plus, 200 at best.
+
+`acc_plus` counts a picture only if both its questions are right. Parsing follows MME's calculation.py: the first four
+characters decide. Data: MME_Benchmark_release_version, one folder per category (BradyFU's MME, on request from its
+authors), or their result files `<category>.txt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from revisit.benchmarks import files
+from revisit.benchmarks.answers import Answer
+from revisit.benchmarks.base import Benchmark, Item, Metric, PerUnit, Scores, check_answers, ratio
+from revisit.errors import RevisitError, unknown
+
+PERCEPTION = (
+    "existence",
+    "count",
+    "position",
+    "color",
+    "posters",
+    "celebrity",
+    "scene",
+    "landmark",
+    "artwork",
+    "OCR",
+)
+COGNITION = ("commonsense_reasoning", "numerical_calculation", "text_translation", "code_reasoning")
+# The four that hallucination papers report.
+HALLUCINATION = PERCEPTION[:4]
+SOURCE = "https://github.com/BradyFU/Awesome-Multimodal-Large-Language-Models/tree/Evaluation"
+
+
+def parse(text: str) -> str:
+    """ "yes" or "no" if the first four characters contain it (yes first), else "other"."""
+    start = text.lower()[:4]
+    return "yes" if "yes" in start else "no" if "no" in start else "other"
+
+
+def score_answers(rows: Iterable[tuple[str, str, str, str]]) -> Scores:
+    """Scores from (category, picture, answer, gold) rows; every picture must have two questions."""
+    pictures: dict[str, dict[str, list[float]]] = {}
+    for category, picture, answer, gold in rows:
+        if gold.lower().strip() not in ("yes", "no"):
+            raise RevisitError(f"{category}/{picture}: the gold answer must be yes or no, not {gold!r}.")
+        right = float(parse(answer) == gold.lower().strip())
+        pictures.setdefault(category, {}).setdefault(picture, []).append(right)
+    per_item: dict[str, PerUnit] = {"acc": {}, "acc_plus": {}}
+    for category, group in pictures.items():
+        if odd := [picture for picture, marks in group.items() if len(marks) != 2]:
+            raise RevisitError(f"MME needs two questions per picture; {category}/{odd[0]} has {len(group[odd[0]])}.")
+        acc = {f"{category}/{p}": (50 * sum(marks), 1.0) for p, marks in group.items()}
+        plus = {f"{category}/{p}": (100.0 * (sum(marks) == 2), 1.0) for p, marks in group.items()}
+        per_item["acc"] |= acc
+        per_item["acc_plus"] |= plus
+        per_item[f"{category}/acc"], per_item[f"{category}/acc_plus"] = acc, plus
+        per_item[f"{category}/score"] = {p: (acc[p][0] + plus[p][0], 1.0) for p in acc}
+    metrics = {name: ratio(units.values()) for name, units in per_item.items()}
+    totals = {}
+    for total, names in (("perception", PERCEPTION), ("cognition", COGNITION), ("hallucination", HALLUCINATION)):
+        if any(name in pictures for name in names):
+            totals[total] = sum(metrics[f"{name}/score"] for name in names if name in pictures)
+    missing = [name for name in PERCEPTION + COGNITION if name not in pictures]
+    notes = (f"Totals are over the categories that are there; missing: {', '.join(missing)}.",) if missing else ()
+    return Scores(totals | metrics, per_item, {"pictures": float(len(per_item["acc"]))}, notes)
+
+
+@dataclass(frozen=True)
+class MME(Benchmark):
+    """`categories`: which ones (all that are there if empty), such as "existence,count,position,color"."""
+
+    categories: tuple[str, ...] = ()
+
+    name: ClassVar[str] = "mme"
+    max_new_tokens: ClassVar[int] = 16
+    headline: ClassVar[str] = "acc_plus"
+    truth: ClassVar[str] = "--questions"
+    metrics: ClassVar[tuple[Metric, ...]] = tuple(
+        Metric(name, "higher", 1, 2)
+        for name in ("acc", "acc_plus", "score", "perception", "cognition", "hallucination")
+    )
+
+    def __post_init__(self) -> None:
+        for category in self.categories:
+            if category not in PERCEPTION + COGNITION:
+                raise unknown("category", category, PERCEPTION + COGNITION)
+
+    @property
+    def version(self) -> str:
+        return "mme-official-1"
+
+    def files(self, data_dir: Path) -> list[Path]:
+        """The question files: `<category>/questions_answers_YN/*.txt` or `<category>/*.txt`."""
+        folder = files.folder(data_dir, "mme")
+        found = [
+            path
+            for category in self.categories or PERCEPTION + COGNITION
+            for path in sorted((folder / category).glob("questions_answers_YN/*.txt"))
+            or sorted((folder / category).glob("*.txt"))
+        ]
+        if not found:
+            raise RevisitError(f"MME's category folders not found: put them below {folder}; they come from {SOURCE}.")
+        return found
+
+    def load(self, data_dir: Path) -> list[Item]:
+        folder = files.folder(data_dir, "mme")
+        items = []
+        for path in self.files(data_dir):
+            category = path.relative_to(folder).parts[0]
+            places = (folder / category / "images", folder / category)
+            images = [p for place in places for p in sorted(place.glob(f"{path.stem}.*")) if p.suffix != ".txt"]
+            image = images[0] if images else places[0] / f"{path.stem}.jpg"
+            for number, line in enumerate(filter(str.strip, files.read_text(path).split("\n")), 1):
+                question, tab, gold = line.strip().rpartition("\t")
+                if not tab:
+                    raise RevisitError(f"{path} line {number} is not 'question <tab> Yes or No'.")
+                meta = {"category": category, "picture": path.stem, "gold": gold}
+                items.append(Item(f"{category}/{path.stem}/{number}", question, (image,), meta))
+        return items
+
+    def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
+        if truth:
+            raise RevisitError(
+                "MME's result files carry their gold answers; --questions is not needed (or use --data)."
+            )
+        items, texts, asked = [], {}, dict[str, int]()
+        for answer in answers:
+            record = answer.record
+            gold = record.get("label") or (record.get("answer") if answer.text_field != "answer" else None)
+            picture = answer.need(("image", "image_path", "question_id"))
+            if gold is None or "category" not in record:
+                raise RevisitError(f"{answer.where} carries no gold answer and category.")
+            if self.categories and record["category"] not in self.categories:
+                continue
+            unit = f"{record['category']}/{picture}"
+            asked[unit] = asked.get(unit, 0) + 1
+            name = f"{unit}/{asked[unit]}"
+            items.append(Item(name, "", (), {"category": record["category"], "picture": picture, "gold": str(gold)}))
+            texts[name] = answer.text
+        return items, texts
+
+    def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
+        check_answers(items, answers)
+        metas = ((item.id, item.meta) for item in items)
+        return score_answers((m["category"], m["picture"], answers[name], m["gold"]) for name, m in metas)
