@@ -227,6 +227,11 @@ class Run:
                 record.layer = layers[row] if layers is not None and did else None
             self.note(row, applied=did, changed=moved, set_size=size, record=record)
 
+    def note_plain(self, row: int, logits: Tensor) -> None:
+        """Count, and on request record, a step that left the logits (V,) as they are."""
+        size = int(logits.isfinite().sum()) if self.trace.record else 0
+        self.note(row, record=self._record_scores(row, logits, logits, None, size) if self.trace.record else None)
+
     def _record_scores(self, row: int, base: Tensor, scores: Tensor, other: Tensor | None, size: int) -> StepRecord:
         """Candidates of one step; every column is a distribution over the row's set."""
         outside = ~scores.isfinite()

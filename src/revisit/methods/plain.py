@@ -26,7 +26,7 @@ class Plain(Method):
     def begin(self, run: Run) -> Refine:
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
             for row in run.active(input_ids):
-                run.note(row)
+                run.note_plain(row, logits[row])
             return logits
 
         return refine
