@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from revisit.decoding import generate
     from revisit.errors import RevisitError
     from revisit.methods.revisit import ReVisiT
+    from revisit.models.images import open_image
     from revisit.models.loading import load
+    from revisit.models.prompts import answers, prepare
     from revisit.trace import Trace
 
 __version__ = "0.1.0"
@@ -19,11 +21,14 @@ _WHERE = {
     "ReVisiT": "revisit.methods.revisit",
     "RevisitError": "revisit.errors",
     "Trace": "revisit.trace",
+    "answers": "revisit.models.prompts",
     "generate": "revisit.decoding",
     "load": "revisit.models.loading",
+    "open_image": "revisit.models.images",
+    "prepare": "revisit.models.prompts",
 }
 
-__all__ = ["ReVisiT", "RevisitError", "Trace", "generate", "load"]
+__all__ = ["ReVisiT", "RevisitError", "Trace", "answers", "generate", "load", "open_image", "prepare"]
 
 
 def __getattr__(name: str) -> Any:
