@@ -12,6 +12,9 @@ from revisit.methods.base import Method, parse_settings
 REGISTRY = {
     "greedy": ("plain", "Plain"),
     "revisit": ("revisit", "ReVisiT"),
+    "dola": ("dola", "DoLa"),
+    "vcd": ("vcd", "VCD"),
+    "apc": ("apc", "APC"),
 }
 
 

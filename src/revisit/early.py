@@ -1,0 +1,113 @@
+"""Early exits: what intermediate layers would say at the last position, through the model's own head.
+
+The states are added as further rows to the head's own product of the same step, so its weight, the largest matrix of
+a small model, is read once for the final and all early logits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from revisit.errors import RevisitError
+from revisit.models.anatomy import Anatomy, describe
+
+
+class EarlyExits:
+    """Keeps `logits` (rows, layers, V) of the chosen hidden states, renewed by every forward that holds these rows.
+
+    `rows` are the first rows of the batch: a forward may carry further ones (a contrast branch) behind them, and a
+    forward for which `ignore()` is true is somebody else's.
+    """
+
+    def __init__(
+        self,
+        anatomy: Anatomy,
+        layers: tuple[int, ...],
+        rows: int,
+        stack: ExitStack,
+        *,
+        final_norm: bool,
+        ignore: Callable[[], bool],
+    ) -> None:
+        self.anatomy, self.layers, self.rows, self.ignore = anatomy, layers, rows, ignore
+        self.norm = anatomy.final_norm if final_norm else None
+        self.thread = threading.get_ident()
+        self.logits: Tensor | None = None
+        self._states: dict[int, Tensor] = {}  # layer -> (rows, d), of the running forward
+        self._shape: torch.Size | None = None
+        self._final: Tensor | None = None  # (d,) first row's final state, to learn what follows the head
+        self._handles: list[Any] = []
+        stack.callback(self.release)
+        self._install()
+
+    def _install(self) -> None:
+        blocks, head = self.anatomy.layers, self.anatomy.head.module
+        for layer in self.layers:
+            if layer == 0:
+                hook = blocks[0].register_forward_pre_hook(self._before_first, with_kwargs=True)
+            else:
+                hook = blocks[layer - 1].register_forward_hook(self._after(layer))
+            self._handles.append(hook)
+        self._handles.append(head.register_forward_pre_hook(self._before_head))
+        self._handles.append(head.register_forward_hook(self._after_head))
+
+    def release(self) -> None:
+        """Remove every hook."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def take(self, logits: Tensor) -> Tensor:
+        """The early logits of this step, in at least float32; `logits` (rows, V) are the model's own.  -> (rows, layers, V)"""
+        if self.logits is None or self._final is None:
+            raise RevisitError(
+                f"The forward of {describe(self.anatomy.model)} did not pass through its layers and its LM head as modules, so its "
+                "early exits were not seen; this way of running the model is not supported."
+            )
+        head = self.anatomy.head
+        if head.transform is None:
+            head.calibrate(self._final, logits[0], describe(self.anatomy.model))
+        early, self.logits = self.logits, None
+        assert head.transform is not None
+        return head.transform(early.to(torch.promote_types(early.dtype, torch.float32)).to(logits.device))
+
+    def _mine(self) -> bool:
+        return threading.get_ident() == self.thread and not self.ignore()
+
+    def _before_first(self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._mine():
+            self._states[0] = (args[0] if args else kwargs["hidden_states"])[: self.rows, -1]
+
+    def _after(self, layer: int) -> Callable[[Any, Any, Any], None]:
+        def hook(_module: Any, _args: Any, output: Any) -> None:
+            if self._mine():
+                self._states[layer] = (output[0] if isinstance(output, tuple) else output)[: self.rows, -1]
+
+        return hook
+
+    def _before_head(self, _module: Any, args: tuple[Any, ...]) -> tuple[Tensor] | None:
+        if not self._mine() or len(self._states) < len(self.layers):
+            return None
+        hidden = args[0]
+        self._shape = hidden.shape
+        self._final = hidden[0, -1]
+        early = torch.stack([self._states[layer] for layer in self.layers], dim=1)  # (rows, layers, d)
+        self._states.clear()
+        if self.norm is not None:
+            early = self.norm(early.to(hidden.device))
+        flat = [hidden.flatten(0, -2), early.to(hidden.device, hidden.dtype).flatten(0, 1)]
+        return (torch.cat(flat),)  # (batch·positions + rows·layers, d)
+
+    def _after_head(self, _module: Any, _args: Any, output: Tensor) -> Tensor | None:
+        if not self._mine() or self._shape is None:
+            return None
+        own = self._shape[:-1].numel()
+        shape, self._shape = self._shape, None
+        self.logits = output[own:].unflatten(0, (self.rows, len(self.layers)))  # (rows, layers, V)
+        return output[:own].unflatten(0, shape[:-1])

@@ -1,0 +1,55 @@
+"""APC, a control: the plausibility constraint that most methods apply, and nothing else.
+
+Tokens with p < alpha · max p are dropped and the rest keep their logits. Greedy decoding is unchanged by it; under
+sampling it tells how much of a method's gain is its constraint's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from revisit.methods.base import Method
+from revisit.methods.contrast import cut
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from revisit.decoding import Run
+    from revisit.methods.base import Refine
+
+
+@dataclass(frozen=True)
+class APC(Method):
+    """Settings of the control.
+
+    alpha: how unlikely a token may be, relative to the likeliest, and still be considered; 0.1 is what the contrastive
+        methods use, 1e-5 what ReVisiT uses.
+    """
+
+    alpha: float = 0.1
+
+    name = "apc"
+    summary = "a control: the plausibility constraint of the other methods, and nothing else"
+    cost = "1 forward"
+    source = "Li et al., Contrastive Decoding, arXiv:2210.15097 (the constraint)"
+
+    def __post_init__(self) -> None:
+        self.check_range("alpha", 0, 1, low_open=True)
+
+    @classmethod
+    def official(cls, **overrides: Any) -> APC:
+        """The constraint as VCD, M3ID, ICD, AvisC and RITUAL set it."""
+        return cls(**overrides)
+
+    def begin(self, run: Run) -> Refine:
+        run.look(required=False)
+
+        def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
+            scores = cut(logits, logits, self.alpha)
+            if run.beams:
+                scores = scores.log_softmax(-1)
+            run.note_scores(input_ids, logits, scores)
+            return scores
+
+        return refine

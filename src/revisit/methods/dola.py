@@ -1,0 +1,131 @@
+"""DoLa (Chuang et al.): contrast the final layer with the early layer that differs most from it.
+
+1. Project the last position's hidden state at some early layers through the LM head ("early exits").
+2. Choose the layer whose distribution diverges most from the final one (or the one layer that is given).
+3. On the plausible tokens, p >= relative_top · max p, score = log p_final − log p_early.
+
+No extra forward pass; the early exits are further rows of the head's own product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from revisit.errors import RevisitError, unknown
+from revisit.methods.base import Method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from revisit.decoding import Run
+    from revisit.methods.base import Refine
+
+
+def divergences(final: Tensor, early: Tensor) -> Tensor:
+    """What DoLa's code calls JSD, over the whole vocabulary.  (rows, V), (rows, layers, V) -> (rows, layers)
+
+    With M = (P + Q)/2 it is the mean over tokens of ½·M·(ln M − ln P) + ½·M·(ln M − ln Q): the roles of the textbook's
+    distributions are exchanged, and it has no upper bound.
+    """
+    log_p = final.log_softmax(-1).unsqueeze(-2)  # (rows, 1, V)
+    log_q = early.log_softmax(-1)  # (rows, layers, V)
+    m = log_q.exp().add_(log_p.exp()).mul_(0.5)
+    inner = m.log().mul_(2).sub_(log_p).sub_(log_q)  # 2·ln M − ln P − ln Q
+    return inner.mul_(m).nan_to_num_(0.0, 0.0, 0.0).mean(-1).mul_(0.5)  # a token that neither can say adds nothing
+
+
+def contrast(final: Tensor, early: Tensor, relative_top: float) -> Tensor:
+    """log p_final − log p_early on the plausible tokens, -inf elsewhere; raw logits if nothing is cut.  (..., V) -> (..., V)"""
+    if relative_top == 0:
+        return final - early  # as the original: no normalisation on either side
+    logp = final.log_softmax(-1)
+    keep = logp >= logp.amax(-1, keepdim=True) + math.log(relative_top)
+    return (logp - early.log_softmax(-1)).masked_fill(~keep, -torch.inf)
+
+
+def candidate_layers(spec: str | Sequence[int], depth: int, tied: bool) -> tuple[int, ...]:
+    """Hidden states to choose from: every second one of the "low" or "high" half, both ("all"), or those listed.
+
+    The embedding (0) is left out where the head is tied to it. The final layer is never a candidate: it may be listed, as
+    the original's lists do, and is passed over.
+    """
+    start = 0 if not tied or depth < 2 else (2 if depth > 2 else 1)
+    span = depth // 2 if depth <= 40 else 20
+    if spec == "low":
+        return tuple(range(start, span, 2)) or (start,)
+    if spec == "high":
+        return tuple(range(depth - span if depth > 40 else span, depth, 2))
+    if spec == "all":
+        return tuple(range(start, depth, 2))
+    chosen = tuple(sorted({int(layer) for layer in spec} - {depth}))
+    if not chosen or not 0 <= chosen[0] <= chosen[-1] < depth:
+        raise RevisitError(
+            f"DoLa: layers {list(spec)} name no early layer of this model, or one that it does not have: they are numbered 0 "
+            f"(embedding) to {depth - 1}; {depth} is the final one, which they are contrasted with."
+        )
+    return chosen
+
+
+@dataclass(frozen=True)
+class DoLa(Method):
+    """Settings of DoLa; the defaults are those of its in-library version.
+
+    layers: candidate layers, "low" (long answers), "high" (short ones), "all", or indices; one index is static DoLa.
+    relative_top: how unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
+    norm: apply the decoder's "final" norm to the early states, or "none" as the published code.
+    per_row: every row chooses its own layer; False chooses one for the whole batch, as published, so that a row depends
+        on its neighbours.
+    """
+
+    layers: Literal["low", "high", "all"] | tuple[int, ...] = "low"
+    relative_top: float = 0.1
+    norm: Literal["none", "final"] = "none"
+    per_row: bool = True
+
+    name = "dola"
+    summary = "contrast the final layer with the early layer that differs most from it"
+    cost = "1 forward; head rows for the early layers"
+    source = "Chuang et al., DoLa, arXiv:2309.03883"
+
+    def __post_init__(self) -> None:
+        layers = (self.layers,) if isinstance(self.layers, int) else self.layers
+        if isinstance(layers, str):
+            if layers not in ("low", "high", "all"):
+                raise unknown("DoLa layer set", layers, ("low", "high", "all"))
+        elif not layers or any(isinstance(i, bool) or not isinstance(i, int) for i in layers):
+            raise RevisitError(f"DoLa: layers must be low, high, all or a list of layer numbers, not {self.layers!r}.")
+        object.__setattr__(self, "layers", layers if isinstance(layers, str) else tuple(layers))
+        self.check_range("relative_top", 0, 1)
+        self.check_choice("norm")
+
+    @classmethod
+    def official(cls, **overrides: Any) -> DoLa:
+        """The published rule: one layer for the whole batch, no norm. Its authors add repetition_penalty=1.2."""
+        return cls(**{"per_row": False, **overrides})
+
+    def begin(self, run: Run) -> Refine:
+        run.look(required=False)
+        layers = candidate_layers(self.layers, run.anatomy.depth, run.anatomy.tied)
+        exits = run.early_exits(layers, final_norm=self.norm == "final")
+
+        def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
+            assert run.raw is not None
+            early = exits.take(run.raw)  # (rows, layers, V)
+            if len(layers) == 1:
+                best = torch.zeros(len(early), dtype=torch.long, device=early.device)
+            else:
+                apart = divergences(run.raw, early)  # (rows, layers)
+                best = (apart if self.per_row else apart.mean(0, keepdim=True).expand_as(apart)).argmax(-1)
+            chosen = early[torch.arange(len(early), device=early.device), best]  # (rows, V)
+            scores = contrast(logits, chosen, self.relative_top)
+            if run.beams:
+                scores = scores.log_softmax(-1)
+            run.note_scores(input_ids, logits, scores, chosen, layers=[layers[i] for i in best.tolist()])
+            return scores
+
+        return refine
