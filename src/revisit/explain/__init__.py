@@ -1,0 +1,1 @@
+"""The record of a decode, to look at: a page, pictures, a table; and the vision-token lens."""

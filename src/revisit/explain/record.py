@@ -1,0 +1,258 @@
+"""A decode as it is shown: its images, where the vision tokens lie on them, and each method's answer step by step."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from revisit.errors import RevisitError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL.Image import Image
+
+    from revisit.geometry import Layout
+    from revisit.methods.base import Method
+    from revisit.trace import StepRecord, Trace
+
+SHOWN_CANDIDATES = 12
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One token of the plausible set with its probability before, in the vision token, and after."""
+
+    token: int
+    text: str
+    base: float
+    vision: float | None
+    final: float
+
+
+@dataclass
+class Step:
+    """One token of an answer and how it came about."""
+
+    text: str  # what it adds to the answer
+    token: int
+    shift: float = 0.0  # share of probability that the method moved, 0 to 1 (total variation)
+    instead_of: str | None = None  # what the model alone would have put here, where the method's favourite is another
+    set_size: int = 0
+    layer: int | None = None
+    index: int | None = None  # the vision token that spoke
+    divergence: float | None = None
+    heat: np.ndarray | None = None  # (vision tokens,) divergence of each, at its best layer
+    candidates: list[Candidate] = field(default_factory=list)
+    differs: bool = False  # not in the answer it is compared with
+
+
+@dataclass
+class Answer:
+    """What one method said."""
+
+    method: dict[str, Any]
+    steps: list[Step]
+    text: str
+    layers: tuple[int, ...] = ()
+    seconds: float | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.method.get("name", "greedy"))
+
+    @property
+    def changed(self) -> list[int]:
+        """Steps at which the method's favourite was not the model's."""
+        return [number for number, step in enumerate(self.steps) if step.instead_of is not None]
+
+
+@dataclass
+class Decode:
+    """One question about one or more images, answered by one or more methods."""
+
+    images: list[Image]
+    prompt: str
+    model: str
+    layout: Layout
+    answers: list[Answer]
+
+    def __post_init__(self) -> None:
+        mark_differences(self.answers)
+
+
+def explain(
+    model: Any,
+    processor: Any,
+    images: Sequence[Image],
+    prompt: str,
+    methods: Sequence[Method],
+    *,
+    model_name: str = "",
+    **generate_kwargs: Any,
+) -> Decode:
+    """Decode one prompt about these images with each method, and keep everything that can be shown."""
+    from revisit.decoding import generate
+    from revisit.models.prompts import new_tokens, prepare
+    from revisit.trace import Trace
+
+    if not methods:
+        raise RevisitError("No decoding method was given, so there is nothing to explain.")
+    if generate_kwargs.get("num_beams", 1) > 1:
+        raise RevisitError(
+            "Beam search cannot be shown step by step, because beams change places; leave out num_beams."
+        )
+    inputs = prepare(processor, [prompt], [list(images)], model.device)
+    answers = []
+    for method in methods:
+        trace = Trace(record=True)
+        started = time.perf_counter()
+        output = generate(model, **inputs, method=method, trace=trace, **generate_kwargs)
+        seconds = time.perf_counter() - started
+        ids = new_tokens(output, inputs)[0].tolist()
+        answers.append(answer_of(processor, ids, trace, seconds=seconds))
+    name = model_name or str(getattr(model.config, "_name_or_path", "")) or type(model).__name__
+    return Decode(list(images), prompt, name, layout_of(model, processor, images, inputs), answers)
+
+
+def layout_of(model: Any, processor: Any, images: Sequence[Image], inputs: Any) -> Layout:
+    """Where the vision tokens of one prompt lie on its images."""
+    from revisit.geometry import layout
+    from revisit.models.anatomy import Anatomy
+    from revisit.vision import vision_mask
+
+    tokens = int(vision_mask(inputs["input_ids"][:1], Anatomy.of(model).vision_ids).sum())
+    sizes = [image.size for image in images]
+    return layout(model.config, getattr(processor, "image_processor", None), sizes, tokens, dict(inputs))
+
+
+def answer_of(
+    processor: Any, tokens: Sequence[int], trace: Trace, row: int = 0, seconds: float | None = None
+) -> Answer:
+    """The answer of one row: its new tokens with what the trace recorded about each."""
+    tokenizer = getattr(processor, "tokenizer", processor)
+    tokens = _until_end(tokens, trace.rows[row].steps)
+    records = trace.rows[row].records
+    steps = [
+        step_of(tokenizer, token, text, records[number] if number < len(records) else None, trace.method)
+        for number, (token, text) in enumerate(zip(tokens, pieces(tokenizer, tokens), strict=True))
+    ]
+    text = tokenizer.decode(tokens, skip_special_tokens=True).strip()
+    return Answer(dict(trace.method), steps, text, tuple(trace.layers), seconds)
+
+
+def _until_end(tokens: Sequence[int], steps: int) -> list[int]:
+    """Without the padding after a row's end."""
+    return list(tokens[:steps]) if steps else list(tokens)
+
+
+def step_of(tokenizer: Any, token: int, text: str, record: StepRecord | None, method: dict[str, Any]) -> Step:
+    """One step as it is shown; without a record, its text alone."""
+    if record is None:
+        return Step(text, token)
+    favourite = max(range(len(record.base)), key=record.base.__getitem__)
+    best = max(range(len(record.final)), key=record.final.__getitem__)
+    shown = _shown(record, token, favourite)
+    candidates = [
+        Candidate(
+            record.ids[k],
+            token_text(tokenizer, record.ids[k]),
+            record.base[k],
+            record.vision[k] if record.vision is not None else None,
+            record.final[k],
+        )
+        for k in shown
+    ]
+    return Step(
+        text=text,
+        token=token,
+        shift=shift(record.base, record.final),
+        instead_of=token_text(tokenizer, record.ids[favourite]) if record.ids[best] != record.ids[favourite] else None,
+        set_size=record.set_size,
+        layer=record.layer,
+        index=record.index,
+        divergence=record.divergence,
+        heat=_heat(record, method),
+        candidates=candidates,
+    )
+
+
+def _shown(record: StepRecord, token: int, favourite: int) -> list[int]:
+    """The best candidates after the method, always with the chosen token and the model's own favourite."""
+    order = sorted(range(len(record.ids)), key=lambda k: -record.final[k])
+    needed = [k for k in order[SHOWN_CANDIDATES:] if k == favourite or record.ids[k] == token]
+    return order[: SHOWN_CANDIDATES - len(needed)] + needed
+
+
+def _heat(record: StepRecord, method: dict[str, Any]) -> np.ndarray | None:
+    """Each vision token's divergence at the layer where it would be selected.  (layers, N) -> (N,)"""
+    if record.divergences is None:
+        return None
+    table = record.divergences.numpy()
+    import numpy as np
+
+    filled = np.where(np.isnan(table), np.inf, table)
+    if method.get("select") == "max":
+        return np.where(np.isnan(table), -np.inf, table).max(0)  # type: ignore[no-any-return]
+    return filled.min(0)  # type: ignore[no-any-return]
+
+
+def shift(base: Sequence[float], final: Sequence[float]) -> float:
+    """Half the summed change of probability; what lies outside the listed candidates counts as one."""
+    listed = sum(abs(a - b) for a, b in zip(base, final, strict=True))
+    return min(1.0, 0.5 * (listed + abs(sum(base) - sum(final))))
+
+
+def pieces(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
+    """What each token adds to the text; joined they are the text. Bytes of an unfinished character add nothing."""
+    found, before = [], ""
+    for end in range(1, len(tokens) + 1):
+        now = tokenizer.decode(list(tokens[:end]), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if now.endswith("�") and end < len(tokens):
+            now = before
+        if not now.startswith(before):  # a decoder that rewrites what came before
+            found.append(token_text(tokenizer, tokens[end - 1]))
+        else:
+            found.append(now[len(before) :])
+        before = now
+    return found
+
+
+def token_text(tokenizer: Any, token: int) -> str:
+    """One token alone, with the blank that it may begin with."""
+    raw = tokenizer.convert_ids_to_tokens(token)
+    text: str = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    if isinstance(raw, str) and raw.startswith("▁") and not text.startswith(" "):
+        text = " " + text
+    return text or str(raw)
+
+
+def mark_differences(answers: Sequence[Answer]) -> None:
+    """Mark the tokens that an answer does not share with the plain one (or the first, if none is plain)."""
+    if len(answers) < 2:
+        return
+    reference = next((answer for answer in answers if answer.name == "greedy"), answers[0])
+    wanted = [step.token for step in reference.steps]
+    for answer in answers:
+        if answer is reference:
+            continue
+        matcher = difflib.SequenceMatcher(None, wanted, [step.token for step in answer.steps], autojunk=False)
+        for kind, a0, a1, b0, b1 in matcher.get_opcodes():
+            if kind != "equal":
+                for step in [*reference.steps[a0:a1], *answer.steps[b0:b1]]:
+                    step.differs = True
+
+
+def label(method: dict[str, Any]) -> str:
+    """A method with the settings that are not its defaults."""
+    from revisit import methods
+
+    name = str(method.get("name", "greedy"))
+    try:
+        defaults = methods.get(name).settings()
+    except (RevisitError, TypeError):
+        defaults = {}
+    changed = {k: v for k, v in method.items() if k != "name" and k in defaults and defaults[k] != v}
+    return name + (f" ({', '.join(f'{k}={v}' for k, v in changed.items())})" if changed else "")
