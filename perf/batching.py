@@ -1,0 +1,91 @@
+"""Images per second in batches of 8 against one at a time, through the engine that `revisit eval` uses.
+
+First every answer of the batched run is held against the single run, token for token; then both are timed, in turns,
+in one process, and the ratio of the best turns is printed.
+
+    python perf/batching.py [--model tiny] [--images 64] [--batch 8] [--turns 3] [--methods greedy,revisit] [--tokens 64]
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from revisit import methods
+from revisit.evaluation.engine import Answer, Decoding, Job
+from revisit.evaluation.local import LocalEngine
+from revisit.evaluation.scenes import scene_folder
+
+PROMPT = "Please describe this image in detail."
+
+
+def jobs(folder: Path, count: int) -> list[Job]:
+    """One description per picture."""
+    paths = sorted((folder / "val2014").iterdir())[:count]
+    return [Job(path.stem, PROMPT, (path,), seed=number) for number, path in enumerate(paths)]
+
+
+def run(
+    engine: LocalEngine, method: object, decoding: Decoding, work: Sequence[Job], batch: int
+) -> tuple[dict[str, Answer], float]:
+    """All answers, and the seconds they took, decoding of the pictures included."""
+    started = time.perf_counter()
+    answers = {}
+    for outcomes in engine.stream(method, decoding, [work[i : i + batch] for i in range(0, len(work), batch)]):
+        for outcome in outcomes:
+            assert isinstance(outcome.result, Answer), outcome.result
+            answers[outcome.job.id] = outcome.result
+    return answers, time.perf_counter() - started
+
+
+def main() -> None:
+    """Compare, then time."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--images", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--methods", default="greedy,revisit")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=0, help="torch threads; 0 leaves torch's choice")
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    engine = LocalEngine(options.model)
+    work = jobs(scene_folder(f"scenes:usual:{options.images}"), options.images)
+    decoding = Decoding(options.tokens)
+    print(
+        f"{options.model}, {options.images} pictures, at most {options.tokens} tokens, {torch.get_num_threads()} threads, "
+        f"torch {torch.__version__}, {platform.machine()}\n"
+    )
+    print(f"| method | images/s, batch 1 | images/s, batch {options.batch} | ratio | ratio per turn |")
+    print("| --- | ---: | ---: | ---: | --- |")
+    for name in options.methods.split(","):
+        method = methods.get(name)
+        single, _ = run(engine, method, decoding, work, 1)
+        batched, _ = run(engine, method, decoding, work, options.batch)
+        different = [id for id in single if single[id].tokens != batched[id].tokens]
+        assert not different, (
+            f"{name}: {len(different)} answers differ between batch 1 and {options.batch}: {different}"
+        )
+        times = [
+            (run(engine, method, decoding, work, 1)[1], run(engine, method, decoding, work, options.batch)[1])
+            for _ in range(options.turns)
+        ]
+        ones, eights = (min(column) for column in zip(*times, strict=True))
+        ratios = [one / eight for one, eight in times]
+        print(
+            f"| {name} | {len(work) / ones:.2f} | {len(work) / eights:.2f} | {ones / eights:.2f} | "
+            f"{', '.join(f'{r:.2f}' for r in ratios)} (median {statistics.median(ratios):.2f}) |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
