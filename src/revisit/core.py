@@ -48,6 +48,11 @@ class Refinement:
     row: int  # the selected vision row, -1 where the step was an identity
     divergences: Tensor | None  # (rows,) or None where the step was an identity
 
+    @property
+    def moved(self) -> bool:
+        """Whether the favourite token is another than before."""
+        return int(self.final.argmax()) != int(self.base.argmax())
+
 
 def plausible(logp: Tensor, alpha: float) -> Tensor:
     """Mask of the tokens with p >= alpha · max p; the arg-max is always inside.  (..., V) -> (..., V)"""

@@ -83,6 +83,7 @@ class Run:
         eos = getattr(self.generation_config, "_eos_token_tensor", None)
         self._eos = eos
         self._finished: Tensor | None = None
+        self._later: list[Tensor] = []  # counters still on the device
         self._seen = self.input_ids.shape[1]
         self.raw: Tensor | None = None  # (rows, V) what the model itself said at this step
 
@@ -167,12 +168,16 @@ class Run:
 
     def active(self, input_ids: Tensor) -> list[int]:
         """Rows that have not ended before this step. Beam search replaces ended beams, so there all rows count."""
-        rows = range(input_ids.shape[0])
+        ended = self.ended(input_ids)
+        return [row for row in range(input_ids.shape[0]) if ended is None or not ended[row]]
+
+    def ended(self, input_ids: Tensor) -> Tensor | None:
+        """Rows that have ended before this step, on their device; None where no row can have ended."""
         if self.beams or self._eos is None or input_ids.shape[1] == self._seen:
-            return list(rows)
-        ended = torch.isin(input_ids[:, -1], self._eos.to(input_ids.device))
-        self._finished = ended if self._finished is None else self._finished | ended
-        return [row for row, done in zip(rows, self._finished.tolist(), strict=True) if not done]
+            return None
+        now = torch.isin(input_ids[:, -1], self._eos.to(input_ids.device))
+        self._finished = now if self._finished is None else self._finished | now
+        return self._finished
 
     def note(
         self,
@@ -193,10 +198,25 @@ class Run:
         if record is not None:
             counters.records.append(record)
 
+    def note_later(self, input_ids: Tensor, sizes: Tensor, applied: Tensor, changed: Tensor) -> None:
+        """Count one step of all rows from (rows,) tensors that the host reads only when the call ends; size -1 is none."""
+        ended = self.ended(input_ids)
+        counted = torch.ones_like(applied) if ended is None else ~ended.to(applied.device)
+        if not self._later:
+            self.stack.callback(self._count)
+        self._later.append(torch.stack([counted.long(), applied.long(), changed.long(), sizes]))
+
+    def _count(self) -> None:
+        for step in torch.stack(self._later).tolist():
+            for row, (counted, applied, changed, size) in enumerate(zip(*step, strict=True)):
+                if counted:
+                    self.note(row, applied=bool(applied), changed=bool(changed), set_size=None if size < 0 else size)
+        self._later.clear()
+
     def note_refinement(self, row: int, result: Refinement, bank: Bank | None) -> None:
         """Count, and on request record, a step that fused two distributions over a plausible set."""
         applied = result.row >= 0
-        changed = applied and int(result.final.argmax()) != int(result.base.argmax())
+        changed = applied and result.moved
         record = self._record(row, result, bank) if self.trace.record else None
         self.note(row, applied=applied, changed=changed, set_size=len(result.ids), record=record)
 

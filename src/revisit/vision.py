@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from revisit.core import CHUNK_NUMBERS
 from revisit.errors import RevisitError
 from revisit.models.anatomy import Anatomy, describe
 
@@ -35,15 +36,26 @@ class VisionStates:
 
     positions: Tensor  # (N,) absolute positions in the padded prompt
     layers: tuple[int, ...]
-    by_layer: dict[int, Tensor] = field(default_factory=dict)  # layer -> (N, d)
+    by_layer: dict[int, Tensor] = field(default_factory=dict)  # layer -> (N, d), views of one tensor
+    _all: Tensor | None = None  # (|J|, N, d)
 
     @property
     def tokens(self) -> int:
         return len(self.positions)
 
+    def put(self, layer: int, states: Tensor) -> None:
+        """Keep the (N, d) states of one layer; all layers share one tensor, so nothing is ever held twice."""
+        if self._all is None:
+            self._all = states.new_empty((len(self.layers), *states.shape))
+        kept = self._all[self.layers.index(layer)]
+        kept.copy_(states)
+        self.by_layer[layer] = kept
+
     def stacked(self) -> Tensor:
         """All rows, layer-major.  -> (|J|·N, d)"""
-        return torch.cat([self.by_layer[layer] for layer in self.layers])
+        assert self._all is not None
+        assert len(self.by_layer) == len(self.layers)
+        return self._all.flatten(0, 1)
 
     def runs(self) -> list[int]:
         """Lengths of the unbroken runs of vision tokens, in order."""
@@ -167,7 +179,7 @@ class Capture:
             states = states.to(self.anatomy.head.device)
             if len(new) < item.tokens:
                 states = torch.cat([self._from_cache(number, layer, item.tokens - len(new)), states])
-            item.by_layer[layer] = states
+            item.put(layer, states)
 
     def _from_cache(self, number: int, layer: int, count: int) -> Tensor:
         """States of the first `count` vision tokens, which this prefill skipped because the cache holds them."""
@@ -195,7 +207,17 @@ class Bank:
 
     def logits(self, start: int, stop: int, ids: Tensor) -> Tensor:
         assert self.matrix is not None
-        return self.head.logits(self.matrix[start:stop], ids, self.model_dtype)
+        if self.head.weight is not None:
+            return self.head.logits(self.matrix[start:stop], ids, self.model_dtype)
+        # Such a head can only score the whole vocabulary: a few rows at a time.
+        step = max(1, CHUNK_NUMBERS // self.head.vocabulary)
+        slices = self.matrix[start:stop].split(step)
+        return torch.cat([self.head.logits(rows, ids, self.model_dtype) for rows in slices])
+
+    def at(self, rows: Tensor, ids: Tensor) -> Tensor:
+        """Logits of some rows, by number, over the token ids.  (n,), (k,) -> (n, k)"""
+        assert self.matrix is not None
+        return self.head.logits(self.matrix[rows], ids, self.model_dtype)
 
     def place(self, row: int) -> tuple[int, int]:
         """(layer, vision token) of a row."""

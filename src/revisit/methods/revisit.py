@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from revisit.core import Projector, Refinement
     from revisit.decoding import Run
+    from revisit.engine import Rule
     from revisit.methods.base import Refine
     from revisit.vision import Bank
 
@@ -88,13 +89,11 @@ class ReVisiT(Method):
         kind = model if isinstance(model, str) else model.config.model_type
         return cls(**{"layers": "all" if kind.startswith("qwen") else "last", **overrides})
 
-    def step(self, logits: Tensor, vision: Projector, *, normalize: bool, uniform: float) -> Refinement:
-        """One step of one sequence with these settings: logits (V,) and its vision rows."""
-        from revisit.core import refine
+    def rule(self, *, normalize: bool) -> Rule:
+        """These settings as those of one step."""
+        from revisit.engine import Rule
 
-        return refine(
-            logits,
-            vision,
+        return Rule(
             alpha=self.alpha,
             divergence=self.divergence,
             how=self.select,
@@ -103,38 +102,44 @@ class ReVisiT(Method):
             full_vocabulary=self.vocabulary == "full",
             normalize=normalize,
             model_dtype=self.precision == "model",
-            uniform=uniform,
         )
 
+    def step(self, logits: Tensor, vision: Projector, *, normalize: bool, uniform: float) -> Refinement:
+        """One step of one sequence with these settings, by the reference: logits (V,) and its vision rows."""
+        return self.rule(normalize=normalize).reference(logits, vision, uniform)
+
     def begin(self, run: Run) -> Refine:
-        from revisit.core import scatter
+        from revisit.engine import Batch, waiting_is_free
         from revisit.vision import resolve_layers
 
         mask = run.look()
         layers = resolve_layers(self.layers, run.anatomy.depth, run.anatomy.tied)
         capture = run.capture(mask, layers, final_norm=self.norm == "final")
-        banks: list[Bank] = []
+        rule = self.rule(normalize=self.normalize or run.beams)  # beams are compared with each other
         draws = random.Random(self.seed)
+        banks: list[Bank] = []
+        batch: Batch | None = None
+
+        def note(row: int, result: Refinement | None) -> None:
+            if result is None:  # no image in this row: decoded as the model would
+                run.note(row)
+            else:
+                run.note_refinement(row, result, banks[run.item(row)])
 
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
-            if not banks:
-                banks.extend(run.banks(capture, logits, model_dtype=self.precision == "model"))
+            nonlocal batch
+            if batch is None:
+                banks.extend(run.banks(capture, logits, model_dtype=rule.model_dtype))
+                batch = Batch(banks, rule, run.copies)
             uniform = draws.random()  # one draw a step, so that a row does not depend on its neighbours
-            scores = logits.clone()
-            for row in run.active(input_ids):
-                bank = banks[run.item(row)]
-                if bank.rows == 0:  # no image in this row: decoded as the model would
-                    run.note(row)
-                    continue
-                result = self.step(
-                    logits[row].to(bank.head.device),
-                    bank,
-                    normalize=self.normalize or run.beams,  # beams are compared with each other
-                    uniform=uniform,
-                )
-                scores[row] = scatter(result, logits.shape[-1]).to(logits.device)
-                run.note_refinement(row, result, bank)
-            return scores
+            here = logits.to(run.anatomy.head.device)
+            if run.trace.record or rule.full_vocabulary or waiting_is_free(here.device):
+                scores = batch.refine(here, run.active(input_ids), uniform, note)
+            else:
+                fixed = batch.refine_without_waiting(here, uniform)
+                run.note_later(input_ids, fixed.sizes, fixed.applied, fixed.changed)
+                scores = fixed.scores
+            return scores.to(logits.device)
 
         return refine
 

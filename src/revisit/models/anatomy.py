@@ -21,6 +21,7 @@ class Head:
     module: nn.Module
     transforms: list[Callable[[Tensor], Tensor]] = field(default_factory=lambda: [_same])
     transform: Callable[[Tensor], Tensor] | None = None
+    vocabulary: int = 1 << 18  # how many logits the model gives; known once calibrated
 
     @property
     def weight(self) -> Tensor | None:
@@ -58,6 +59,7 @@ class Head:
 
         Families declare scalings and caps that their forward may or may not use, so the model's own logits decide.
         """
+        self.vocabulary = logits.numel()
         ids = logits.topk(min(256, logits.numel())).indices.to(self.device)
         target = logits.to(self.device)[ids].float()
         ids, target = ids[target.isfinite()], target[target.isfinite()]

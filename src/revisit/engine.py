@@ -1,0 +1,477 @@
+"""The fast way to take ReVisiT's step; `core.refine` is the plain one, and tests hold the two equal.
+
+`Engine` takes the steps of one item (one image's vision rows). What makes it fast:
+
+* the plausible set is found from raw logits by group maxima, with no softmax and no sort over the vocabulary;
+* a projected column (the logits of all vision rows for one token) is kept and reused when the token comes back, in a
+  store of bounded size that forgets what was not used for longest;
+* divergences are written as sums over unnormalised exponentials: one exp and one log a number, in blocks that stay in
+  the processor's cache. They rank the rows; the few rows within rounding of the best are then compared by the
+  reference formula, so the choice is the reference's.
+
+`refine_without_waiting` is the same step for accelerators: fixed shapes, a batch of rows at once, and nothing that
+makes the host wait for the device. A step with more plausible tokens than its capacity says so, and is taken again by
+an `Engine`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from revisit import core
+from revisit.core import Divergence, Fusion, Projector, Refinement, Select
+
+GROUP = 128  # the vocabulary is searched for plausible tokens in groups of this many
+BLOCK = 1 << 18  # numbers per block of the divergence arithmetic: three such buffers stay in the cache
+SLICE = 1 << 24  # numbers projected at a time when a set is too large for the store
+GATHER = 8192  # head rows gathered at a time
+COLUMNS = 2048  # most columns a store keeps
+STORE_BYTES = 256 << 20  # most memory for the columns of all items of one call
+ROUNDING = (
+    1e-5  # divergences nearer to each other than this, relative to their scale, are compared by the reference formula
+)
+CONFIRMED = 64  # most rows compared by the reference formula
+CAPACITY = 512  # candidates of the path without waiting
+LOWEST = -1e30  # stands for -inf in stored columns: zero times it is zero
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The settings of a step; the same names as the arguments of `core.refine`."""
+
+    alpha: float
+    divergence: Divergence = "jsd"
+    how: Select = "min"
+    fusion: Fusion = "poe"
+    weight: float = 1.0
+    full_vocabulary: bool = False
+    normalize: bool = True
+    model_dtype: bool = False
+
+    def reference(self, logits: Tensor, vision: Projector, uniform: float = 0.0) -> Refinement:
+        """The step as `core` takes it."""
+        return core.refine(logits, vision, **asdict(self), uniform=uniform)
+
+
+class Indexable(Projector, Protocol):
+    """Vision rows that can also be picked by a tensor of row numbers."""
+
+    def at(self, rows: Tensor, ids: Tensor) -> Tensor:
+        """Logits of these rows over the token ids.  (n,), (k,) -> (n, k)"""
+
+
+# -- the plausible set --------------------------------------------------------------------------------------------
+
+
+class Peaks(NamedTuple):
+    """Logits of some sequences with the maximum of every group of GROUP tokens, which is all that most of the search reads."""
+
+    logits: Tensor  # (B, V)
+    groups: Tensor  # (B, V // GROUP)
+    best: list[float]  # (B,)
+
+    @classmethod
+    def of(cls, logits: Tensor) -> Peaks:
+        whole = logits.shape[-1] // GROUP * GROUP
+        groups = logits[:, :whole].unflatten(-1, (-1, GROUP)).amax(-1)  # (B, V // GROUP)
+        ends = [part.amax(-1) for part in (groups, logits[:, whole:]) if part.shape[-1]]
+        return cls(logits, groups, torch.stack(ends).amax(0).tolist())
+
+
+def plausible_ids(peaks: Peaks, row: int, alpha: float) -> Tensor:
+    """The ids of `core.plausible` applied to the row's log-probabilities, to the last bit, ascending.  -> (k,)
+
+    A token is in if log p >= max log p + ln alpha, which for real numbers is logit >= max logit + ln alpha. Rounding
+    can only matter within `slack` of that threshold: a row with a token there is decided from its log-probabilities.
+    """
+    logits, best = peaks.logits[row], peaks.best[row]
+    cut = best + math.log(alpha)
+    slack = 4 * torch.finfo(logits.dtype).eps * (abs(best) + abs(math.log(alpha)) + math.log(logits.numel()))
+    if not math.isfinite(best):
+        return _from_log_probabilities(logits, alpha)
+    hot = (peaks.groups[row] >= cut - slack).nonzero()  # (h, 1)
+    if 8 * len(hot) > peaks.groups.shape[-1]:
+        ids = (logits >= cut - slack).nonzero().squeeze(-1)
+    else:
+        inside = torch.arange(GROUP, device=logits.device)
+        tail = torch.arange(peaks.groups.shape[-1] * GROUP, logits.numel(), device=logits.device)
+        ids = torch.cat([(hot * GROUP + inside).flatten(), tail])
+        ids = ids[logits[ids] >= cut - slack]
+    if bool((logits[ids] <= cut + slack).any()):
+        return _from_log_probabilities(logits, alpha)
+    return ids
+
+
+def _from_log_probabilities(logits: Tensor, alpha: float) -> Tensor:
+    return core.plausible(logits.log_softmax(-1), alpha).nonzero().squeeze(-1)
+
+
+# -- projected columns --------------------------------------------------------------------------------------------
+
+
+class Columns:
+    """Logits of all vision rows by token id, kept for tokens that come back."""
+
+    def __init__(self, vision: Projector, store_bytes: int, as_projected: bool) -> None:
+        self.vision, self.as_projected = vision, as_projected
+        self.capacity = min(COLUMNS, store_bytes // max(1, 4 * vision.rows))
+        self.store: Tensor | None = None  # (capacity, rows); memory is touched only as columns arrive
+        self.asked = self.projected = 0  # columns used and columns computed, over all steps
+
+    def _open(self, ids: Tensor, vocabulary: int) -> Tensor:
+        device, dtype = ids.device, self.vision.logits(0, 1, ids[:1]).dtype
+        self.slot_of = torch.full((vocabulary,), -1, device=device)  # token id -> slot
+        self.id_in = torch.full((self.capacity,), -1, device=device)  # slot -> token id
+        self.used_at = torch.full((self.capacity,), -1, device=device)  # slot -> the last step that read it
+        self.clock = 0
+        return torch.empty((self.capacity, self.vision.rows), dtype=dtype, device=device)
+
+    def slots(self, ids: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+        """The store, and where in it the columns of these tokens are; those that were not there are projected first."""
+        if self.store is None:
+            self.store = self._open(ids, vocabulary)
+        known = self.slot_of[ids]
+        missing = ids[known < 0]
+        self.asked += len(ids)
+        self.clock += 1
+        if len(missing):
+            self.used_at[known[known >= 0]] = self.clock  # not to be forgotten for this step's newcomers
+            self._insert(self.store, missing)
+            known = self.slot_of[ids]
+        self.used_at[known] = self.clock
+        return self.store, known
+
+    def _insert(self, store: Tensor, ids: Tensor) -> None:
+        self.projected += len(ids)
+        slots = self.used_at.topk(len(ids), largest=False).indices  # empty ones first, then the longest unused
+        old = self.id_in[slots]
+        self.slot_of[old[old >= 0]] = -1
+        self.slot_of[ids], self.id_in[slots] = slots, ids
+        step = max(1, core.CHUNK_NUMBERS // len(ids))
+        for i in range(0, self.vision.rows, step):
+            part = self.vision.logits(i, min(i + step, self.vision.rows), ids)  # (b, n)
+            store[:, i : i + step].index_copy_(0, slots, (part if self.as_projected else part.clamp_(min=LOWEST)).T)
+
+
+# -- divergences --------------------------------------------------------------------------------------------------
+
+
+class Scratch:
+    """Buffers of the arithmetic, reused by every block of every step."""
+
+    def __init__(self) -> None:
+        self.buffers: list[Tensor] = []
+
+    def views(self, count: int, shape: tuple[int, int], like: Tensor) -> list[Tensor]:
+        """Some tensors of this shape with arbitrary content."""
+        size = shape[0] * shape[1]
+        if len(self.buffers) < count or self.buffers[0].numel() < size or self.buffers[0].dtype != like.dtype:
+            self.buffers = [torch.empty(max(size, BLOCK), dtype=like.dtype, device=like.device) for _ in range(3)]
+        return [buffer[:size].view(shape) for buffer in self.buffers[:count]]
+
+
+def screen(x: Tensor, log_p: Tensor, divergence: Divergence, e: Tensor, u: Tensor) -> Tensor:
+    """Divergences of the columns of logits x from P, to within rounding; x, e and u are overwritten.  (k, rows) -> (rows,)
+
+    With X = x − max, e = exp X, s = Σ e, Q = e / s and u = e + s·P (so that (P + Q)/2 = u / 2s), all sums run over
+    u ln u, e·X, P·X and e·ln P, and only u needs a logarithm. NaN where Q is not a distribution.
+    """
+    p = log_p.exp()
+    top = x.amax(0)  # (rows,)
+    x.sub_(top)
+    torch.exp(x, out=e)
+    total = e.sum(0)
+    log_total = total.log()
+    entropy = torch.dot(p, log_p)
+    if divergence == "kl":
+        result = entropy - torch.mv(x.T, p) + log_total
+    elif divergence == "cosine":
+        result = 1 - torch.mv(e.T, p) / (p.norm() * torch.linalg.vector_norm(e, dim=0))
+    else:
+        torch.addr(e, p.clamp_min(1e-30), total, out=u)
+        if divergence == "jsd":
+            x.mul_(e).addcmul_(u, torch.log(u, out=e), value=-1)  # e·X − u ln u
+            result = 0.5 * (entropy + log_total + x.sum(0) / total) + math.log(2)
+        else:
+            cross = torch.mv(x.T, p) + torch.mv(e.T, log_p) / total
+            own = x.mul_(e).sum(0) / total
+            mixed = torch.log(u, out=x).mul_(u).sum(0) / total
+            whole = 0.5 * mixed - math.log(2) - 0.25 * (entropy + cross + own) - 0.5 * log_total
+            result = whole / len(log_p)
+    result = torch.where(result > 1e20, math.inf, result)
+    return torch.where(top > LOWEST / 10, result, math.nan)
+
+
+# -- the step -----------------------------------------------------------------------------------------------------
+
+
+class Engine:
+    """Takes the steps of one item: `refine` gives what `core.refine` gives, faster from step to step."""
+
+    def __init__(
+        self, vision: Indexable, rule: Rule, *, store_bytes: int = STORE_BYTES, scratch: Scratch | None = None
+    ) -> None:
+        self.vision, self.rule = vision, rule
+        self.columns = Columns(vision, store_bytes, as_projected=rule.model_dtype)
+        self.scratch = scratch or Scratch()
+
+    @torch.no_grad()
+    def refine(self, peaks: Peaks, row: int = 0, uniform: float = 0.0) -> Refinement:
+        """The step of one sequence; `peaks` holds its logits in the given row."""
+        logits, rule = peaks.logits[row], self.rule
+        if rule.model_dtype or rule.full_vocabulary:  # the published rounding begins with log-probabilities
+            logp = logits.log_softmax(-1)
+            keep = torch.isfinite(logp) if rule.full_vocabulary else core.plausible(logp, rule.alpha)
+            ids = keep.nonzero().squeeze(-1)  # (k,)
+            log_p = logp[ids].log_softmax(-1)
+        else:
+            ids = plausible_ids(peaks, row, rule.alpha)
+            log_p = logits[ids].log_softmax(-1)
+        if len(ids) <= 1 or self.vision.rows == 0:
+            return Refinement(ids, log_p, log_p, log_p, -1, None)
+        if len(ids) <= self.columns.capacity:
+            store, slots = self.columns.slots(ids, logits.numel())
+            divergences = self._over_store(store, slots, log_p)
+            row, log_q = self._choose(
+                divergences, log_p, lambda rows: _restored(store[slots[:, None], rows].T), uniform
+            )
+        else:
+            divergences = self._streamed(ids, log_p)
+            row, log_q = self._choose(divergences, log_p, lambda rows: self._rows(rows, ids), uniform)
+        if log_q is None:
+            return Refinement(ids, log_p, log_p, log_p, -1, divergences)
+        final = core.fuse(log_p, log_q, rule.fusion, rule.weight, rule.normalize)
+        return Refinement(ids, log_p, log_q, final, row, divergences)
+
+    def _over_store(self, store: Tensor, slots: Tensor, log_p: Tensor) -> Tensor:
+        """Divergences of all rows from their stored columns.  -> (rows,)"""
+        step = max(16, BLOCK // len(slots))
+        parts = []
+        for i in range(0, self.vision.rows, step):
+            block = store[:, i : i + step]  # (capacity, b)
+            if self.rule.model_dtype:
+                parts.append(self._compare(log_p, block.index_select(0, slots).T))
+            else:
+                x, e, u = self.scratch.views(3, (len(slots), block.shape[1]), store)
+                torch.index_select(block, 0, slots, out=x)
+                parts.append(screen(x, log_p, self.rule.divergence, e, u))
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _streamed(self, ids: Tensor, log_p: Tensor) -> Tensor:
+        """Divergences of all rows for a set too large to keep, projected in slices of bounded size.  -> (rows,)"""
+        k, parts = len(ids), []
+        for i, j in _spans(self.vision.rows, SLICE // k):
+            logits = self._logits(i, j, ids)  # (b, k)
+            for a, b in _spans(j - i, BLOCK // k):
+                part = logits[a:b]
+                if self.rule.model_dtype:
+                    parts.append(self._compare(log_p, part))
+                else:
+                    e, u = self.scratch.views(2, (b - a, k), part)
+                    parts.append(screen(part.T.clamp_(min=LOWEST), log_p, self.rule.divergence, e.T, u.T))
+        return torch.cat(parts)
+
+    def _logits(self, start: int, stop: int, ids: Tensor) -> Tensor:
+        """Logits of some rows over any number of tokens, whose head rows are gathered a few thousand at a time."""
+        if len(ids) <= GATHER:
+            return self.vision.logits(start, stop, ids)
+        return torch.cat([self.vision.logits(start, stop, part) for part in ids.split(GATHER)], dim=-1)
+
+    def _rows(self, rows: Tensor, ids: Tensor) -> Tensor:
+        return torch.cat([self._logits(row, row + 1, ids) for row in rows.tolist()])
+
+    def _compare(self, log_p: Tensor, logits: Tensor) -> Tensor:
+        """The reference's divergences.  (k,), (rows, k) -> (rows,)"""
+        return core.DIVERGENCES[self.rule.divergence](log_p, core.log_softmax(logits, self.rule.model_dtype))
+
+    def _choose(
+        self, divergences: Tensor, log_p: Tensor, logits_of: Callable[[Tensor], Tensor], uniform: float
+    ) -> tuple[int, Tensor | None]:
+        """The selected row and its log-distribution on the set; (-1, None) if no row is usable.
+
+        Rows that rounding could have put before or behind the best are compared by the reference formula, and their
+        divergences replaced by its values.
+        """
+        row = core.select(divergences, self.rule.how, uniform)
+        if row < 0:
+            return row, None
+        rows = torch.tensor([row], device=divergences.device)
+        best = float(divergences[row])
+        if self.rule.how != "random" and not self.rule.model_dtype and math.isfinite(best):
+            scale = 1 / len(log_p) if self.rule.divergence == "official" else 1.0
+            near = (divergences - best).abs() <= ROUNDING * (scale + abs(best))
+            rows = near.nonzero().squeeze(-1)[:CONFIRMED]
+        log_q = core.log_softmax(logits_of(rows), self.rule.model_dtype)  # (n, k)
+        if len(rows) == 1:
+            return row, log_q[0].to(log_p.dtype)
+        divergences[rows] = core.DIVERGENCES[self.rule.divergence](log_p, log_q).to(divergences.dtype)
+        place = core.select(divergences[rows], self.rule.how)
+        return int(rows[place]), log_q[place].to(log_p.dtype)
+
+
+def _restored(logits: Tensor) -> Tensor:
+    """Stored logits with -inf where LOWEST stands for it."""
+    return logits.masked_fill(logits == LOWEST, -math.inf)
+
+
+def _spans(total: int, step: int) -> list[tuple[int, int]]:
+    """Consecutive (start, stop) that cover 0..total, each at most `step` long (and at least 1)."""
+    step = max(1, step)
+    return [(i, min(i + step, total)) for i in range(0, total, step)]
+
+
+# -- the step without waiting for the device ----------------------------------------------------------------------
+
+
+class Flag:
+    """A truth value on its way from the device to the host.
+
+    It is sent before the host queues more work and read after, so the device never runs dry while the host waits.
+    """
+
+    def __init__(self, value: Tensor) -> None:
+        self.event: Any = None
+        if value.device.type == "cuda":
+            self.value = torch.empty((), dtype=torch.bool, pin_memory=True)
+            self.value.copy_(value, non_blocking=True)
+            self.event = torch.cuda.Event()
+            self.event.record()
+        else:
+            self.value = value
+
+    def read(self) -> bool:
+        if self.event is not None:
+            self.event.synchronize()
+        return bool(self.value)
+
+
+class Fixed(NamedTuple):
+    """What a step without waiting gives; everything stays on the device."""
+
+    scores: Tensor  # (n, V), -inf outside the plausible set
+    sizes: Tensor  # (n,) plausible tokens
+    applied: Tensor  # (n,) whether a vision row was used
+    changed: Tensor  # (n,) whether the arg-max moved
+    overflow: (
+        Flag | None
+    )  # whether some sequence has more plausible tokens than the capacity: then all of this is wrong
+
+
+@torch.no_grad()
+def refine_without_waiting(
+    logits: Tensor, vision: Indexable, rule: Rule, *, uniform: float = 0.0, capacity: int = CAPACITY
+) -> Fixed:
+    """The step of n sequences that share their vision rows: fixed shapes, and no value is read by the host.  (n, V)"""
+    logp = logits.log_softmax(-1)
+    count = min(capacity, logits.shape[-1])
+    top, ids = logp.topk(count)  # (n, c)
+    inside = top >= logp.amax(-1, keepdim=True) + math.log(rule.alpha)
+    sizes = inside.sum(-1)
+    overflow = Flag(inside[:, -1].any() & (count < logits.shape[-1]))
+    log_p = top.masked_fill(~inside, -math.inf).log_softmax(-1)
+
+    def log_q_of(raw: Tensor) -> Tensor:  # (n, r, c)
+        return core.log_softmax(raw.masked_fill(~inside[:, None], -math.inf), rule.model_dtype)
+
+    parts = []
+    for i, j in _spans(vision.rows, core.CHUNK_NUMBERS // ids.numel()):
+        raw = vision.logits(i, j, ids.flatten()).unflatten(-1, ids.shape).transpose(0, 1)  # (r, n·c) -> (n, r, c)
+        parts.append(core.DIVERGENCES[rule.divergence](log_p[:, None], log_q_of(raw)))
+    divergences = torch.cat(parts, dim=1)  # (n, rows)
+    usable = ~divergences.isnan()
+    rows = _pick(divergences, usable, rule.how, uniform)  # (n,)
+    raw = vision.at(rows, ids.flatten()).unflatten(-1, ids.shape)  # (n, n·c) -> (n, n, c)
+    own = torch.arange(len(rows), device=rows.device)
+    log_q = log_q_of(raw[own, own][:, None])[:, 0].to(log_p.dtype)  # (n, c)
+    applied = (sizes > 1) & usable.any(-1)
+    fused = core.fuse(log_p, log_q, rule.fusion, rule.weight, rule.normalize)
+    final = torch.where(applied[:, None] & inside, fused, log_p)
+    scores = torch.full_like(logits, -math.inf).scatter_(-1, ids, final.to(logits.dtype))
+    changed = applied & (final.argmax(-1) != log_p.argmax(-1))
+    return Fixed(scores, sizes, applied, changed, overflow)
+
+
+def _pick(divergences: Tensor, usable: Tensor, how: Select, uniform: float) -> Tensor:
+    """`core.select` for every sequence at once, 0 where no row is usable.  (n, rows) -> (n,)"""
+    if how == "random":
+        wanted = (
+            uniform * usable.sum(-1, keepdim=True).double()
+        ).long()  # the number of the drawn row among the usable
+        return ((usable.cumsum(-1) - 1 == wanted) & usable).int().argmax(-1)
+    if how == "min":
+        return divergences.masked_fill(~usable, math.inf).argmin(-1)
+    return divergences.masked_fill(~usable, -math.inf).argmax(-1)
+
+
+def waiting_is_free(device: torch.device) -> bool:
+    """Whether values can be read without stopping a queue of work: true of the CPU only."""
+    return device.type == "cpu"
+
+
+# -- a batch ------------------------------------------------------------------------------------------------------
+
+
+class Batch:
+    """Takes the steps of a batch whose rows are `copies` (beams, return sequences) of each item in turn."""
+
+    def __init__(self, visions: Sequence[Indexable], rule: Rule, copies: int) -> None:
+        scratch, share = Scratch(), STORE_BYTES // max(1, len(visions))
+        self.rule, self.copies = rule, copies
+        self.engines = [Engine(vision, rule, store_bytes=share, scratch=scratch) for vision in visions]
+
+    def refine(
+        self, logits: Tensor, rows: Sequence[int], uniform: float, note: Callable[[int, Refinement | None], None]
+    ) -> Tensor:
+        """Scores of the given rows refined, of the others as they are; `note` hears what happened to each.  (B, V) -> (B, V)
+
+        A row without an image is left as it is, and noted with None.
+        """
+        peaks = Peaks.of(logits)
+        scores = logits.clone() if len(rows) < len(logits) else torch.empty_like(logits)
+        for row in rows:
+            engine = self.engines[row // self.copies]
+            if engine.vision.rows == 0:
+                scores[row] = logits[row]
+                note(row, None)
+                continue
+            result = engine.refine(peaks, row, uniform)
+            scores[row].fill_(-math.inf)[result.ids] = result.final.to(scores.dtype)
+            note(row, result)
+        return scores
+
+    def refine_without_waiting(self, logits: Tensor, uniform: float, capacity: int = CAPACITY) -> Fixed:
+        """All rows refined with no value read by the host, except for items that overflow the capacity.  (B, V)
+
+        Rows without an image are left as they are; their size is -1.
+        """
+        parts = [
+            refine_without_waiting(part, engine.vision, self.rule, uniform=uniform, capacity=capacity)
+            if engine.vision.rows
+            else _untouched(part)
+            for part, engine in zip(logits.split(self.copies), self.engines, strict=True)
+        ]
+        for number, part in enumerate(parts):
+            if part.overflow is not None and part.overflow.read():
+                parts[number] = self._again(logits, number, uniform)
+        whole = (torch.cat(tensors) for tensors in zip(*(part[:-1] for part in parts), strict=True))
+        return Fixed(*whole, None)
+
+    def _again(self, logits: Tensor, number: int, uniform: float) -> Fixed:
+        """One item's rows by its engine, which takes sets of any size."""
+        results: list[Refinement] = []
+        rows = range(number * self.copies, (number + 1) * self.copies)
+        scores = self.refine(logits, rows, uniform, lambda _, result: results.append(result) if result else None)
+        counts = [(len(r.ids), r.row >= 0, r.row >= 0 and r.moved) for r in results]
+        sizes, applied, changed = torch.tensor(counts, device=logits.device).T
+        return Fixed(scores[rows.start : rows.stop], sizes, applied.bool(), changed.bool(), None)
+
+
+def _untouched(logits: Tensor) -> Fixed:
+    no = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
+    return Fixed(logits, no.long() - 1, no, no, None)
