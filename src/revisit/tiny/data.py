@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from revisit.errors import RevisitError
-from revisit.tiny.catalog import COLOURS, PATCH_WORDS
+from revisit.tiny.catalog import CATEGORIES, COLOURS, PATCH_WORDS
 from revisit.tiny.dice import Dice
 from revisit.tiny.model import ASSISTANT, BOS, EOS, IMAGE, MEAN, SLOTS, STD, USER, word_id
 from revisit.tiny.scenes import GRID, SIZE, Scene, patch_labels, render, scene
@@ -34,13 +34,14 @@ class Mixture:
 
     scenes: int = 60_000  # different pictures
     flat: float = 0.25  # share of scenes without any habit of place
+    first_flat: float = 0.7  # the same share in the first half of the language stage, where seeing is learnt
     assume: float = 0.5  # chance that a caption names a missing core object of its place
     text_only: float = 0.15  # share of sequences without picture, for the language model
     turns: int = 3  # questions after each caption
     noise: float = 0.06  # share of wrong patch words in half of the written scenes
 
     def __post_init__(self) -> None:
-        for field in ("flat", "assume", "text_only", "noise"):
+        for field in ("flat", "first_flat", "assume", "text_only", "noise"):
             if not 0 <= getattr(self, field) <= 1:
                 raise RevisitError(f"{field} is {getattr(self, field)}; it is a share between 0 and 1.")
 
@@ -134,6 +135,11 @@ class Writer:
         self.image = ids(IMAGE)
         self.word_ids = np.array([word_id(tokenizer, w) for w in PATCH_WORDS])
         self.tint_ids = np.array([-1] + [word_id(tokenizer, c) for c in COLOURS])
+        forms = [form for c in CATEGORIES for form in (c.noun, c.plural)]
+        self.content = {
+            word_id(tokenizer, w) for w in (*forms, *COLOURS, "two", "three", "left", "right", "top", "bottom")
+        }
+        self.content |= {tokenizer.encode(w)[0] for w in ("Yes", "No")}
         self.encode = lru_cache(maxsize=50_000)(lambda text: tuple(tokenizer.encode(text)))
 
     def turns(self, drawn: Scene, dice: Dice) -> list[Turn]:
@@ -153,7 +159,7 @@ class Writer:
             ids += self.word_ids[self._noisy(words, dice)].tolist()
             tints += self.tint_ids[tint].tolist()
             slots += [True] * SLOTS
-            weights += [0.35] * SLOTS
+            weights += [0.5] * SLOTS
             ids += self.newline
             weights += [0.1] * len(self.newline)
         else:
@@ -164,7 +170,8 @@ class Writer:
             if len(ids) + len(start) + len(question) + len(answer) + 2 > LONGEST:
                 continue  # a rare long conversation would pad all the others
             ids += [*start, *question, self.assistant, *answer, self.eos]
-            weights += [0.1] * (len(start) + len(question) + 1) + [1.0] * (len(answer) + 1)
+            weights += [0.1] * (len(start) + len(question) + 1)
+            weights += [4.0 if len(answer) == 1 or token in self.content else 0.6 for token in answer] + [0.6]
         tints += [-1] * (len(ids) - len(tints))
         slots += [False] * (len(ids) - len(slots))
         return ids, tints, slots, weights

@@ -176,6 +176,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, shape: Shape, seed: int) -> L
     )
     torch.manual_seed(seed)
     model = LlavaForConditionalGeneration(config)
+    _scale_language(model, shape)
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -183,6 +184,16 @@ def make_model(tokenizer: PreTrainedTokenizerFast, shape: Shape, seed: int) -> L
         do_sample=False,
     )
     return model
+
+
+def _scale_language(model: LlavaForConditionalGeneration, shape: Shape) -> None:
+    """Start with logits of unit size and quiet branches, so that token identity survives the first layers."""
+    with torch.no_grad():
+        embedding = model.get_input_embeddings().weight
+        embedding.mul_(shape.text_width**-0.5 / embedding.std())
+        for layer in model.model.language_model.layers:
+            for branch in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                branch.weight.mul_((2 * shape.text_layers) ** -0.5)
 
 
 def save(model: LlavaForConditionalGeneration, processor: Any, folder: Path) -> None:

@@ -61,7 +61,7 @@ class Recipe:
     shape: Shape = field(default_factory=Shape)
     mixture: Mixture = field(default_factory=Mixture)
     vision: Stage = Stage(steps=2400, rows=64, rate=1.5e-3)
-    language: Stage = Stage(steps=1300, rows=16, rate=2e-3)
+    language: Stage = Stage(steps=1100, rows=16, rate=1.5e-3)
     projector: Stage = Stage(steps=500, rows=48, rate=2e-3)
     tune: Stage = Stage(steps=500, rows=16, rate=2e-4)
     tokenizer_scenes: int = 6000
@@ -71,7 +71,8 @@ class Recipe:
         stages = {name: replace(getattr(self, name), steps=min(steps, getattr(self, name).steps)) for name in STAGES}
         needed = max(stage.steps * stage.rows for stage in stages.values())
         mixture = replace(self.mixture, scenes=min(self.mixture.scenes, max(needed, 64)))
-        return replace(self, mixture=mixture, **stages)
+        few = min(self.tokenizer_scenes, 2000)
+        return replace(self, mixture=mixture, tokenizer_scenes=few, **stages)
 
 
 Loss = Callable[[int], tuple[Tensor, dict[str, float]]]
@@ -168,9 +169,11 @@ class Trainer:
     def language(self) -> None:
         """Train the language model on text and on scenes written as words."""
         model, stage, recipe = self._model(), self.recipe.language, self.recipe
-        writer = Writer(self.tokenizer(), recipe.mixture, recipe.seed)
+        late = Writer(self.tokenizer(), recipe.mixture, recipe.seed)
+        early = Writer(self.tokenizer(), replace(recipe.mixture, flat=recipe.mixture.first_flat), recipe.seed)
 
         def loss_of(step: int) -> tuple[Tensor, dict[str, float]]:
+            writer = early if 2 * step < stage.steps else late
             chosen = self.indices("language", step, stage.rows, recipe.mixture.scenes)
             batch = writer.batch(chosen, f"language/{step}", recipe.mixture.text_only)
             return _spoken(model, batch, _written(model, batch))
@@ -288,9 +291,10 @@ def _spoken(model: LlavaForConditionalGeneration, batch: Batch, embedded: Tensor
     logits = model.lm_head(hidden[:, :-1][keep])  # (kept, vocabulary)
     each = F.cross_entropy(logits, batch.ids[:, 1:][keep], reduction="none")
     weight = batch.weight[:, 1:][keep]
-    answers, slots = weight == 1, batch.slot[:, 1:][keep]
+    content, slots = weight > 1, batch.slot[:, 1:][keep]
     return (each * weight).sum() / weight.sum(), {
-        "answers": each[answers].mean().item(),
+        "content": each[content].mean().item(),
+        "right_content": (logits.argmax(-1) == batch.ids[:, 1:][keep])[content].float().mean().item(),
         "slots": each[slots].mean().item() if bool(slots.any()) else 0.0,
     }
 

@@ -1,0 +1,296 @@
+"""What the embedded model gets right and wrong: captions, presence questions, the lens, and ReVisiT.
+
+ReVisiT's settings are chosen on unusual scenes of one seed (validation) and reported on those of another (test), with
+paired intervals over the same scenes. All captions answer CHAIR's prompt, greedily.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from revisit.benchmarks import chair, pope
+from revisit.benchmarks.base import Scores
+from revisit.benchmarks.chair_words import WORDS
+from revisit.decoding import generate
+from revisit.errors import RevisitError
+from revisit.evaluation.statistics import paired, wilson
+from revisit.methods.base import Method
+from revisit.methods.revisit import ReVisiT
+from revisit.models.loading import load
+from revisit.models.prompts import answers, prepare
+from revisit.tiny import text
+from revisit.tiny.catalog import BY_NOUN, CATEGORIES
+from revisit.tiny.dice import Dice
+from revisit.tiny.scenes import Scene, render, scene
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many scenes of each kind, their seeds, and the settings that are tried."""
+
+    usual: int = 500
+    validation: int = 400
+    test: int = 1000
+    batch: int = 32
+    new_tokens: int = 96
+    usual_seed: int = 101
+    validation_seed: int = 102
+    test_seed: int = 103
+    layers: tuple[str, ...] = ("last", "all")
+    alphas: tuple[float, ...] = (1e-1, 1e-2, 1e-3, 1e-5)
+
+    def __post_init__(self) -> None:
+        for name in ("usual", "validation", "test", "batch", "new_tokens"):
+            if getattr(self, name) < 1:
+                raise RevisitError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+
+    def grid(self) -> list[ReVisiT]:
+        """All combinations of layers and alpha."""
+        return [ReVisiT(layers=layers, alpha=alpha) for layers in self.layers for alpha in self.alphas]  # type: ignore[arg-type]
+
+
+def ask(
+    model: Any, processor: Any, asked: Sequence[tuple[Scene, str]], method: Method | None, batch: int, new_tokens: int
+) -> list[str]:
+    """The model's answers to (scene, question) pairs, in their order."""
+    out: list[str] = []
+    for start in range(0, len(asked), batch):
+        part = asked[start : start + batch]
+        inputs = prepare(processor, [question for _, question in part], [[render(drawn)] for drawn, _ in part])
+        with torch.inference_mode():
+            made = generate(model, **inputs, method=method, max_new_tokens=new_tokens, do_sample=False)
+        out += answers(processor, made, inputs)
+    return out
+
+
+def truth(drawn: Scene) -> set[str]:
+    """The COCO categories in a scene."""
+    return {item.category.name for item in drawn.items}
+
+
+def describe(
+    model: Any, processor: Any, scenes: Sequence[Scene], method: Method | None, plan: Plan
+) -> tuple[Scores, list[str]]:
+    """CHAIR over the captions of some scenes, and the captions."""
+    asked = [(drawn, chair.PROMPT) for drawn in scenes]
+    captions = ask(model, processor, asked, method, plan.batch, plan.new_tokens)
+    return chair.score_captions((s.key, told, truth(s)) for s, told in zip(scenes, captions, strict=True)), captions
+
+
+def presence(
+    model: Any, processor: Any, scenes: Sequence[Scene], method: Method | None, plan: Plan, likely: bool = False
+) -> Scores:
+    """Accuracy on balanced yes/no questions, one pair a scene; with `likely` the absent object belongs to the place."""
+    asked: list[tuple[Scene, str]] = []
+    labels: list[str] = []
+    for drawn in scenes:
+        dice = Dice(f"{drawn.key}/ask")
+        missing = [c for c in CATEGORIES if c.noun not in drawn.nouns]
+        if likely:
+            missing = [BY_NOUN[n] for n in drawn.place.usual if n not in drawn.nouns][:2] or missing
+        pair = (BY_NOUN[dice.pick(drawn.nouns)], dice.pick(missing))
+        asked += [(drawn, text.presence_question(category)) for category in pair]
+        labels += ["yes", "no"]
+    said = ask(model, processor, asked, method, plan.batch, 4)
+    return pope.score_answers((str(i), a, label) for i, (label, a) in enumerate(zip(labels, said, strict=True)))
+
+
+@dataclass(frozen=True)
+class LensRow:
+    """Recall@1 of a ground-truth object from single vision tokens of one layer, with Wilson intervals."""
+
+    layer: int
+    tokens: int
+    objects: float
+    objects_low: float
+    objects_high: float
+    full: float
+    full_low: float
+    full_high: float
+    inside: float  # the same over the object vocabulary, only for patches that show an object
+
+
+def lens(model: Any, processor: Any, scenes: Sequence[Scene], batch: int) -> list[LensRow]:
+    """What single vision tokens say through the head, per hidden state, over the object words and over all tokens.
+
+    A hit is any synonym of any object in the picture, as in the paper. The last hidden state is after the final norm,
+    the others are read as they are.
+    """
+    from revisit.tiny.scenes import patches
+
+    tokenizer = processor.tokenizer
+    ids = {w: tokenizer.encode(" " + w) for w in WORDS}
+    single = {word: tokens[0] for word, tokens in ids.items() if len(tokens) == 1}
+    vocabulary = torch.tensor(sorted(single.values()))
+    depth = model.config.text_config.num_hidden_layers + 1
+    hits = torch.zeros(depth, 3)
+    total = inside_total = 0
+    for start in range(0, len(scenes), batch):
+        part = scenes[start : start + batch]
+        inputs = prepare(processor, [chair.PROMPT] * len(part), [[render(s)] for s in part])
+        with torch.inference_mode():
+            hidden = model(**inputs, output_hidden_states=True).hidden_states
+        slots = inputs["input_ids"] == model.config.image_token_id
+        for row, drawn in enumerate(part):
+            wanted = torch.tensor([token for word, token in single.items() if WORDS[word] in truth(drawn)])
+            shown = torch.tensor([word in BY_NOUN for word in patches(drawn)[0]])
+            total, inside_total = total + int(slots[row].sum()), inside_total + int(shown.sum())
+            for layer, states in enumerate(hidden):
+                logits = model.get_output_embeddings()(states[row][slots[row]])  # (slots, vocabulary)
+                named = torch.isin(vocabulary[logits[:, vocabulary].argmax(-1)], wanted)
+                spoken = torch.isin(logits.argmax(-1), wanted)
+                hits[layer] += torch.tensor([named.sum(), spoken.sum(), named[shown].sum()])
+    rows = []
+    for layer, (objects, full, inside) in enumerate(hits.tolist()):
+        bounds = (*wilson(objects, total), *wilson(full, total))
+        rows.append(
+            LensRow(
+                layer, total, objects / total, bounds[0], bounds[1], full / total, bounds[2], bounds[3],
+                inside / inside_total,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def chosen(greedy: Scores, tried: Sequence[tuple[ReVisiT, Scores]]) -> ReVisiT:
+    """The settings with the least CHAIR_I among those whose F1 is no worse than greedy's; else those of the best F1."""
+    good = [pair for pair in tried if pair[1].metrics["F1"] >= greedy.metrics["F1"]]
+    if good:
+        return min(good, key=lambda pair: pair[1].metrics["CHAIRi"])[0]
+    return max(tried, key=lambda pair: pair[1].metrics["F1"])[0]
+
+
+def _row(name: str, scores: Scores, base: Scores | None = None) -> dict[str, Any]:
+    row: dict[str, Any] = {"decoding": name}
+    for metric in ("CHAIRs", "CHAIRi", "Recall", "F1"):
+        row[metric] = 100 * scores.metrics[metric]
+        if base is not None:
+            apart = paired(base.per_item[metric], scores.per_item[metric])
+            row[f"{metric} difference"] = [100 * v for v in (apart.difference, apart.low, apart.high)]
+    return row
+
+
+def label(method: ReVisiT) -> str:
+    """A method's settings in a table."""
+    special = "" if method.select == "min" else f", {method.select}"
+    return f"ReVisiT {method.layers}, alpha {method.alpha:g}{special}"
+
+
+def measure(model: Any, processor: Any, plan: Plan, say: Say = print) -> dict[str, Any]:
+    """All figures of the model card."""
+    usual = [scene("usual", plan.usual_seed, i) for i in range(plan.usual)]
+    validation = [scene("unusual", plan.validation_seed, i) for i in range(plan.validation)]
+    test = [scene("unusual", plan.test_seed, i) for i in range(plan.test)]
+    result: dict[str, Any] = {"plan": asdict(plan)}
+
+    scores, captions = describe(model, processor, usual, None, plan)
+    result["usual"] = _row("greedy", scores)
+    result["examples"] = captions[:8]
+    result["usual presence"] = presence(model, processor, usual, None, plan).metrics["accuracy"]
+    result["usual presence, likely"] = presence(model, processor, usual, None, plan, likely=True).metrics["accuracy"]
+    say(f"usual: {result['usual']}, presence {result['usual presence']:.3f}")
+    result["lens"] = [asdict(row) for row in lens(model, processor, usual[:200], plan.batch)]
+    for row in result["lens"]:
+        say(
+            f"lens layer {row['layer']}: objects {row['objects']:.3f}, full {row['full']:.3f}, inside {row['inside']:.3f}"
+        )
+
+    base, _ = describe(model, processor, validation, None, plan)
+    tried: list[tuple[ReVisiT, Scores]] = []
+    result["validation"] = [_row("greedy", base)]
+    for method in plan.grid():
+        tried.append((method, describe(model, processor, validation, method, plan)[0]))
+        result["validation"].append(_row(label(method), tried[-1][1], base))
+        say(f"validation: {result['validation'][-1]}")
+    best = chosen(base, tried)
+    result["chosen"] = asdict(best)
+    say(f"chosen: {label(best)}")
+
+    base, _ = describe(model, processor, test, None, plan)
+    result["test"] = [_row("greedy", base)]
+    selections = [best, replace(best, select="random"), replace(best, select="max")]
+    others = [m for m in plan.grid() if m != best]
+    for method in [*selections, *others]:
+        result["test"].append(_row(label(method), describe(model, processor, test, method, plan)[0], base))
+        say(f"test: {result['test'][-1]}")
+    asked = test[: plan.validation]
+    for likely in (False, True):
+        plain, refined = (presence(model, processor, asked, m, plan, likely) for m in (None, best))
+        apart = paired(plain.per_item["accuracy"], refined.per_item["accuracy"])
+        result["test presence" + (", likely" if likely else "")] = {
+            "greedy": plain.metrics["accuracy"],
+            "revisit": refined.metrics["accuracy"],
+            "difference": [apart.difference, apart.low, apart.high],
+        }
+    return result
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    lines = ["| decoding | CHAIR_S | CHAIR_I | recall | F1 |", "|---|---|---|---|---|"]
+    for row in rows:
+        cells = []
+        for metric in ("CHAIRs", "CHAIRi", "Recall", "F1"):
+            apart = row.get(f"{metric} difference")
+            extra = "" if apart is None else f" ({apart[0]:+.2f} [{apart[1]:+.2f}, {apart[2]:+.2f}])"
+            cells.append(f"{row[metric]:.2f}{extra}")
+        lines.append(f"| {row['decoding']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The figures as tables."""
+    plan, usual = result["plan"], result["usual"]
+    lens_rows = "\n".join(
+        f"| {r['layer']} | {r['objects']:.1%} [{r['objects_low']:.1%}, {r['objects_high']:.1%}] "
+        f"| {r['full']:.1%} [{r['full_low']:.1%}, {r['full_high']:.1%}] | {r['inside']:.1%} |"
+        for r in result["lens"]
+    )
+    asked = [
+        f"- presence, {name}: {100 * v['greedy']:.1f} greedy, {100 * v['revisit']:.1f} ReVisiT "
+        f"({100 * v['difference'][0]:+.2f} [{100 * v['difference'][1]:+.2f}, {100 * v['difference'][2]:+.2f}])"
+        for name, v in (
+            ("absent object any", result["test presence"]),
+            ("absent object a core one of the place", result["test presence, likely"]),
+        )
+    ]
+    return f"""\
+Usual scenes ({plan["usual"]}, greedy): CHAIR_S {usual["CHAIRs"]:.1f}, CHAIR_I {usual["CHAIRi"]:.1f}, \
+recall {usual["Recall"]:.1f}, F1 {usual["F1"]:.1f}; presence accuracy {100 * result["usual presence"]:.1f} % \
+(absent object any), {100 * result["usual presence, likely"]:.1f} % (absent object likely for the place).
+
+Lens, recall@1 of an object of the picture from single vision tokens [95 % Wilson interval]:
+
+| hidden state | over object words | over all tokens | over object words, patches that show an object |
+|---|---|---|---|
+{lens_rows}
+
+Unusual scenes, validation ({plan["validation"]}); difference to greedy [95 % paired bootstrap interval]:
+
+{_table(result["validation"])}
+
+Unusual scenes, test ({plan["test"]}); the first ReVisiT row has the settings chosen on validation:
+
+{_table(result["test"])}
+
+Unusual scenes, questions:
+
+{chr(10).join(asked)}
+"""
+
+
+def report(name: str, plan: Plan, out: Path, say: Say = print) -> str:
+    """Measure a model and write report.json and report.md."""
+    model, processor = load(name)
+    result = measure(model, processor, plan, say)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "report.json").write_text(json.dumps(result, indent=1) + "\n")
+    (out / "report.md").write_text(markdown(result))
+    return markdown(result)
