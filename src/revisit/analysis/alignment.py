@@ -1,0 +1,157 @@
+"""Which generated tokens wrote which object word of a caption.
+
+Two sets of character offsets meet here. Those of the tokens come from decoding the sequence piece by piece; those of
+CHAIR's words from walking its word tokeniser's output along the lower-cased caption. Both are exact or refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os.path
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from revisit.benchmarks.chair import lemmas, merge_pairs
+from revisit.benchmarks.chair_words import WORDS
+from revisit.errors import RevisitError
+
+Span = tuple[int, int]  # start and end in characters, end excluded
+
+_QUOTES = {"``": ('"', "``"), "''": ('"', "''")}  # what the word tokeniser writes for a quotation mark
+_UNFINISHED = "�"  # how a decoder shows the first bytes of a character
+
+
+@dataclass(frozen=True)
+class Mention:
+    """An object word of a caption as CHAIR counts it, and the tokens that wrote it.
+
+    `text` is what stands in the caption; `word` is what CHAIR made of it (singular, pairs as one word). `first` and
+    `last` are indices into the generated tokens, both included.
+    """
+
+    word: str
+    category: str
+    text: str
+    span: Span
+    first: int
+    last: int
+    alone: bool  # one token wrote all of it, and nothing else but blanks
+
+    def hallucinated(self, truth: Sequence[str] | frozenset[str]) -> bool:
+        """Whether the category is not among those in the picture."""
+        return self.category not in truth
+
+
+def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
+    """The text of generated tokens as the runner stores it, apart from blanks at its ends."""
+    text: str = tokenizer.decode(list(tokens), skip_special_tokens=True)
+    return text
+
+
+def token_spans(tokenizer: Any, tokens: Sequence[int]) -> tuple[str, list[Span]]:
+    """The decoded text and the characters of it that each token added; the spans follow each other without gaps.
+
+    A token that adds only some bytes of a character has an empty span; the token that completes it has the character.
+    """
+    text = decode(tokenizer, tokens)
+    if not tokens:
+        return text, []
+    ends = _fast_ends(tokenizer, tokens, text) or _exact_ends(tokenizer, tokens, text)
+    return text, list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def _fast_ends(tokenizer: Any, tokens: Sequence[int], text: str) -> list[int] | None:
+    """Ends found by decoding only what follows the last finished word; None if the pieces do not make up the text."""
+    ends: list[int] = []
+    anchor, before, at = 0, "", 0  # the decoded piece from token `anchor` on starts with `before`, which ends at `at`
+    for number in range(len(tokens)):
+        now = decode(tokenizer, tokens[anchor : number + 1])
+        if now.endswith(_UNFINISHED) or not now.startswith(before):
+            ends.append(at)
+            continue
+        at += len(now) - len(before)
+        ends.append(at)
+        before = now
+        if number - anchor >= 16:  # keep a few tokens of context: some decoders drop a blank at the start
+            anchor = number - 3
+            before = decode(tokenizer, tokens[anchor : number + 1])
+            if before.endswith(_UNFINISHED):
+                return None
+    return ends if ends[-1] == len(text) and _agree(tokenizer, tokens, text, ends) else None
+
+
+def _agree(tokenizer: Any, tokens: Sequence[int], text: str, ends: list[int]) -> bool:
+    """Whether whole prefixes, every few tokens, end where the pieces say."""
+    for number in range(32, len(tokens), 32):
+        prefix = decode(tokenizer, tokens[:number])
+        if not prefix.endswith(_UNFINISHED) and prefix != text[: ends[number - 1]]:
+            return False
+    return True
+
+
+def _exact_ends(tokenizer: Any, tokens: Sequence[int], text: str) -> list[int]:
+    """Ends found by decoding every prefix: as far as it agrees with the whole text, it is final."""
+    ends: list[int] = []
+    for number in range(1, len(tokens) + 1):
+        shared = len(os.path.commonprefix([decode(tokenizer, tokens[:number]), text]))
+        ends.append(max(shared, ends[-1] if ends else 0))
+    ends[-1] = len(text)
+    return ends
+
+
+def word_spans(caption: str, words: Sequence[str]) -> list[Span]:
+    """Where each token of CHAIR's word tokeniser stands in the caption it was made from (which it lower-cased)."""
+    lowered = caption.lower()
+    starts = _lowered_starts(caption)
+    spans: list[Span] = []
+    cursor = 0
+    for word in words:
+        while cursor < len(lowered) and lowered[cursor].isspace():
+            cursor += 1
+        written = next((form for form in _QUOTES.get(word, (word,)) if lowered.startswith(form, cursor)), None)
+        if written is None:
+            raise RevisitError(
+                f"The word {word!r} of a caption cannot be found where it should stand (character {cursor} of "
+                f"{caption[:60]!r}), so its tokens cannot be told; please report this caption."
+            )
+        spans.append((starts[cursor], starts[cursor + len(written)]))
+        cursor += len(written)
+    return spans
+
+
+def _lowered_starts(caption: str) -> list[int]:
+    """For each position of the lower-cased caption the position of the caption it comes from, and the end."""
+    starts: list[int] = []
+    for place, character in enumerate(caption):
+        starts += [place] * len(character.lower())
+    return [*starts, len(caption)]
+
+
+def word_mentions(caption: str) -> list[tuple[str, Span]]:
+    """CHAIR's object words of a caption with their places: its own rule, followed with the place of every word kept."""
+    tokens, _, roots = lemmas(caption)
+    spans = word_spans(caption, tokens)
+    merged, starts = merge_pairs(roots)
+    edges = [*starts, len(tokens)]  # merged word i is made of tokens edges[i]..edges[i + 1]
+    places = [(spans[a][0], spans[b - 1][1]) for a, b in itertools.pairwise(edges)]
+    seat_of_toilet = "toilet" in merged and "seat" in merged
+    return [
+        (word, place)
+        for word, place in zip(merged, places, strict=True)
+        if word in WORDS and not (seat_of_toilet and word == "seat")
+    ]
+
+
+def mentions(tokenizer: Any, tokens: Sequence[int]) -> list[Mention]:
+    """The object words of the caption that these tokens spell, each with the tokens that wrote it, in CHAIR's order."""
+    text, spans = token_spans(tokenizer, tokens)
+    blank = len(text) - len(text.lstrip())  # CHAIR sees the caption without blanks at its ends
+    found = []
+    for word, (start, stop) in word_mentions(text.strip()):
+        place = (start + blank, stop + blank)
+        writers = [number for number, (a, b) in enumerate(spans) if a < place[1] and b > place[0]]
+        a, b = spans[writers[0]][0], spans[writers[-1]][1]
+        alone = len(writers) == 1 and text[a:b].strip() == text[slice(*place)]
+        found.append(Mention(word, WORDS[word], text[slice(*place)], place, writers[0], writers[-1], alone))
+    return found

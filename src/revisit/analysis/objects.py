@@ -1,0 +1,103 @@
+"""The object vocabulary: CHAIR's synonyms that are one token, and those of them that are in a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from revisit.benchmarks.chair_words import WORDS
+from revisit.errors import RevisitError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def word_token(tokenizer: Any, word: str) -> int | None:
+    """The token that writes `word` inside a sentence, after a blank; None if it takes more than one.
+
+    Read off "a word", because some tokenizers put a blank of their own before the text they are given.
+    """
+    head = tokenizer.encode("a", add_special_tokens=False)
+    whole = tokenizer.encode(f"a {word}", add_special_tokens=False)
+    if len(whole) != len(head) + 1 or whole[: len(head)] != head:
+        return None
+    return int(whole[-1]) if tokenizer.decode(whole[-1:]).strip() == word else None
+
+
+@dataclass(frozen=True)
+class ObjectVocabulary:
+    """Single-token synonyms and their token ids, in one order."""
+
+    words: tuple[str, ...]
+    ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> ObjectVocabulary:
+        """The single-token synonyms of a tokenizer; refuses a tokenizer that has none."""
+        found = {word: token for word in sorted(WORDS) if (token := word_token(tokenizer, word)) is not None}
+        if not found:
+            raise RevisitError(
+                "None of CHAIR's object words is a single token of this tokenizer, so there is nothing to study."
+            )
+        return cls(tuple(found), tuple(found.values()))
+
+    def __contains__(self, word: object) -> bool:
+        return word in self.words
+
+    @property
+    def categories(self) -> set[str]:
+        """The COCO categories that have at least one word here."""
+        return {WORDS[word] for word in self.words}
+
+    def places(self, truth: Iterable[str]) -> list[int]:
+        """Indices into `words` of the synonyms of these categories."""
+        wanted = set(truth)
+        return [place for place, word in enumerate(self.words) if WORDS[word] in wanted]
+
+    def mask(self, truth: Iterable[str]) -> Tensor:
+        """True at the synonyms of these categories.  -> (words,)"""
+        import torch
+
+        inside = torch.zeros(len(self.words), dtype=torch.bool)
+        inside[self.places(truth)] = True
+        return inside
+
+    def tensor(self, device: Any = None) -> Tensor:
+        """The token ids.  -> (words,)"""
+        import torch
+
+        return torch.tensor(self.ids, device=device)
+
+    def summary(self) -> dict[str, int]:
+        """How large it is, as the studies report it."""
+        return {"words": len(self.words), "categories": len(self.categories)}
+
+
+def best_rank(logits: Tensor, targets: Tensor, without_top: bool = False) -> Tensor:
+    """How many tokens stand before the best of `targets`; `without_top` leaves the likeliest token out of both.
+
+    (rows, V) and ids (n,) -> (rows,) whole numbers; V where no target is left.
+    """
+    import torch
+
+    chosen = logits[:, targets]  # (rows, n)
+    if without_top:
+        top = logits.argmax(-1, keepdim=True)  # (rows, 1)
+        chosen = chosen.masked_fill(targets[None] == top, -torch.inf)
+    best = chosen.amax(-1, keepdim=True) if len(targets) else logits.new_full((len(logits), 1), -torch.inf)
+    before = (logits > best).sum(-1)
+    if without_top:
+        before = before - (logits.amax(-1) > best[:, 0]).long()
+    return torch.where(best[:, 0] == -torch.inf, logits.shape[-1], before)
+
+
+def recalls(hits: Sequence[int], units: int, ks: Sequence[int]) -> list[dict[str, float]]:
+    """At-least-one recall@k with its 95 % Wilson interval, for each k."""
+    from revisit.evaluation.statistics import wilson
+
+    rows = []
+    for k, count in zip(ks, hits, strict=True):
+        low, high = wilson(count, units)
+        rows.append({"k": k, "hits": count, "units": units, "recall": count / units, "low": low, "high": high})
+    return rows

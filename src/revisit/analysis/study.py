@@ -1,0 +1,152 @@
+"""What every study shares: its settings, the captions it reads, and the file it leaves for `revisit report`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from revisit.benchmarks.base import Item
+from revisit.benchmarks.chair import Chair
+from revisit.errors import RevisitError
+from revisit.evaluation.config import DEFAULT_SCENES, resolve_data
+from revisit.evaluation.runner import Reporter, Silent
+
+SCHEMA = 1
+FOLDER = "studies"  # below the output folder
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and the pictures it is studied on: CHAIR's items of a folder, or of generated scenes."""
+
+    model: str = "tiny"
+    data: str = DEFAULT_SCENES
+    limit: int | None = None
+    output: str = "results"
+    method: str = "greedy"  # how captions are decoded
+    max_new_tokens: int = 512
+    batch_size: int = 8
+    dtype: str | None = None
+    device_map: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.limit < 1:
+            raise RevisitError(f"limit must be at least 1, not {self.limit}; leave it out to use every picture.")
+        if self.max_new_tokens < 1:
+            raise RevisitError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}.")
+
+    @cached_property
+    def folder(self) -> Path:
+        """Where the pictures are."""
+        return resolve_data(self.data)
+
+    @cached_property
+    def items(self) -> list[Item]:
+        """The pictures with their ground truth."""
+        items = Chair().load(self.folder)[: self.limit]
+        if not items:
+            raise RevisitError(f"There are no CHAIR items in {self.folder}.")
+        return items
+
+    @cached_property
+    def loaded(self) -> tuple[Any, Any]:
+        """(model, processor)."""
+        from revisit.models.loading import load
+
+        device_map = self.device_map
+        if device_map is None:
+            import torch
+
+            device_map = "cuda" if torch.cuda.is_available() else None
+        return load(self.model, dtype=self.dtype, device_map=device_map)
+
+    def captions(self, reporter: Reporter | None = None) -> list[Caption]:
+        """The model's own descriptions, answered and stored by the runner, so that they are made once."""
+        from revisit import methods
+        from revisit.evaluation.plan import Plan
+        from revisit.evaluation.runner import run
+        from revisit.evaluation.store import read_answers
+
+        name, *settings = self.method.split(":")
+        plan = Plan(
+            models=(self.model,),
+            methods=(methods.get(name, **dict(part.split("=", 1) for part in settings)),),
+            benchmarks=(Chair(),),
+            data={"chair": self.folder},
+            output=Path(self.output),
+            limit=self.limit,
+            batch_size=self.batch_size,
+            max_new_tokens=self.max_new_tokens,
+            engine_options={"dtype": self.dtype, "device_map": self.device_map},
+        )
+        cell = run(plan, reporter or Silent())["cells"][-1]
+        lines = {line.id: line for line in read_answers(Path(self.output) / cell["path"] / "answers.jsonl")}
+        return [Caption(item, lines[item.id].text, lines[item.id].tokens) for item in self.items]
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the result, in JSON-ready form."""
+        kept = asdict(self)
+        kept.pop("output")
+        return {**kept, "items": len(self.items)}
+
+
+@dataclass(frozen=True)
+class Caption:
+    """One generated description with its tokens."""
+
+    item: Item
+    text: str
+    tokens: tuple[int, ...]
+
+    @property
+    def truth(self) -> frozenset[str]:
+        """The categories in the picture."""
+        return frozenset(self.item.meta["ground_truth"])
+
+
+def spoken(caption: Caption, end: Sequence[int] | set[int]) -> tuple[int, ...]:
+    """The caption's tokens without the one that ends it."""
+    tokens = caption.tokens
+    return tokens[:-1] if tokens and tokens[-1] in end else tokens
+
+
+def save(subject: Subject, study: str, result: dict[str, Any], extra: dict[str, Any] | None = None) -> Path:
+    """Writes a study's file: what was measured, with the command, the settings and the machine."""
+    from revisit.evaluation.environment import environment
+    from revisit.evaluation.store import make_folder, slug, write_json
+
+    folder = make_folder(Path(subject.output) / FOLDER)
+    path = folder / f"{study}-{slug(subject.model)}.json"
+    write_json(
+        path,
+        {
+            "schema": SCHEMA,
+            "study": study,
+            "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "command": command(),
+            "settings": {**subject.settings(), **(extra or {})},
+            "environment": environment(),
+            "result": result,
+        },
+    )
+    return path
+
+
+def command() -> str:
+    """The command line of this process, as one would type it."""
+    import shlex
+
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def track(reporter: Reporter, title: str, things: Sequence[Any]) -> Iterator[Any]:
+    """The things one by one, with progress."""
+    reporter.start(title, len(things), 0)
+    for thing in things:
+        yield thing
+        reporter.advance(1)
