@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from PIL import Image, ImageDraw
 from revisit.explain.record import Answer, Candidate, Decode, Step
 from revisit.geometry import ImageGrid, Layout
 
-WORDS = "A small dog and a red ball lie on the grass near a wooden bench under a tree .".split()
+WORDS = re.findall(r"\S+", "A small dog and a red ball lie on the grass near a wooden bench under a tree .")
 
 
 def scene(size: tuple[int, int] = (480, 320)) -> Image.Image:
@@ -48,9 +49,7 @@ def answer(count: int, tokens: int, seed: int = 0, words: list[str] | None = Non
     for number in range(count):
         text = ("" if number == 0 else " ") + words[number % len(words)]
         if number % 4 == 2:
-            steps.append(
-                Step(text, number, set_size=1, candidates=[Candidate(number, text, 1.0, None, 1.0)])
-            )
+            steps.append(Step(text, number, set_size=1, candidates=[Candidate(number, text, 1.0, None, 1.0)]))
             continue
         heat = draw.random(tokens).astype("float32") * 0.5 + 0.1
         index = speaker(number, tokens)

@@ -6,11 +6,16 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from revisit.errors import RevisitError
+
+if TYPE_CHECKING:
+    from revisit.explain.record import Answer
+    from revisit.geometry import Layout
+    from revisit.methods.base import Method
 
 PROMPT = "Please describe this image in detail."
 
@@ -39,6 +44,9 @@ def generate(
     beams: int = typer.Option(1, min=1, help="Beam search with this many beams."),
     seed: int = typer.Option(0, help="Seed for --sample."),
     together: bool = typer.Option(False, "--together", help="Put all images into one prompt instead of one each."),
+    html: Path = typer.Option(None, help="Write a self-contained page of the decode here."),
+    trace_: bool = typer.Option(False, "--trace", help="Print the steps at which the method mattered."),
+    versus: list[str] = typer.Option(["greedy"], help="Methods shown beside it in --html; 'none' for none."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object per answer."),
     stream: bool = typer.Option(False, "--stream", help="Print the answer as it is made."),
     allow_url: bool = typer.Option(False, "--allow-url", help="Allow images from http(s) URLs."),
@@ -63,7 +71,10 @@ def generate(
         raise RevisitError("No image was given; for example: revisit generate photo.jpg")
     if stream and (beams > 1 or as_json):
         raise RevisitError("--stream goes with neither --beams nor --json.")
+    if (html or trace_) and beams > 1:
+        raise RevisitError("--html and --trace show an answer step by step; beams change places, so leave out --beams.")
     chosen = methods.get(method, **parse_set(set_))
+    others = beside(method, versus) if html else []
     paths = find_images(images, allow_url=allow_url)
     if not prompt.strip():
         raise RevisitError("The prompt is empty; say what to ask with --prompt.")
@@ -84,7 +95,7 @@ def generate(
         options |= {"temperature": temperature, "top_p": top_p}
     for number, group in enumerate(_progress(groups, quiet=as_json or stream)):
         inputs = prepare(processor, [prompt], [pictures[number]], loaded.device)
-        trace = Trace()
+        trace = Trace(record=bool(html or trace_))
         if sample:
             torch.manual_seed(seed)
         streaming: dict[str, Any] = {}
@@ -95,8 +106,6 @@ def generate(
         started = time.perf_counter()
         output = decode(loaded, **inputs, method=chosen, trace=trace, **options, **streaming)
         seconds = time.perf_counter() - started
-        if stream:
-            continue
         text = answers(processor, output, inputs)[0]
         if as_json:
             tokens = new_tokens(output, inputs).shape[1]
@@ -111,10 +120,43 @@ def generate(
                 "timings": {"seconds": seconds, "tokens": tokens, "seconds_per_token": seconds / max(tokens, 1)},
             }
             print(json.dumps(result, ensure_ascii=False), flush=True)
-        elif len(groups) > 1:
-            print(f"{', '.join(group)}: {text}", flush=True)
-        else:
-            print(text, flush=True)
+        elif not stream:
+            print(f"{', '.join(group)}: {text}" if len(groups) > 1 else text, flush=True)
+        if html or trace_:
+            from revisit.explain import record
+
+            answer = record.answer_of(processor, new_tokens(output, inputs)[0].tolist(), trace, seconds=seconds)
+            layout = record.layout_of(loaded, processor, pictures[number], inputs)
+        if trace_:
+            _print_trace(answer, layout)
+        if html:
+            from revisit.explain import page
+
+            beside_it = [record.answer_with(loaded, processor, inputs, other, **options) for other in others]
+            decode_ = record.Decode(pictures[number], prompt, model, layout, [answer, *beside_it])
+            path = page.write(numbered(html, number, len(groups)), decode_)
+            print(f"Wrote {path}", file=sys.stderr)
+
+
+def beside(method: str, versus: list[str]) -> list[Method]:
+    """The methods to show beside `method`: those named, without itself; "none" names none."""
+    from revisit import methods
+
+    return [methods.get(name) for name in dict.fromkeys(versus) if name not in (method, "none")]
+
+
+def numbered(path: Path, number: int, count: int) -> Path:
+    """Where the page of answer `number` goes: the path itself if there is one answer, else with a number before its ending."""
+    return path if count == 1 else path.with_name(f"{path.stem}-{number + 1}{path.suffix}")
+
+
+def _print_trace(answer: Answer, layout: Layout) -> None:
+    """On stderr, so that the answers alone can be piped on."""
+    from rich.console import Console
+
+    from revisit.explain.terminal import table
+
+    Console(file=sys.stderr).print(table(answer, layout))
 
 
 def _open(path: str, allow_url: bool) -> Any:

@@ -94,9 +94,7 @@ def explain(
     **generate_kwargs: Any,
 ) -> Decode:
     """Decode one prompt about these images with each method, and keep everything that can be shown."""
-    from revisit.decoding import generate
-    from revisit.models.prompts import new_tokens, prepare
-    from revisit.trace import Trace
+    from revisit.models.prompts import prepare
 
     if not methods:
         raise RevisitError("No decoding method was given, so there is nothing to explain.")
@@ -105,16 +103,22 @@ def explain(
             "Beam search cannot be shown step by step, because beams change places; leave out num_beams."
         )
     inputs = prepare(processor, [prompt], [list(images)], model.device)
-    answers = []
-    for method in methods:
-        trace = Trace(record=True)
-        started = time.perf_counter()
-        output = generate(model, **inputs, method=method, trace=trace, **generate_kwargs)
-        seconds = time.perf_counter() - started
-        ids = new_tokens(output, inputs)[0].tolist()
-        answers.append(answer_of(processor, ids, trace, seconds=seconds))
+    answers = [answer_with(model, processor, inputs, method, **generate_kwargs) for method in methods]
     name = model_name or str(getattr(model.config, "_name_or_path", "")) or type(model).__name__
     return Decode(list(images), prompt, name, layout_of(model, processor, images, inputs), answers)
+
+
+def answer_with(model: Any, processor: Any, inputs: Any, method: Method, **generate_kwargs: Any) -> Answer:
+    """Decode prepared inputs (one row) with a method, recording everything."""
+    from revisit.decoding import generate
+    from revisit.models.prompts import new_tokens
+    from revisit.trace import Trace
+
+    trace = Trace(record=True)
+    started = time.perf_counter()
+    output = generate(model, **inputs, method=method, trace=trace, **generate_kwargs)
+    seconds = time.perf_counter() - started
+    return answer_of(processor, new_tokens(output, inputs)[0].tolist(), trace, seconds=seconds)
 
 
 def layout_of(model: Any, processor: Any, images: Sequence[Image], inputs: Any) -> Layout:

@@ -1,0 +1,79 @@
+"""`revisit explain`: a decode as pictures for papers, or as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from revisit.cli.generate import PROMPT, beside, parse_set
+from revisit.errors import RevisitError
+
+
+def explain(
+    images: list[str] = typer.Argument(None, help="Image files; all of them go into one prompt."),
+    prompt: str = typer.Option(PROMPT, "--prompt", "-p", help="What to ask."),
+    model: str = typer.Option("tiny", "--model", "-m", help="Local folder or hub id; 'tiny' is the embedded model."),
+    method: str = typer.Option("revisit", help="Decoding method; see `revisit methods`."),
+    set_: list[str] = typer.Option([], "--set", help="A setting of the method, key=value; may be repeated."),
+    versus: list[str] = typer.Option(["greedy"], help="Methods to show beside it; may be repeated, 'none' for none."),
+    max_new_tokens: int = typer.Option(256, min=1, help="Longest answer, in tokens."),
+    step: list[int] = typer.Option([], min=1, help="Steps to draw, from 1; those that changed most unless given."),
+    png: Path = typer.Option(None, help="Write a picture here."),
+    svg: Path = typer.Option(None, help="Write a picture here, with text as text."),
+    html: Path = typer.Option(None, help="Write a self-contained page here."),
+    dpi: int = typer.Option(200, min=30, help="Resolution of the PNG."),
+    trust_remote_code: bool = typer.Option(
+        False, "--trust-remote-code", help="Allow code from the model's repository."
+    ),
+) -> None:
+    """Draw how an answer came about: which patch spoke at each step, and what it changed.
+
+    Examples:
+
+      revisit explain photo.jpg --png figure.png
+
+      revisit explain photo.jpg --prompt "Is there a dog?" --versus vcd --versus greedy --html decode.html
+    """
+    from revisit import methods
+    from revisit.models.images import open_image
+
+    if not images:
+        raise RevisitError("No image was given; for example: revisit explain photo.jpg --png figure.png")
+    if not prompt.strip():
+        raise RevisitError("The prompt is empty; say what to ask with --prompt.")
+    chosen = [methods.get(method, **parse_set(set_)), *beside(method, versus)]
+    pictures = [open_image(path) for path in images]
+
+    from rich.console import Console
+
+    from revisit import load
+    from revisit.explain import figure, page, terminal
+    from revisit.explain.record import explain as record
+
+    loaded, processor = load(model, trust_remote_code=trust_remote_code)
+    decode = record(
+        loaded,
+        processor,
+        pictures,
+        prompt,
+        chosen,
+        model_name=model,
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+    )
+    written = [figure.save(figure.decode_figure(decode, 0, [s - 1 for s in step]), p, dpi) for p in (png, svg) if p]
+    if html:
+        written.append(page.write(html, decode))
+    for answer in decode.answers:
+        print(f"{answer.name}: {answer.text}")
+    if decode.layout.reason:
+        print(f"Patches cannot be shown: {decode.layout.reason}")
+    if not written:
+        Console().print(terminal.table(decode.answers[0], decode.layout))
+    for path in written:
+        print(f"Wrote {path}")
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(explain)

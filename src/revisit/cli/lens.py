@@ -1,0 +1,80 @@
+"""`revisit lens`: what the vision tokens say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from revisit.errors import RevisitError
+
+
+def lens(
+    images: list[str] = typer.Argument(None, help="Image files; all of them go into one prompt."),
+    words: str = typer.Option(None, help="A set of words to choose from, for example river,mountain,sky."),
+    objects: bool = typer.Option(False, "--objects", help="Also read over the object words of CHAIR."),
+    model: str = typer.Option("tiny", "--model", "-m", help="Local folder or hub id; 'tiny' is the embedded model."),
+    layer: int = typer.Option(None, min=0, help="Layer of the table and the pictures; the last unless given."),
+    norm: str = typer.Option("none", help="'final' applies the decoder's last norm to the layers below it."),
+    top: int = typer.Option(5, min=1, help="How many of the best tokens to keep for each patch."),
+    patches: int = typer.Option(20, min=1, help="How many patches the table lists."),
+    html: Path = typer.Option(None, help="Write a self-contained page here: click a patch, move through the layers."),
+    png: Path = typer.Option(None, help="Write one heat map per word here (.png, .svg or .pdf)."),
+    trust_remote_code: bool = typer.Option(
+        False, "--trust-remote-code", help="Allow code from the model's repository."
+    ),
+) -> None:
+    """Read each vision token through the model's own head: over the full vocabulary, or over a set of words.
+
+    Examples:
+
+      revisit lens photo.jpg
+
+      revisit lens photo.jpg --words river,mountain,sky --png maps.png --html lens.html
+    """
+    from revisit.models.images import open_image
+
+    if not images:
+        raise RevisitError("No image was given; for example: revisit lens photo.jpg --words river,mountain,sky")
+    sets: dict[str, list[str]] = {}
+    if words is not None:
+        sets["words"] = [word.strip() for word in words.split(",") if word.strip()]
+        if len(sets["words"]) < 2:
+            raise RevisitError(f"--words wants at least two words with commas between them, not {words!r}.")
+    if objects:
+        from revisit.benchmarks.chair_words import WORDS
+
+        sets["objects"] = sorted(WORDS)
+    if png is not None and not sets:
+        raise RevisitError("--png draws one heat map per word: name the words, for example --words river,mountain,sky.")
+    pictures = [open_image(path) for path in images]
+
+    from rich.console import Console
+
+    from revisit import load
+    from revisit.explain import figure, lens_page, terminal
+    from revisit.explain.lens import look
+
+    loaded, processor = load(model, trust_remote_code=trust_remote_code)
+    seen = look(loaded, processor, pictures, sets, norm=norm, best=top, model_name=model)
+    at = len(seen.layers) - 1 if layer is None else layer
+    if at >= len(seen.layers):
+        raise RevisitError(
+            f"There is no layer {layer}: this model's hidden states are numbered 0 to {seen.layers[-1]}."
+        )
+    console = Console()
+    for number, reading in enumerate(seen.readings):
+        if reading.maps is not None:
+            console.print(terminal.words_table(seen, number, at))
+        elif not sets:
+            console.print(terminal.patches_table(seen, number, at, patches))
+    for note in [*seen.notes, *([f"Patches cannot be shown: {seen.layout.reason}"] if seen.layout.reason else [])]:
+        print(note)
+    if png is not None:
+        print(f"Wrote {figure.save(figure.lens_figure(seen, 1, at), png)}")
+    if html is not None:
+        print(f"Wrote {lens_page.write(html, seen)}")
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(lens)

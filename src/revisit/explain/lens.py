@@ -1,0 +1,194 @@
+"""What the vision tokens say: each one's hidden state, at each layer, through the model's own head.
+
+A reading is over a vocabulary: all of it, or a set of words (then probabilities are shares within the set). The full
+table of vision tokens × layers × vocabulary is never held: the head is applied to slices, of which the best survive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from revisit.errors import RevisitError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from revisit.geometry import Layout
+    from revisit.models.anatomy import Head
+
+ROWS, COLUMNS = 512, 8192  # vision states × vocabulary entries that are projected at a time
+MOST_MAPS = 32  # words of one set whose heat maps are kept
+
+
+@dataclass
+class Reading:
+    """What every vision token says over one vocabulary: the best `k` entries at each layer, and maps of some words."""
+
+    name: str
+    entries: list[str]  # what `top` numbers
+    top: Tensor  # (layers, tokens, k) int64, numbers of entries
+    chance: Tensor  # (layers, tokens, k) their probabilities
+    words: list[str] = field(default_factory=list)
+    maps: Tensor | None = None  # (layers, tokens, words) probabilities
+
+
+@dataclass
+class Lens:
+    """The readings of one image (or several in one prompt)."""
+
+    images: list[Image]
+    layout: Layout
+    model: str
+    layers: tuple[int, ...]
+    readings: list[Reading]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        return self.layout.tokens
+
+
+def look(
+    model: Any,
+    processor: Any,
+    images: Sequence[Image],
+    sets: Mapping[str, Sequence[str]] | None = None,
+    *,
+    prompt: str = "Describe the image.",
+    layers: str | Sequence[int] | None = None,
+    norm: str = "none",
+    best: int = 5,
+    model_name: str = "",
+) -> Lens:
+    """Read the vision tokens over the full vocabulary and over each named set of words.
+
+    `layers` are hidden states as in ReVisiT (every one, unless given); `norm="final"` applies the decoder's final norm
+    to those below the last.
+    """
+    from revisit.explain.record import layout_of
+    from revisit.models.prompts import prepare
+
+    inputs = prepare(processor, [prompt], [list(images)], model.device)
+    head, states, chosen = _states(model, inputs, layers, norm)
+    tokenizer = processor.tokenizer
+    notes: list[str] = []
+    readings = [_full(head, states, tokenizer, best)]
+    for name, words in (sets or {}).items():
+        variants, left_out = single_tokens(tokenizer, words)
+        if left_out:
+            which = ", ".join(left_out) if len(left_out) <= 8 else f"{len(left_out)} of {len(words)} words"
+            notes.append(f"{name}: left out {which}, which this tokenizer splits into several tokens.")
+        if len(variants) < 2:
+            raise RevisitError(
+                f"The word set {name!r} needs at least two words that are single tokens of this model; "
+                f"it has {len(variants)} of {len(words)}."
+            )
+        readings.append(_among(head, states, name, variants, best))
+    name = model_name or type(model).__name__
+    return Lens(list(images), layout_of(model, processor, images, inputs), name, chosen, readings, notes)
+
+
+def _states(
+    model: Any, inputs: Any, layers: str | Sequence[int] | None, norm: str
+) -> tuple[Head, Tensor, tuple[int, ...]]:
+    """The head, the vision states (layers, tokens, d) of one prompt, and which layers they are."""
+    from revisit.models.anatomy import Anatomy, describe
+    from revisit.vision import Capture, no_image, resolve_layers, vision_mask
+
+    if norm not in ("none", "final"):
+        raise RevisitError(f"norm must be 'none' or 'final', not {norm!r}.")
+    anatomy = Anatomy.of(model)
+    mask = vision_mask(inputs["input_ids"], anatomy.vision_ids)
+    if not bool(mask.any()):
+        raise no_image(model)
+    chosen = resolve_layers(range(anatomy.depth + 1) if layers is None else layers, anatomy.depth, anatomy.tied)
+    with ExitStack() as stack, torch.no_grad():
+        capture = Capture(anatomy, mask, chosen, 1, stack, final_norm=norm == "final")
+        known = {key: value for key, value in inputs.items() if key != "labels"}
+        output = model(**known, logits_to_keep=1, use_cache=False)
+    if capture.last is None:
+        raise RevisitError(f"The forward pass of {describe(model)} did not go through its decoder module.")
+    anatomy.head.calibrate(capture.last[0], output.logits[0, -1], describe(model))
+    item = capture.items[0]
+    return anatomy.head, torch.stack([item.by_layer[layer] for layer in chosen]), chosen
+
+
+@torch.no_grad()
+def _full(head: Head, states: Tensor, tokenizer: Any, best: int) -> Reading:
+    """The best entries of the whole vocabulary, found slice by slice."""
+    from revisit.explain.record import token_text
+
+    layers, tokens, _ = states.shape
+    flat = states.flatten(0, 1)  # (layers·tokens, d)
+    vocabulary = head_size(head)
+    best = min(best, vocabulary)
+    ids, chances = [], []
+    for start in range(0, len(flat), ROWS):
+        rows = flat[start : start + ROWS]
+        total = torch.full((len(rows),), -torch.inf, device=head.device)
+        top = torch.empty((len(rows), 0), device=head.device)
+        which = torch.empty((len(rows), 0), dtype=torch.long, device=head.device)
+        for left in range(0, vocabulary, COLUMNS):
+            columns = torch.arange(left, min(left + COLUMNS, vocabulary), device=head.device)
+            logits = head.logits(rows, columns).float()  # (rows, columns)
+            total = torch.logaddexp(total, logits.logsumexp(-1))
+            top = torch.cat([top, logits], -1)
+            which = torch.cat([which, columns.expand(len(rows), -1)], -1)
+            top, order = top.topk(min(best, top.shape[-1]), dim=-1)
+            which = which.gather(-1, order)
+        ids.append(which.cpu())
+        chances.append((top - total[:, None]).exp().cpu())
+    all_ids = torch.cat(ids)  # (layers·tokens, k)
+    used, numbers = all_ids.unique(return_inverse=True)
+    entries = [token_text(tokenizer, int(i)) for i in used]
+    shape = (layers, tokens, best)
+    return Reading("all tokens", entries, numbers.view(shape), torch.cat(chances).view(shape))
+
+
+@torch.no_grad()
+def _among(head: Head, states: Tensor, name: str, variants: dict[str, list[int]], best: int) -> Reading:
+    """Shares within a set of words; a word with several spellings has the sum of theirs."""
+    words = list(variants)
+    ids = torch.tensor([i for word in words for i in variants[word]], device=head.device)
+    owner = torch.tensor([n for n, word in enumerate(words) for _ in variants[word]], device=head.device)
+    flat = states.flatten(0, 1)  # (layers·tokens, d)
+    parts = []
+    for start in range(0, len(flat), ROWS):
+        shares = head.logits(flat[start : start + ROWS], ids).float().softmax(-1)  # (rows, spellings)
+        parts.append(torch.zeros(len(shares), len(words), device=head.device).index_add_(-1, owner, shares).cpu())
+    table = torch.cat(parts).view(*states.shape[:2], len(words))  # (layers, tokens, words)
+    chance, top = table.topk(min(best, len(words)), dim=-1)
+    kept = list(range(len(words)))
+    if len(words) > MOST_MAPS:
+        kept = table[-1].amax(0).topk(MOST_MAPS).indices.tolist()
+    return Reading(name, words, top, chance, [words[k] for k in kept], table[..., kept])
+
+
+def head_size(head: Head) -> int:
+    """How many entries the vocabulary of a head has."""
+    weight = head.weight
+    return int(weight.shape[0] if weight is not None else head.module.out_features)  # type: ignore[arg-type]
+
+
+def single_tokens(tokenizer: Any, words: Sequence[str]) -> tuple[dict[str, list[int]], list[str]]:
+    """The spellings (with and without a blank in front) of each word that are single tokens; and the words without any."""
+    found: dict[str, list[int]] = {}
+    left_out = []
+    unknown = tokenizer.unk_token_id
+    for word in dict.fromkeys(w.strip() for w in words if w.strip()):
+        spellings = []
+        for text in (f" {word}", word):
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            if len(ids) == 1 and ids[0] != unknown and ids[0] not in spellings:
+                spellings.append(ids[0])
+        if spellings:
+            found[word] = spellings
+        else:
+            left_out.append(word)
+    return found, left_out

@@ -1,0 +1,66 @@
+"""The lens as one self-contained HTML file."""
+
+from __future__ import annotations
+
+import base64
+import html
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from revisit.explain.page import document, scene
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from revisit.explain.lens import Lens, Reading
+
+
+def write(path: str | Path, lens: Lens, title: str = "") -> Path:
+    """Write the page of a lens; returns its path."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(render(lens, title), "utf-8")
+    return path
+
+
+def render(lens: Lens, title: str = "") -> str:
+    """The page of a lens as one string of HTML."""
+    title = title or "What the vision tokens say"
+    keys = "click a patch, or use the arrow keys; [ and ] change the layer"
+    body = f"""<header class="top"><div><h1>{html.escape(title)}</h1>
+<p class="meta">{html.escape(lens.model)} · {keys}</p></div><div id="theme"></div></header><main id="main"></main>"""
+    start = """const data = JSON.parse(document.getElementById("data").textContent);
+document.getElementById("theme").append(themeButton());
+window.lens = new LensView(document.getElementById("main"), data);"""
+    return document(title, body, payload(lens), ["viewer.css", "lens.css"], ["viewer.js", "lens.js"], start)
+
+
+def payload(lens: Lens) -> dict[str, Any]:
+    """Everything the page shows."""
+    return {
+        **scene(lens.images, lens.layout),
+        "model": lens.model,
+        "layers": list(lens.layers),
+        "depth": max(lens.layers),
+        "tokens": lens.tokens,
+        "notes": lens.notes,
+        "readings": [_reading(reading) for reading in lens.readings],
+    }
+
+
+def _reading(reading: Reading) -> dict[str, Any]:
+    """Numbers of entries as int32, probabilities as float32, maps as one byte each; all in base64."""
+    maps = reading.maps
+    return {
+        "name": reading.name,
+        "entries": reading.entries,
+        "k": reading.top.shape[-1],
+        "top": _base64(reading.top.int()),
+        "chance": _base64(reading.chance.float()),
+        "words": reading.words,
+        "maps": None if maps is None else _base64((maps * 255).round().byte()),
+    }
+
+
+def _base64(values: Tensor) -> str:
+    return base64.b64encode(values.contiguous().numpy().tobytes()).decode()

@@ -1,0 +1,112 @@
+"""A decode, or a lens, as tables for the terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from revisit.explain.record import label
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from revisit.explain.lens import Lens
+    from revisit.explain.record import Answer, Step
+    from revisit.geometry import Layout
+
+
+def table(answer: Answer, layout: Layout | None = None, *, all_steps: bool = False, threshold: float = 0.1) -> Table:
+    """The steps at which the method mattered: it changed the best token, or moved at least `threshold` of probability."""
+    from rich.table import Table
+    from rich.text import Text
+
+    kept = [
+        (number, step)
+        for number, step in enumerate(answer.steps, 1)
+        if all_steps or step.instead_of is not None or step.shift >= threshold
+    ]
+    title = f"{label(answer.method)}: {len(answer.changed)} of {len(answer.steps)} steps changed"
+    made = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
+    for name in ("step", "token", "instead of", "moved", "set", "layer", "patch", "divergence", "model → after"):
+        made.add_column(name, justify="right" if name in ("step", "moved", "set", "layer", "divergence") else "left")
+    for number, step in kept:
+        own = next((c for c in step.candidates if c.token == step.token), None)
+        made.add_row(
+            str(number),
+            Text(_plain(step.text), style="bold" if step.instead_of is not None else ""),
+            Text(_plain(step.instead_of) if step.instead_of is not None else ""),
+            f"{step.shift:.0%}",
+            str(step.set_size),
+            "" if step.layer is None else str(step.layer),
+            place(step, layout),
+            "" if step.divergence is None else f"{step.divergence:.3g}",
+            "" if own is None else f"{own.base:.1%} → {own.final:.1%}",
+        )
+    if not kept:
+        made.caption = "The method moved nothing worth showing."
+    return made
+
+
+def place(step: Step, layout: Layout | None) -> str:
+    """Row and column of the patch that spoke, counted from 1; the number of the vision token where that is not known."""
+    if step.index is None:
+        return ""
+    region = layout.region(step.index) if layout is not None else None
+    if region is None or layout is None:
+        return f"#{step.index}"
+    image = f"image {region.image + 1} " if len(layout.sizes) > 1 else ""
+    view = "" if region.view == "image" else f"{region.view} "
+    return f"{image}{view}{region.row + 1},{region.column + 1}"
+
+
+def words_table(lens: Lens, reading: int, layer: int) -> Table:
+    """For each word of a set: how strongly the patches say it at a layer, and where most."""
+    from rich.table import Table
+
+    read = lens.readings[reading]
+    assert read.maps is not None
+    maps = read.maps[layer]  # (tokens, words)
+    made = Table(title=f"{read.name}, layer {lens.layers[layer]}", title_justify="left", header_style="bold")
+    made.add_column("word")
+    for name in ("highest", "patch", "mean", "patches it wins"):
+        made.add_column(name, justify="right")
+    winners = maps.argmax(-1)
+    for number in sorted(range(len(read.words)), key=lambda n: -float(maps[:, n].max())):
+        best = int(maps[:, number].argmax())
+        made.add_row(
+            read.words[number],
+            f"{float(maps[best, number]):.1%}",
+            _spot(lens, best),
+            f"{float(maps[:, number].mean()):.1%}",
+            str(int((winners == number).sum())),
+        )
+    return made
+
+
+def patches_table(lens: Lens, reading: int, layer: int, most: int = 20) -> Table:
+    """What the surest patches say at a layer."""
+    from rich.table import Table
+    from rich.text import Text
+
+    read = lens.readings[reading]
+    order = read.chance[layer, :, 0].argsort(descending=True)[:most].tolist()
+    title = f"{read.name}, layer {lens.layers[layer]}: the {len(order)} surest of {lens.tokens} patches"
+    made = Table(title=title, title_justify="left", header_style="bold")
+    made.add_column("patch", justify="right")
+    made.add_column("says")
+    for token in order:
+        said = Text("  ").join(
+            Text(f"{_plain(read.entries[int(n)])} {float(p):.1%}")
+            for n, p in zip(read.top[layer, token], read.chance[layer, token], strict=True)
+        )
+        made.add_row(_spot(lens, token), said)
+    return made
+
+
+def _spot(lens: Lens, token: int) -> str:
+    region = lens.layout.region(token)
+    return f"#{token}" if region is None else f"{region.row + 1},{region.column + 1}"
+
+
+def _plain(text: str) -> str:
+    """A token that shows: blanks around it dropped, line breaks visible."""
+    return text.strip().replace("\n", "⏎") or repr(text)
