@@ -25,6 +25,16 @@ from revisit.models.anatomy import Anatomy, describe
 _OF_CACHE: weakref.WeakKeyDictionary[Any, list[VisionStates]] = weakref.WeakKeyDictionary()
 
 
+def remember(cache: Any, items: list[VisionStates]) -> None:
+    """Tie the vision states of a batch to the KV cache that holds its prompt, for later calls that reuse the cache."""
+    _OF_CACHE[cache] = items
+
+
+def remembered(cache: Any) -> list[VisionStates] | None:
+    """The vision states that belong to what a KV cache holds, one per item, if they were kept."""
+    return _OF_CACHE.get(cache)
+
+
 def vision_mask(input_ids: Tensor, vision_ids: Sequence[int]) -> Tensor:
     """True where a prompt position holds a vision token.  (B, T) -> (B, T)"""
     return torch.isin(input_ids, torch.tensor(vision_ids, device=input_ids.device))
@@ -117,7 +127,7 @@ class Capture:
         self.norm = anatomy.final_norm if final_norm else None
         self.thread = threading.get_ident()
         self.cache = cache
-        self.kept = _OF_CACHE.get(cache) if cache is not None else None
+        self.kept = remembered(cache) if cache is not None else None
         self._handles: list[Any] = []
         stack.callback(self.release)
         self._install()
@@ -159,7 +169,7 @@ class Capture:
             self._keep(self.anatomy.depth, hidden)
         self.last = hidden[:: self.copies, -1].clone()
         if self.cache is not None:
-            _OF_CACHE[self.cache] = self.items
+            remember(self.cache, self.items)
 
     def _keep(self, layer: int, hidden: Tensor) -> None:
         """Store the vision rows of one layer's (rows, q, d) states; q < T where a cache holds the start of the prompt."""

@@ -100,10 +100,18 @@ class LocalEngine(BatchEngine):
         model, processor = self.loaded
         started = time.perf_counter()
         inputs = prepare(processor, [job.prompt for job in jobs], images, model.device)
+        return self.decode(method, decoding, jobs, inputs, started)
+
+    def decode(
+        self, method: Any, decoding: Decoding, jobs: Sequence[Job], inputs: Any, started: float, **more: Any
+    ) -> list[Answer]:
+        """The answers to prepared prompts; `more` goes to generate (a cache that holds the prompts, say)."""
+        model, processor = self.loaded
         trace = Trace()
         output = generate(
             model,
             **inputs,
+            **more,
             method=method,
             trace=trace,
             do_sample=False,  # draws are made by `processors`, row by row

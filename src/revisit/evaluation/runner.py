@@ -206,7 +206,7 @@ def run_cell(
                     if isinstance(outcome.result, BadImage):
                         bad[outcome.job.id] = outcome.result
                     else:
-                        lines.append(_line(contents[outcome.job.id], outcome.result))
+                        lines.append(line_of(contents[outcome.job.id], outcome.result))
                 reporter.advance(cell.append(lines))
         lines_by_id = {q.item.id: line for q in questions.ready if (line := cell.get(q.item.id, q.content)) is not None}
     entry = describe(cell, plan, model, name, about, benchmark, questions, lines_by_id, bad)
@@ -228,7 +228,8 @@ def run_cell(
     return {**entry, "status": "complete", **scored(benchmark, scores, len(kept))}
 
 
-def _line(question: Question, answer: Answer) -> Line:
+def line_of(question: Question, answer: Answer) -> Line:
+    """An answer as it is stored, tied to the content of its question."""
     return Line(
         id=question.item.id,
         item=question.content,
