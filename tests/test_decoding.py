@@ -202,6 +202,24 @@ def test_several_images_images_after_text_and_rows_without_image() -> None:
     assert got == [t for t in plain[0, length:].tolist() if t]
 
 
+def test_video_tokens_are_vision_tokens() -> None:
+    model, processor = families.build("qwen2_5_vl")
+    pad, start, end = (families.token_id(f"<|{name}|>") for name in ("video_pad", "vision_start", "vision_end"))
+    ids = torch.tensor([[start, *[pad] * 8, end, 80, 90]])  # two frames pairs of 4 × 4 patches, merged 2 × 2
+    generator = torch.Generator().manual_seed(0)
+    inputs = {
+        "input_ids": ids,
+        "mm_token_type_ids": (ids == pad).int() * 2,
+        "pixel_values_videos": torch.randn(32, 3 * 2 * 7 * 7, generator=generator),
+        "video_grid_thw": torch.tensor([[2, 4, 4]]),
+    }
+    trace = Trace()
+    out = revisit.generate(model, **inputs, method=METHOD, trace=trace, max_new_tokens=3, do_sample=False)
+    assert out.shape[1] > ids.shape[1]
+    assert trace.rows[0].vision_tokens == 8
+    assert trace.rows[0].applied > 0
+
+
 def test_static_cache_no_cache_and_reused_cache_give_the_same_tokens() -> None:
     model, _ = families.build("llava")
     inputs = batch("llava", [0])
