@@ -1,0 +1,143 @@
+"""`revisit eval` and `revisit compare` from the command line, and the recipes of the evaluation guide."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from families import build
+from revisit.cli.main import app
+from revisit.errors import RevisitError
+
+GUIDE = Path(__file__).parents[2] / "docs" / "evaluation.md"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    made, processor = build("llava")
+    made.save_pretrained(path)
+    processor.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REVISIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def revisit(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def grid(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    output = tmp_path_factory.mktemp("runs") / "first"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REVISIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        printed = revisit(
+            *("eval", "--model", model, "--method", "greedy,revisit", "--set", "revisit.alpha=0.01", "--quiet"),
+            *("--benchmark", "pope,vqav2", "--data", "scenes:unusual:2", "--limit", 6, "--max-new-tokens", 5),
+            *("--output", output),
+        )
+    return output, printed
+
+
+def test_eval_prints_a_table_and_keeps_everything(grid: tuple[Path, str], model: Path) -> None:
+    output, printed = grid
+    results = json.loads((output / "results.json").read_text())
+    assert results["status"] == "complete"
+    assert [(c["benchmark"]["name"], c["method"]["label"]) for c in results["cells"]] == [
+        ("pope", "greedy"),
+        ("pope", "revisit(alpha=0.01)"),
+        ("vqav2", "greedy"),
+        ("vqav2", "revisit(alpha=0.01)"),
+    ]
+    assert all(c["answers"] == 6 and c["decoding"]["max_new_tokens"] == 5 for c in results["cells"])
+    assert results["cells"][1]["counters"]["applied"] > 0 == results["cells"][0]["counters"]["applied"]
+    assert f"### pope · {model} (n = 6, " in printed
+    assert re.search(r"\| revisit\(alpha=0\.01\) \| ", printed)
+
+
+def test_the_same_command_again_asks_nothing(grid: tuple[Path, str], model: Path) -> None:
+    output, printed = grid
+    stored = {path: path.read_bytes() for path in output.glob("cells/*/answers.jsonl")}
+    config = output.parent / "grid.yaml"
+    config.write_text(
+        f"model: {model}\nmethod: [greedy, {{name: revisit, alpha: 0.01}}]\nbenchmark: pope,vqav2\nlimit: 99\n"
+        f"data: scenes:unusual:2\nmax_new_tokens: 5\noutput: {output}\n"
+    )
+    again = revisit("eval", "--config", config, "--limit", 6, "--quiet")
+    assert again == printed
+    assert {path: path.read_bytes() for path in output.glob("cells/*/answers.jsonl")} == stored
+
+
+def test_compare_in_every_form(grid: tuple[Path, str], tmp_path: Path) -> None:
+    output, _ = grid
+    for name, words in {
+        "t.md": "### pope",
+        "t.csv": "p_holm",
+        "t.tex": r"\toprule",
+        "t.html": "<!doctype html>",
+    }.items():
+        assert "Wrote" in revisit("compare", output, "--out", tmp_path / name, "--resamples", 99)
+        assert words in (tmp_path / name).read_text()
+    assert "accuracy" in revisit("compare", output, "--metric", "accuracy", "--format", "csv", "--resamples", 99)
+    with pytest.raises(RevisitError, match="does not say a format"):
+        revisit("compare", output, "--out", tmp_path / "table.doc")
+    with pytest.raises(RevisitError, match="Did you mean 'permutation'"):
+        revisit("compare", output, "--test", "permutations")
+
+
+def test_our_answers_can_be_scored_again(grid: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> None:
+    output, _ = grid
+    cell = json.loads((output / "results.json").read_text())["cells"][0]
+    data = next((tmp_path_factory.getbasetemp() / "cache").glob("scenes-unusual-2-*"))
+    answers = output / cell["path"] / "answers.jsonl"
+    printed = json.loads(revisit("score", "pope", answers, "--data", data, "--subset", "--json"))
+    metrics = printed.get("metrics", printed)
+    assert metrics["accuracy"] == cell["metrics"]["accuracy"]["value"]
+
+
+def recipe(marker: str) -> str:
+    """The Python block of the guide that contains `marker`."""
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), flags=re.S)
+    (found,) = [block for block in blocks if marker in block]
+    return str(found)
+
+
+def test_the_vlmevalkit_recipe_runs(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table: dict[str, Any] = {}
+    for name, content in {
+        "vlmeval": {},
+        "vlmeval.config": {"supported_VLM": table},
+        "vlmeval.vlm": {"BaseModel": type("BaseModel", (), {})},
+    }.items():
+        module = types.ModuleType(name)
+        module.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    exec(recipe("supported_VLM").replace("llava-hf/llava-1.5-7b-hf", str(model)), {"__name__": "recipe"})
+    Image.new("RGB", (28, 28), (200, 30, 30)).save(tmp_path / "a.png")
+    message = [{"type": "image", "value": str(tmp_path / "a.png")}, {"type": "text", "value": "What is this?"}]
+    for name in ("llava-1.5-7b-revisit", "llava-1.5-7b-greedy"):
+        made = table[name](max_new_tokens=4)
+        assert isinstance(made.generate_inner(message, "POPE"), str)
+    assert made.method.name == "greedy"
+
+
+def test_every_option_of_the_guide_exists() -> None:
+    shown = revisit("eval", "--help")
+    described = set(re.findall(r"`(--[a-z-]+)`", GUIDE.read_text().split("## What is promised")[0]))
+    assert described
+    assert [option for option in described if option[:20] not in shown] == []
