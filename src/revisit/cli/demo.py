@@ -2,12 +2,54 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import typer
 
+PROMPT = "Please describe this image in detail."
 
-def demo() -> None:
-    """Describe a picture with and without ReVisiT, on the embedded model."""
-    raise SystemExit("The embedded model is not here yet.")
+
+def demo(
+    output: Path = typer.Option(Path("out"), "--output", "-o", help="Folder for the picture and the page."),
+    scene: int = typer.Option(0, help="Which of the unusual scenes."),
+) -> None:
+    """Describe a picture with and without ReVisiT, on the embedded model; nothing is downloaded.
+
+    The picture is a scene of the unusual split: things in places where the model has hardly ever seen them, so that
+    what it has learnt to expect misleads it.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from revisit import load
+    from revisit.errors import RevisitError
+    from revisit.explain import page, record, terminal
+    from revisit.methods.plain import Plain
+    from revisit.methods.revisit import ReVisiT
+    from revisit.tiny import scenes
+
+    drawn = scenes.scene("unusual", seed=1, index=scene)
+    picture = scenes.render(drawn)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        picture.save(output / "demo.png")
+    except OSError as error:
+        raise RevisitError(f"The folder {str(output)!r} cannot be written to: {error.strerror}.") from None
+    model, processor = load("tiny")
+    methods = [ReVisiT.recommended(model), Plain()]
+    decode = record.explain(model, processor, [picture], PROMPT, methods, max_new_tokens=128)
+    console = Console()
+    console.print(
+        f"\nThe picture ({output / 'demo.png'}) shows: [bold]{', '.join(drawn.nouns)}[/], at {drawn.place.name}."
+    )
+    table = Table("decoding", f"“{PROMPT}”", box=None, padding=(0, 2, 1, 0))
+    for answer in reversed(decode.answers):
+        table.add_row(f"[bold]{record.label(answer.method)}[/]", answer.text)
+    console.print(table)
+    console.print("Where ReVisiT mattered:")
+    console.print(terminal.table(decode.answers[0], decode.layout))
+    written = page.write(output / "demo.html", decode, title="ReVisiT demo")
+    console.print(f"\nOpen [bold]{written}[/] in a browser to see which patch spoke at each token.")
 
 
 def register(app: typer.Typer) -> None:
