@@ -34,8 +34,8 @@ def open_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image:
         raise RevisitError(f"The image file {str(path)!r} may not be read: {error.strerror}.") from error
 
 
-def read_image(source: Any, what: str, *, max_pixels: int = MAX_PIXELS) -> Image:
-    """The picture in a binary file object (or bytes); `what` names it in messages."""
+def read_image(source: Any, what: str, *, max_pixels: int = MAX_PIXELS, formats: Sequence[str] | None = None) -> Image:
+    """The picture in a binary file object (or bytes); `what` names it in messages, `formats` limits the file types."""
     import warnings
 
     from PIL import Image, ImageOps, UnidentifiedImageError
@@ -45,7 +45,7 @@ def read_image(source: Any, what: str, *, max_pixels: int = MAX_PIXELS) -> Image
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is ours
-            image: Image.Image = Image.open(source)
+            image: Image.Image = Image.open(source, formats=formats)
         width, height = image.size
         if width * height > max_pixels:
             raise RevisitError(
@@ -118,7 +118,7 @@ def fetch_image(url: str, *, max_pixels: int = MAX_PIXELS, max_bytes: int = MAX_
     return read_image(data, url, max_pixels=max_pixels)
 
 
-def image_from_data_uri(uri: str, *, max_pixels: int = MAX_PIXELS) -> Image:
+def image_from_data_uri(uri: str, *, max_pixels: int = MAX_PIXELS, formats: Sequence[str] | None = None) -> Image:
     """The picture in a `data:image/...;base64,` URI."""
     header, _, payload = uri.partition(",")
     if not header.startswith("data:image/") or not header.endswith(";base64"):
@@ -127,4 +127,4 @@ def image_from_data_uri(uri: str, *, max_pixels: int = MAX_PIXELS) -> Image:
         data = base64.b64decode(payload, validate=True)
     except binascii.Error:
         raise RevisitError("The image's data URI is not valid base64.") from None
-    return read_image(data, "data URI", max_pixels=max_pixels)
+    return read_image(data, "data URI", max_pixels=max_pixels, formats=formats)

@@ -58,7 +58,7 @@ class Tapped:
 def build_tap(model: Any, vllm_config: VllmConfig) -> Tap:
     """The tap of a freshly built (not yet loaded) vLLM model."""
     text = model.get_language_model()
-    decoder = getattr(text, "model", None)
+    decoder: Any = getattr(text, "model", None)
     missing = [name for name in ("lm_head", "logits_processor") if not hasattr(text, name)]
     if missing or not hasattr(decoder, "layers"):
         raise RevisitError(

@@ -92,9 +92,7 @@ class RequestStates:
                 self._matrix = self.by_layer[self.layers[0]]
             else:
                 self._matrix = torch.cat([self.by_layer[layer] for layer in self.layers])
-                self.by_layer = {
-                    layer: part for layer, part in zip(self.layers, self._matrix.chunk(len(self.layers)), strict=True)
-                }
+                self.by_layer = dict(zip(self.layers, self._matrix.chunk(len(self.layers)), strict=True))
         return self._matrix
 
     def uniform(self) -> float:

@@ -1,0 +1,170 @@
+"""Requests wait here and leave in batches: one thread runs the model, everybody else only waits.
+
+Requests share a batch if they share a decoding method; everything else about them is settled row by row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from revisit.errors import RevisitError
+from revisit.serve.limits import Limits
+from revisit.serve.metrics import Metrics
+from revisit.serve.protocol import Ask, Refusal, Reply
+
+Decode = Callable[[Sequence["Ticket"], int], None]
+
+
+class Ticket:
+    """One request between the web side, which awaits `events`, and the model's thread, which fills it.
+
+    Events are ("text", str), then one of ("reply", Reply) and ("error", Refusal).
+    """
+
+    def __init__(self, ask: Ask, prompt: str, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
+        self.ask, self.prompt = ask, prompt
+        self.arrived = time.monotonic()
+        self.deadline = self.arrived + seconds
+        self.events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+        self.first: float | None = None  # seconds to the first token
+        self.finished = False
+        self.gone = False  # set by the web side when nobody waits any more
+        self._loop = loop
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() > self.deadline
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the answer is wanted no more: the client left, or its time is over."""
+        return self.gone or self.late
+
+    def show(self, text: str) -> None:
+        """Text that is final."""
+        if self.first is None:
+            self.first = time.monotonic() - self.arrived
+        if text:
+            self._send("text", text)
+
+    def succeed(self, reply: Reply) -> None:
+        self._end("reply", reply)
+
+    def fail(self, error: BaseException) -> None:
+        """The error as the client will see it; details of anything unexpected stay in the server's log."""
+        if isinstance(error, Refusal):
+            refusal = error
+        elif isinstance(error, RevisitError):
+            refusal = Refusal(400, str(error))
+        else:
+            refusal = Refusal(500, "The server failed on this request; its log says why.")
+        self._end("error", refusal)
+
+    def time_out(self) -> None:
+        self.fail(Refusal(504, "The answer was not finished within the time allowed.", code="timeout"))
+
+    def _end(self, kind: str, value: Any) -> None:
+        if not self.finished:
+            self.finished = True
+            self._send(kind, value)
+
+    def _send(self, kind: str, value: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self.events.put_nowait, (kind, value))
+        except RuntimeError:  # the loop is closed: nobody is left to tell
+            self.gone = True
+
+
+class Batcher:
+    """The queue and the model's thread."""
+
+    def __init__(self, decode: Decode, limits: Limits, metrics: Metrics, log: Callable[[str], None] = print) -> None:
+        self.decode, self.limits, self.metrics, self.log = decode, limits, metrics, log
+        self._waiting: deque[Ticket] = deque()
+        self._ready = threading.Condition()
+        self._stopping = False
+        self.running = 0
+        self._thread = threading.Thread(target=self._work, name="model", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive() and not self._stopping
+
+    def submit(self, ticket: Ticket) -> None:
+        """Queue a ticket; refuses when the queue is full or the server is shutting down."""
+        with self._ready:
+            if self._stopping:
+                raise Refusal(503, "The server is shutting down.")
+            if len(self._waiting) >= self.limits.queue:
+                raise Refusal(
+                    429, f"{len(self._waiting)} requests are waiting already; try again later.", code="queue_full"
+                )
+            self._waiting.append(ticket)
+            self._ready.notify()
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Take no new tickets, finish all that are waiting, and end the thread."""
+        with self._ready:
+            self._stopping = True
+            self._ready.notify()
+        self._thread.join(timeout)
+
+    def _work(self) -> None:
+        while (batch := self._next()) is not None:
+            self.running = len(batch)
+            if batch:
+                self._run(batch)
+            self.running = 0
+
+    def _run(self, batch: list[Ticket]) -> None:
+        self.metrics.observe(self.metrics.batch, len(batch))
+        try:
+            self.decode(batch, self.limits.prompt_tokens)
+        except BaseException as error:  # the thread must outlive any batch
+            self.log(f"A batch of {len(batch)} failed: {type(error).__name__}: {error}")
+            for ticket in batch:
+                ticket.fail(error)
+        for ticket in batch:
+            if not ticket.finished:
+                ticket.time_out()
+
+    def _next(self) -> list[Ticket] | None:
+        """The next batch: the oldest request and those that can share its call; None when all is done."""
+        with self._ready:
+            while not self._waiting:
+                if self._stopping:
+                    return None
+                self._ready.wait()
+            first = self._waiting[0]
+            until = time.monotonic() + self.limits.batch_wait
+            while self._count(first) < self.limits.batch and not self._stopping:
+                left = until - time.monotonic()
+                if left <= 0:
+                    break
+                self._ready.wait(left)
+            batch: list[Ticket] = []
+            rest: deque[Ticket] = deque()
+            for ticket in self._waiting:
+                if ticket.abandoned:
+                    if not ticket.gone:
+                        ticket.time_out()
+                    ticket.finished = True
+                elif len(batch) < self.limits.batch and ticket.ask.method == first.ask.method:
+                    batch.append(ticket)
+                else:
+                    rest.append(ticket)
+            self._waiting = rest
+            return batch
+
+    def _count(self, first: Ticket) -> int:
+        return sum(ticket.ask.method == first.ask.method for ticket in self._waiting)

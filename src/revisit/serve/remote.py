@@ -1,0 +1,64 @@
+"""Pictures behind URLs, where the operator allows them: from public addresses only.
+
+The name is resolved once and the connection goes to the address that was checked, so a name that changes its answer
+in between gains nothing. Redirects are not followed.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import socket
+import ssl
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from revisit.errors import RevisitError
+from revisit.models.images import read_image
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+def public_address(host: str, port: int) -> str:
+    """An address of the host; refuses hosts with any address that is not public."""
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    except OSError:
+        raise RevisitError(f"The host {host!r} cannot be found.") from None
+    for address in found:
+        if not ipaddress.ip_address(address.partition("%")[0]).is_global:
+            raise RevisitError(f"Images from {host!r} are refused: it is not a public address.")
+    return sorted(found)[0]
+
+
+def fetch_public(
+    url: str, *, max_pixels: int, max_bytes: int, formats: tuple[str, ...], timeout: float = 20.0
+) -> Image:
+    """The picture behind an http(s) URL, of bounded size."""
+    parts = urlsplit(url)
+    try:
+        host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        host, port = None, 0
+    if parts.scheme not in ("http", "https") or not host:
+        raise RevisitError("An image URL must begin with http:// or https:// and name a host.")
+    address = public_address(host, port)
+    raw = socket.create_connection((address, port), timeout)
+    connection = http.client.HTTPConnection(host, port, timeout=timeout)
+    try:
+        secure = parts.scheme == "https"
+        connection.sock = ssl.create_default_context().wrap_socket(raw, server_hostname=host) if secure else raw
+        connection.request("GET", (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
+        reply = connection.getresponse()
+        if reply.status != 200:
+            raise RevisitError(f"The image's URL answered with status {reply.status}; redirects are not followed.")
+        data = reply.read(max_bytes + 1)
+    except (OSError, http.client.HTTPException) as error:
+        raise RevisitError(f"The image could not be fetched: {error}.") from None
+    finally:
+        connection.close()
+        raw.close()
+    if len(data) > max_bytes:
+        raise RevisitError(f"The image behind the URL is larger than {max_bytes:,} bytes.")
+    return read_image(data, "URL", max_pixels=max_pixels, formats=formats)

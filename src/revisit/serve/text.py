@@ -1,0 +1,53 @@
+"""From tokens to text that may be shown: nothing that a later token could still take back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+
+class Unfolding:
+    """The text of one answer as its tokens arrive, cut at the first stop text.
+
+    `feed` returns what is new and final. Held back are bytes of unfinished characters and anything that may turn out
+    to be the beginning of a stop text.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
+        self.decode, self.stops = decode, tuple(stops)
+        self.tokens: list[int] = []
+        self.shown = ""
+        self.stopped = False
+
+    def feed(self, token: int) -> str:
+        self.tokens.append(token)
+        return self._release(final=False)
+
+    def finish(self) -> str:
+        """What was held back, now that no token follows."""
+        return self._release(final=True)
+
+    def _release(self, *, final: bool) -> str:
+        if self.stopped:
+            return ""
+        text = self.decode(self.tokens).lstrip()
+        found = [place for stop in self.stops if (place := text.find(stop)) >= 0]
+        if found:
+            self.stopped, text = True, text[: min(found)]
+        elif not final:
+            text = text.rstrip("\ufffd").rstrip()  # blanks wait for the next word, so that the answer ends without any
+            text = text[: len(text) - self._open(text)]
+        else:
+            text = text.rstrip()
+        new = text[len(self.shown) :] if text.startswith(self.shown) else ""
+        self.shown += new
+        return new
+
+    def _open(self, text: str) -> int:
+        """Length of the longest end of the text that begins a stop text."""
+        longest = 0
+        for stop in self.stops:
+            for size in range(min(len(stop) - 1, len(text)), longest, -1):
+                if text.endswith(stop[:size]):
+                    longest = size
+                    break
+        return longest
