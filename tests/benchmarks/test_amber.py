@@ -1,0 +1,106 @@
+"""AMBER's two parts on cases worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from revisit.benchmarks import amber, get
+from revisit.errors import RevisitError
+
+WORDS = amber.Vocabulary(
+    {"forest": ["tree", "bush"], "person": ["man", "people"], "cloud": [], "dog": ["puppy"]}, frozenset({"light"})
+)
+
+
+def _similar(one: str, other: str) -> bool:
+    return one == other or {one, other} == {"puppy", "bush"}
+
+
+def test_caption_by_hand():
+    # tree covers the forest; cloud is a pitfall; the first puppy is near "bush", so it covers the forest again
+    nouns = ["tree", "cloud", "puppy", "house", "person"]
+    score = amber.score_caption(nouns, ["forest", "dog"], ["cloud", "person"], WORDS, amber.exact_similarity())
+    assert score == amber.CaptionScore(mentions=4, hallucinated=2, covered=2, objects=2, pitfalls_hit=2, pitfalls=2)
+    near = amber.score_caption(["puppy"], ["forest"], ["cloud"], WORDS, _similar)
+    assert near == amber.CaptionScore(mentions=1, hallucinated=0, covered=1, objects=1, pitfalls_hit=0, pitfalls=1)
+
+
+def test_safe_words_count_as_mentions_only():
+    words = amber.Vocabulary({"lamp": ["light"]}, frozenset({"light"}))
+    score = amber.score_caption(["light"], ["lamp"], [], words, amber.exact_similarity())
+    assert (score.mentions, score.hallucinated, score.covered) == (1, 0, 0)
+
+
+def test_nouns_keep_their_case(nltk_data):
+    assert amber.nouns("Dogs chase two cars.") == ["Dogs", "car"]
+
+
+def test_captions_in_percent():
+    one = amber.CaptionScore(mentions=4, hallucinated=1, covered=1, objects=2, pitfalls_hit=0, pitfalls=4)
+    two = amber.CaptionScore(mentions=6, hallucinated=0, covered=2, objects=2, pitfalls_hit=1, pitfalls=4)
+    metrics = amber.score_captions({"1": one, "2": two}).metrics
+    assert metrics["CHAIR"] == pytest.approx(100 * 1 / 10.001)
+    assert metrics["Cover"] == pytest.approx(100 * 3 / 4.001)
+    assert metrics["Hal"] == pytest.approx(100 - 100 * 1 / 2.001)
+    assert metrics["Cog"] == pytest.approx(100 * 1 / 8.001)
+
+
+def test_no_is_the_positive_answer():
+    rows = [
+        ("1", "no", "no", "existence"),
+        ("2", "yes", "no", "existence"),
+        ("3", "no", "yes", "state"),
+        ("4", "yes", "yes", "relation"),
+    ]
+    metrics = amber.score_answers(rows).metrics
+    assert metrics["accuracy"] == pytest.approx(100 * 2 / 4.001)
+    assert metrics["precision"] == pytest.approx(100 * 1 / 2.001)
+    assert metrics["recall"] == pytest.approx(100 * 1 / 2.001)
+    assert metrics["F1"] == pytest.approx(100 * 2 * 0.5 * 0.5 / 1.0001)
+    assert metrics["existence/precision"] == pytest.approx(100 / 1.001)
+    assert metrics["state/recall"] == 0.0
+
+
+def test_official_parser_is_strict():
+    assert [amber.parse_official(text) for text in ("Yes", "No", "Yes.", "no")] == ["yes", "no", "other", "other"]
+    assert amber.PARSERS["vlmevalkit"]("No, it is not.") == "no"
+
+
+def _folder(root: Path) -> Path:
+    data = root / "amber/data"
+    (data / "query").mkdir(parents=True)
+    notes = [
+        {"id": 1, "type": "generative", "truth": ["dog"], "hallu": ["cloud"]},
+        {"id": 2, "type": "discriminative-hallucination", "truth": "no"},
+    ]
+    (data / "annotations.json").write_text(json.dumps(notes))
+    (data / "relation.json").write_text(json.dumps({k: list(v) for k, v in WORDS.related.items()}))
+    (data / "safe_words.txt").write_text("light\n")
+    queries = [{"id": i, "image": "AMBER_1.jpg", "query": "Describe this image."} for i in (1, 2)]
+    (data / "query/query_all.json").write_text(json.dumps(queries))
+    return root
+
+
+def test_load_and_score(tmp_path: Path, nltk_data):
+    bench = get("amber", similarity="exact")
+    items = bench.load(_folder(tmp_path))
+    assert [item.id for item in items] == ["1", "2"]
+    assert items[0].images[0] == tmp_path / "amber/image/AMBER_1.jpg"
+    scores = bench.score(items, {"1": "A dog and a cloud.", "2": "No"})
+    assert scores.metrics["CHAIR"] == pytest.approx(100 / 2.001)
+    assert scores.metrics["AMBER"] == pytest.approx((100 - scores.metrics["CHAIR"] + scores.metrics["F1"]) / 2)
+    assert "not the official rule" in scores.notes[0]
+    assert [item.id for item in get("amber", part="discriminative").load(tmp_path)] == ["2"]
+
+
+def test_without_spacy_the_official_rule_is_refused(tmp_path: Path, nltk_data, monkeypatch: pytest.MonkeyPatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "spacy", None)
+    amber.spacy_similarity.cache_clear()
+    items = get("amber", part="generative").load(_folder(tmp_path))
+    with pytest.raises(RevisitError, match="similarity=exact"):
+        get("amber", part="generative").score(items, {"1": "A dog."})

@@ -1,0 +1,54 @@
+"""LLaVA-Bench: the published arithmetic of marks, and a judge on the loopback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from revisit.benchmarks import get, llava_bench
+from revisit.errors import RevisitError
+
+
+@pytest.mark.parametrize(
+    ("reply", "marks"),
+    [("8 7\nGood", (8, 7)), ("8,7", (8, 7)), ("9.5 10", (9.5, 10)), ("8, 7", (-1, -1)), ("Marks: 8 7", (-1, -1))],
+)
+def test_marks(reply, marks):
+    assert llava_bench.parse_marks(reply) == marks
+
+
+def test_relative_score_rounds_the_means():
+    # means 3 and 8/3, rounded to 2.667
+    assert llava_bench.relative([(3, 2), (3, 3), (3, 3)]) == pytest.approx(2.667 / 3 * 100)
+
+
+def test_scores_per_category():
+    scores = llava_bench.score_marks([("1", "conv", (8, 4)), ("2", "detail", (10, 10)), ("3", "conv", (-1, -1))])
+    assert scores.metrics["conv"] == pytest.approx(1.5 / 3.5 * 100)
+    assert scores.metrics["detail"] == 100.0
+    assert scores.counts["unread_replies"] == 1
+    assert "could not be read" in scores.notes[0]
+
+
+def test_official_files_without_a_judge(shared_data):
+    bench = get("llava_bench")
+    items = bench.load(shared_data)
+    assert len(items) == 60
+    assert [sum(i.meta["category"] == c for i in items) for c in ("conv", "detail", "complex")] == [17, 15, 28]
+    scores = bench.score(items, {item.id: "three words here" for item in items})
+    assert scores.metrics == {"words": 3.0}
+    assert "Not judged" in scores.notes[0]
+
+
+def test_model_judge(shared_data, stub_judge, tmp_path: Path):
+    bench = get("llava_bench", judge="model", judge_url=stub_judge.url, judge_cache=str(tmp_path / "c.jsonl"))
+    items = bench.load(shared_data)[:2]
+    stub_judge.replies = ["8 4\nbecause", "10 5"]
+    scores = bench.score(items, {item.id: "An answer." for item in items})
+    assert scores.metrics["all"] == 50.0
+    assert items[0].meta["context"] in stub_judge.prompts[0]
+    assert items[0].meta["reference"] in stub_judge.prompts[0]
+    assert "An answer." in stub_judge.prompts[0]
+    with pytest.raises(RevisitError, match="judge_url"):
+        get("llava_bench", judge="model")

@@ -1,0 +1,226 @@
+"""`revisit score` from the command line, on every official input layout."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from revisit.benchmarks import pope
+from revisit.cli.main import app
+from revisit.errors import RevisitError
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared"
+needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason=f"published data files are not at {SHARED}")
+
+
+@pytest.fixture(autouse=True)
+def nltk_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NLTK_DATA", str(SHARED / "data/nltk_data"))
+
+
+def run(*arguments: Any) -> str:
+    """Standard output of the command; its RevisitError is raised here."""
+    result = CliRunner().invoke(app, ["score", *map(str, arguments)])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def numbers(*arguments: Any) -> dict[str, Any]:
+    return json.loads(run(*arguments, "--json"))
+
+
+def lines(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return path
+
+
+@needs_data
+def test_chair_with_a_map(tmp_path: Path):
+    captions = lines(
+        tmp_path / "c.jsonl", [{"image_id": 1, "caption": "A dog and a cat."}, {"image_id": 1, "caption": "A dog."}]
+    )
+    truth = tmp_path / "gt.json"
+    truth.write_text(json.dumps({"1": ["dog"], "2": []}))
+    result = numbers("chair", captions, "--ground-truth", truth, "--per-item")
+    assert result["metrics"]["CHAIRi"] == pytest.approx(1 / 3)
+    assert result["metrics"]["CHAIRs"] == 0.5
+    assert set(result["per_item"]["CHAIRs"]) == {"1", "1#2"}
+    assert "CHAIRi" in run("chair", captions, "--ground-truth", truth)
+
+
+@needs_data
+def test_chair_with_coco_files_and_a_stranger(tmp_path: Path):
+    captions = lines(tmp_path / "c.jsonl", [{"image_id": 1, "caption": "A dog."}, {"image_id": 5, "caption": "A cat."}])
+    instances = {
+        "categories": [{"id": 1, "name": "dog"}],
+        "annotations": [{"image_id": 1, "category_id": 1}],
+        "images": [],
+    }
+    (tmp_path / "instances_val2014.json").write_text(json.dumps(instances))
+    (tmp_path / "captions_val2014.json").write_text(json.dumps({"annotations": [{"image_id": 1, "caption": "Hi."}]}))
+    result = numbers("chair", captions, "--ground-truth", tmp_path)
+    assert result["metrics"]["CHAIRs"] == 0.5
+    assert "1 images are not in the ground truth" in result["notes"][0]
+    with pytest.raises(RevisitError, match="do the two belong together"):
+        run("chair", lines(tmp_path / "d.jsonl", [{"image_id": 9, "caption": ""}]), "--ground-truth", tmp_path)
+
+
+@needs_data
+def test_chair_from_lmms_eval_samples(tmp_path: Path):
+    row = {
+        "doc_id": 0,
+        "doc": {"question_id": "4", "gt_object": ["dog"]},
+        "resps": [["A cat."]],
+        "filtered_resps": ["A cat."],
+    }
+    assert numbers("chair", lines(tmp_path / "s.jsonl", [row]))["metrics"]["CHAIRi"] == 1.0
+
+
+@needs_data
+@pytest.mark.parametrize("parser", ["official", "vcd", "opera", "harness"])
+def test_pope_with_the_official_questions(tmp_path: Path, parser: str):
+    questions = SHARED / "data/pope/aokvqa_pope_seem_popular.json"  # a pretty-printed array
+    rows = json.loads(questions.read_text())
+    said = ["Yes", "No, there is not.", "no", "I do not know"]
+    texts = [said[n % 4] for n in range(len(rows))]
+    keyed = [{"question_id": r["question_id"], "text": t} for r, t in zip(rows, texts, strict=True)]
+    want = pope.score_answers(
+        ((str(n), t, r["label"]) for n, (r, t) in enumerate(zip(rows, texts, strict=True))), parser
+    )
+    result = numbers("pope", lines(tmp_path / "a.jsonl", keyed[::-1]), "--questions", questions, "--parser", parser)
+    assert result["metrics"] == want.metrics
+    assert result["version"] == f"pope-{parser}-1"
+    ordered = [{"question": r["text"], "answer": t} for r, t in zip(rows, texts, strict=True)]
+    assert numbers("pope", lines(tmp_path / "b.jsonl", ordered), "--questions", questions, "--parser", parser) == result
+    ours = [{"id": f"aokvqa_popular/{r['question_id']}", "text": t} for r, t in zip(rows, texts, strict=True)]
+    assert numbers("pope", lines(tmp_path / "c.jsonl", ours), "--questions", questions, "--parser", parser) == result
+
+
+def test_pope_from_harness_files(tmp_path: Path):
+    docs = [
+        {
+            "doc_id": n,
+            "doc": {"id": str(n), "question_id": "1", "answer": label, "category": kind},
+            "filtered_resps": [said],
+        }
+        for n, (label, kind, said) in enumerate(
+            [("yes", "random", "Yes"), ("no", "popular", "yes"), ("no", "random", "no")]
+        )
+    ]
+    docs[2]["doc"]["question_id"] = "2"
+    result = numbers("pope", lines(tmp_path / "s.jsonl", docs), "--parser", "harness")
+    assert result["metrics"]["random/accuracy"] == 1.0
+    assert result["metrics"]["popular/accuracy"] == 0.0
+    table = tmp_path / "k.tsv"
+    table.write_text("index\tcategory\tanswer\tprediction\n0\trandom,popular\tYes\tYes.\n1\tpopular\tNo\tyes\n")
+    result = numbers("pope", table, "--parser", "vlmevalkit")
+    assert result["metrics"]["popular/precision"] == 0.5
+    assert result["metrics"]["random/accuracy"] == 1.0
+
+
+def test_repope_takes_answers_to_all_of_pope(tmp_path: Path):
+    questions = lines(
+        tmp_path / "coco_repope_random.json", [{"question_id": 2, "image": "x.jpg", "text": "?", "label": "no"}]
+    )
+    answers = lines(tmp_path / "a.jsonl", [{"question_id": n, "text": "No"} for n in (1, 2, 3)])
+    result = numbers("repope", answers, "--questions", questions)
+    assert result["metrics"]["accuracy"] == 1.0
+    assert result["items"] == 1
+    assert result["metrics"]["precision"] is None  # undefined, and so not a number
+
+
+@needs_data
+def test_vqav2_must_be_complete(tmp_path: Path):
+    annotations = SHARED / "data/vqav2/vqa_v2_train2014_subset2962_annotations.json.gz"
+    import gzip
+
+    notes = json.loads(gzip.decompress(annotations.read_bytes()))["annotations"]
+    results = tmp_path / "r.json"
+    results.write_text(json.dumps([{"question_id": n["question_id"], "answer": "yes"} for n in notes]))
+    result = numbers("vqav2", results, "--annotations", annotations)
+    assert result["items"] == 2962
+    assert 20 < result["metrics"]["accuracy"] < 40
+    results.write_text(json.dumps([{"question_id": n["question_id"], "answer": "yes"} for n in notes[:10]]))
+    with pytest.raises(RevisitError, match="2952 of 2962 items have no answer"):
+        run("vqav2", results, "--annotations", annotations)
+    part = numbers("vqav2", results, "--annotations", annotations, "--subset")
+    assert part["items"] == 10
+    assert part["notes"] == ["Scored the 10 answered of 2962 items."]
+
+
+@needs_data
+def test_mmmu_both_ways():
+    examples = SHARED / "data/mmmu/example_outputs/llava1.5_13b"
+    golden = json.loads((SHARED / "golden/mmmu.json").read_text())["end_to_end"]["llava1.5_13b"]
+    parsed = numbers("mmmu", examples)
+    assert parsed["metrics"]["micro"] == pytest.approx(golden["micro"], abs=1e-9)
+    letters = numbers(
+        "mmmu", examples / "total_val_output.json", "--answers", SHARED / "data/mmmu/answer_dict_val.json"
+    )
+    assert round(letters["metrics"]["micro"], 3) == golden["eval_only"]["Overall"]["acc"]
+
+
+@needs_data
+def test_hallusionbench_by_rule_by_label_and_from_a_map(tmp_path: Path):
+    rows = json.loads((SHARED / "data/hallusionbench/HallusionBench.json").read_text())
+    labels = json.loads((SHARED / "golden/hallusionbench.json").read_text())["sets"]["random_50"]
+    want = labels["official"]["all"]
+    key = lambda r: "_".join(r[k] for k in ("category", "subcategory", "set_id", "figure_id", "question_id"))  # noqa: E731
+    judged = tmp_path / "judged.json"
+    judged.write_text(
+        json.dumps([r | {"model_prediction": "x", "gpt4v_output_gpt_check": labels["labels"][key(r)]} for r in rows])
+    )
+    given = tmp_path / "labels.json"
+    given.write_text(json.dumps(labels["labels"]))
+    questions = SHARED / "data/hallusionbench/HallusionBench.json"
+    for result in (numbers("hallusionbench", judged), numbers("hallusionbench", given, "--questions", questions)):
+        assert result["version"] == "hallusionbench-labels-1"
+        for name in ("qAcc", "fAcc", "aAcc", "easy_aAcc", "hard_aAcc"):
+            assert round(result["metrics"][name], 4) == want[name]
+    by_rule = numbers("hallusionbench", judged, "--judge", "rule")
+    assert by_rule["version"] == "hallusionbench-rule-1"
+    assert by_rule["metrics"]["VD/aAcc"] == 0.0
+    sample = SHARED / "data/hallusionbench/HallusionBench_result_sample.json"
+    with pytest.raises(RevisitError, match="give --questions"):
+        run("hallusionbench", sample)
+    assert numbers("hallusionbench", sample, "--questions", questions, "--subset")["items"] == 254
+
+
+def test_mme_result_folder(tmp_path: Path):
+    (tmp_path / "count.txt").write_text("1.jpg\tTwo?\tYes\tYes\n1.jpg\tSix?\tNo\tYes, six\n")
+    result = numbers("mme", tmp_path)
+    assert result["metrics"]["count/score"] == 50.0
+
+
+def test_llava_reviews(tmp_path: Path):
+    row = {"question_id": 1, "category": "llava_bench_conv", "tuple": [8.0, 4.0], "content": "8 4\nwhy"}
+    assert numbers("llava_bench", lines(tmp_path / "r.jsonl", [row]))["metrics"] == {"all": 50.0, "conv": 50.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("chiar", "x"), "Did you mean 'chair'"),
+        (("chair", "x.jsonl"), "does not exist"),
+        (("pope", "a.jsonl", "--parser", "vdc"), "Did you mean 'vcd'"),
+        (("pope", "a.jsonl", "--ground-truth", "gt.json"), "scored with --questions here, not with --ground-truth"),
+        (("chair", "a.jsonl", "--parser", "vcd"), "Unknown option of benchmark 'chair'"),
+        (("chair", "a.jsonl"), "CHAIR needs --ground-truth"),
+        (("pope", "a.jsonl"), r"a\.jsonl line 1 carries no label"),
+        (("mmmu", "a.jsonl"), "carries no gold answer"),
+    ],
+)
+def test_mistakes_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    lines(tmp_path / "a.jsonl", [{"question_id": 1, "text": "Yes"}])
+    with pytest.raises(RevisitError, match=message) as caught:
+        run(*arguments)
+    assert "\n" not in str(caught.value)
+    assert not re.search(r"Traceback", str(caught.value))
