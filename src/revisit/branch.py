@@ -126,7 +126,7 @@ class Branches:
         self._prompt = run.input_ids.shape[1]
         self._branches: list[Branch] = []
         self._wish = True  # whether to stack if it can be done
-        self._clean_shift = 0
+        self.clean_shift = 0  # columns of padding that the shared cache has before the clean prompt
         self._cache: Any = None  # the clean branch's cache while other branches' rows are in it
         self.stacked: bool | None = None  # whether the branches share one forward; None until the second token
         self.contrasting = False  # true while a forward runs that has no clean rows
@@ -164,7 +164,7 @@ class Branches:
                     own = self._model(**part, return_dict=True)
                 self._keep(branch, own)
             return outputs
-        shifts = [self._clean_shift, *(branch.shift for branch in self._branches)]
+        shifts = [self.clean_shift, *(branch.shift for branch in self._branches)]
         merged = merge(parts, shifts)
         assert merged is not None  # every step looks like the first, which could be merged
         for number, branch in enumerate(self._branches, 1):
@@ -229,7 +229,7 @@ class Branches:
                         for layer, shift in zip(layers, shifts, strict=True)
                     ]
                     setattr(layers[0], name, torch.cat(padded))
-        self._cache, self._clean_shift = caches[0], shifts[0]
+        self._cache, self.clean_shift = caches[0], shifts[0]
         for branch, shift in zip(self._branches, shifts[1:], strict=True):
             branch.shift, branch.kwargs[CACHE] = shift, self._cache
         return True
@@ -250,8 +250,8 @@ class Branches:
             return
         for layer in self._cache.layers:
             if layer.is_initialized and layer.keys.shape[0] > self._rows:
-                layer.keys = layer.keys[: self._rows, :, self._clean_shift :]
-                layer.values = layer.values[: self._rows, :, self._clean_shift :]
+                layer.keys = layer.keys[: self._rows, :, self.clean_shift :]
+                layer.values = layer.values[: self._rows, :, self.clean_shift :]
         self._cache = None
 
 

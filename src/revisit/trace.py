@@ -60,6 +60,7 @@ class Trace:
     rows: list[RowTrace] = field(default_factory=list)
     method: dict[str, Any] = field(default_factory=dict)
     layers: tuple[int, ...] = ()
+    links: list[Trace] = field(default_factory=list)  # of a chain: the counters of each of its methods
 
     def summary(self) -> dict[str, Any]:
         """Totals over all rows."""

@@ -14,7 +14,14 @@ REGISTRY = {
     "revisit": ("revisit", "ReVisiT"),
     "dola": ("dola", "DoLa"),
     "vcd": ("vcd", "VCD"),
+    "m3id": ("m3id", "M3ID"),
+    "deco": ("deco", "DeCo"),
+    "icd": ("icd", "ICD"),
+    "pai": ("pai", "PAI"),
+    "sid": ("sid", "SID"),
+    "avisc": ("avisc", "AvisC"),
     "apc": ("apc", "APC"),
+    "chain": ("chain", "Chain"),
 }
 
 

@@ -12,6 +12,7 @@ from revisit.errors import RevisitError, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from typing_extensions import Self
 
     from revisit.decoding import Run
 
@@ -33,6 +34,10 @@ class Method:
     def begin(self, run: Run) -> Refine:
         """Prepare for one call: what returns is given the raw logits of every step, before any other processor."""
         raise NotImplementedError  # every method defines it
+
+    def bind(self, processor: Any) -> Self:
+        """This method with whatever it needs of the model's processor (words as token ids); itself if it needs nothing."""
+        return self
 
     def __call__(
         self,

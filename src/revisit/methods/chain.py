@@ -1,0 +1,91 @@
+"""Several methods one after the other: each is given what the one before it made of the logits.
+
+The first sees the model's own logits. Contrasted runs and projected states are always the model's own: what is chained
+is the scores. All contrasted runs of a chain share one batch. `Chain([VCD(), ReVisiT()])` thus refines, by the vision
+token that agrees most, the distribution that VCD arrived at, over the tokens that VCD left.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from revisit.errors import RevisitError
+from revisit.methods.base import Method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from revisit.decoding import Run
+    from revisit.methods.base import Refine
+
+
+@dataclass(frozen=True)
+class Chain(Method):
+    """Settings of a chain.
+
+    methods: the methods in the order in which they act, or their names, as in "vcd,revisit".
+    """
+
+    methods: tuple[Any, ...] = ()
+
+    name = "chain"
+    summary = "several methods one after the other, as in methods=vcd,revisit"
+    cost = "what its methods cost; one more row per sequence for each contrast"
+    source = "—"
+
+    def __post_init__(self) -> None:
+        from revisit.methods import get
+
+        given: Any = self.methods
+        if isinstance(given, str):
+            given = [name.strip() for name in given.split(",") if name.strip()]
+        if not isinstance(given, Sequence) or not given:
+            raise RevisitError("Chain: methods must be a list of methods or of their names, such as [VCD(), ReVisiT()].")
+        made = tuple(get(method) if isinstance(method, str) else method for method in given)
+        for method in made:
+            if not isinstance(method, Method) or isinstance(method, Chain):
+                raise RevisitError(f"Chain: {method!r} cannot be a link; it takes methods such as VCD() and ReVisiT().")
+        object.__setattr__(self, "methods", made)
+
+    @classmethod
+    def official(cls, methods: Sequence[Any], **overrides: Any) -> Chain:
+        """The published settings of each named method."""
+        from revisit.methods import find
+
+        return cls(methods=tuple(find(m).official() if isinstance(m, str) else m for m in methods), **overrides)  # type: ignore[attr-defined]
+
+    def settings(self) -> dict[str, Any]:
+        """Every link with its settings, in order."""
+        return {"methods": [{"name": method.name, **method.settings()} for method in self.methods]}
+
+    def bind(self, processor: Any) -> Chain:
+        """This chain with every link bound."""
+        return dataclasses.replace(self, methods=tuple(method.bind(processor) for method in self.methods))
+
+    def begin(self, run: Run) -> Refine:
+        from revisit.trace import RowTrace, Trace
+
+        whole = run.trace
+        links: list[tuple[Trace, Refine]] = []
+        for method in self.methods:
+            run.trace = Trace(rows=[RowTrace() for _ in whole.rows], method={"name": method.name, **method.settings()})
+            links.append((run.trace, method.begin(run)))
+            for mine, own in zip(whole.rows, run.trace.rows, strict=True):
+                mine.vision_tokens = max(mine.vision_tokens, own.vision_tokens)
+            whole.layers = whole.layers or run.trace.layers
+        run.trace = whole
+        whole.links = [trace for trace, _ in links]
+
+        def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
+            scores = logits
+            for trace, link in links:
+                run.trace = trace
+                scores = link(input_ids, scores)
+            run.trace = whole
+            run.note_scores(input_ids, logits, scores)
+            return scores
+
+        return refine

@@ -1,0 +1,111 @@
+"""DeCo (Wang et al.): let the earlier layer that is surest about a candidate correct the final logits.
+
+1. Candidates: the likeliest tokens up to a probability mass of top_p, at most top_k of them.
+2. Among the early layers, through the final norm and the head, find the one that gives any candidate the highest
+   probability m.
+3. score = l + alpha · m · l_early on the candidates.
+
+No extra forward pass; the early layers are further rows of the head's own product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from revisit.errors import RevisitError, unknown
+from revisit.methods.base import Method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from revisit.decoding import Run
+    from revisit.methods.base import Refine
+
+
+def candidates(logits: Tensor, top_p: float, top_k: int) -> Tensor:
+    """Mask of the likeliest tokens, up to the one that brings their mass to top_p, at most top_k.  (..., V) -> (..., V)"""
+    best = logits.softmax(-1).topk(min(top_k, logits.shape[-1]), dim=-1)
+    before = best.values.cumsum(-1) - best.values  # mass of the likelier ones
+    return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, best.indices, before < top_p)
+
+
+def correct(logits: Tensor, early: Tensor, alpha: float, top_p: float, top_k: int) -> tuple[Tensor, Tensor]:
+    """The corrected scores and which layer corrected them.  (rows, V), (rows, layers, V) -> (rows, V), (rows,)"""
+    keep = candidates(logits, top_p, top_k)
+    sure = early.softmax(-1).masked_fill(~keep.unsqueeze(-2), 0.0).amax(-1)  # (rows, layers)
+    m, layer = sure.max(-1)
+    chosen = early[torch.arange(len(early), device=early.device), layer]  # (rows, V)
+    scores = logits + (alpha * m).unsqueeze(-1) * chosen if alpha else logits
+    return scores.masked_fill(~keep, -torch.inf), layer
+
+
+def correcting_layers(depth: int) -> tuple[int, ...]:
+    """The published layers, 20 to 28 of LLaVA-7B's 32, at the same relative depth of another decoder."""
+    first, last = round(20 * depth / 32), round(28 * depth / 32)
+    return tuple(range(max(1, min(first, depth - 1)), min(last, depth - 1) + 1))
+
+
+@dataclass(frozen=True)
+class DeCo(Method):
+    """Settings of DeCo; the defaults are those of its command line.
+
+    alpha: strength of the correction.
+    layers: hidden states that may correct: "late" (20 to 28 of 32, scaled to the decoder's depth) or indices.
+    top_p, top_k: the candidates: probability mass to reach, and how many at most.
+    norm: apply the decoder's "final" norm to the early states (as published), or "none".
+    """
+
+    alpha: float = 0.6
+    layers: Literal["late"] | tuple[int, ...] = "late"
+    top_p: float = 0.9
+    top_k: int = 20
+    norm: Literal["none", "final"] = "final"
+
+    name = "deco"
+    summary = "correct the final logits by the earlier layer that is surest about a candidate"
+    cost = "1 forward; head rows for the early layers"
+    source = "Wang et al., DeCo, arXiv:2410.11779"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.layers, str):
+            if self.layers != "late":
+                raise unknown("DeCo layer set", self.layers, ("late",))
+        else:
+            layers = (self.layers,) if isinstance(self.layers, int) else tuple(self.layers)
+            if not layers or any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in layers):
+                raise RevisitError(f"DeCo: layers must be late or a list of layer numbers, not {self.layers!r}.")
+            object.__setattr__(self, "layers", tuple(sorted(set(layers))))
+        self.check_range("alpha", 0, float("inf"))
+        self.check_range("top_p", 0, 1, low_open=True)
+        self.check_range("top_k", 1, float("inf"))
+        self.check_choice("norm")
+
+    @classmethod
+    def official(cls, **overrides: Any) -> DeCo:
+        """The released settings: alpha 0.6, top_p 0.9, top_k 20, layers 20 to 28 of 32."""
+        return cls(**overrides)
+
+    def begin(self, run: Run) -> Refine:
+        run.look(required=False)
+        depth = run.anatomy.depth
+        layers = correcting_layers(depth) if isinstance(self.layers, str) else self.layers
+        if layers[-1] >= depth:
+            raise RevisitError(
+                f"DeCo: layer {layers[-1]} cannot correct: this model's early layers are numbered 0 (embedding) to {depth - 1}."
+            )
+        exits = run.early_exits(layers, final_norm=self.norm == "final")
+
+        def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
+            assert run.raw is not None
+            early = exits.take(run.raw)
+            scores, layer = correct(logits, early, self.alpha, self.top_p, self.top_k)
+            if run.beams:
+                scores = scores.log_softmax(-1)
+            chosen = early[torch.arange(len(early), device=early.device), layer] if run.trace.record else None
+            run.note_scores(input_ids, logits, scores, chosen, layers=[layers[i] for i in layer.tolist()])
+            return scores
+
+        return refine

@@ -1,0 +1,111 @@
+"""M3ID (Favero et al.): contrast with the same text without its image, ever more strongly as the answer grows.
+
+1. Run the model on the prompt without its vision tokens.
+2. score = l + w·(l − l_text) with w = exp(λ·t) − 1: the longer the answer, the more of the image has been forgotten.
+3. Only the plausible tokens, p >= beta · max p, can be said. (The paper instead contrasts only where the model is
+   unsure.)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from revisit.methods.contrast import Contrastive, cut
+from revisit.methods.prompts import Boundaries
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from revisit.decoding import Run
+    from revisit.methods.base import Refine
+
+
+def weight(t: int, decay: float, cap: float | None = None) -> float:
+    """(1 − γ)/γ with γ = exp(−decay·t), at most `cap`; grows without bound otherwise."""
+    grown = math.expm1(min(decay * t, 50.0))  # e^50 leaves nothing of the first term, and still fits float32
+    return grown if cap is None else min(grown, cap)
+
+
+def contrast(
+    logits: Tensor, text: Tensor, w: float, beta: float, gate: float | None = None, normalize: bool = False
+) -> Tensor:
+    """l + w·(l − l_text) where l allows it, -inf elsewhere.  (..., V), (..., V) -> (..., V)
+
+    With `gate`, rows whose best token has p >= gate keep their logits. `normalize` uses log-probabilities on both sides,
+    which shifts a row by a constant.
+    """
+    if normalize:
+        logits, text = logits.log_softmax(-1), text.log_softmax(-1)
+    scores = logits + w * (logits - text) if w else logits
+    if gate is not None:
+        unsure = logits.softmax(-1).amax(-1, keepdim=True) < gate
+        scores = torch.where(unsure, scores, logits)
+    return cut(scores, logits, beta)
+
+
+@dataclass(frozen=True)
+class M3ID(Boundaries, Contrastive):
+    """Settings of M3ID; the defaults are those of RITUAL's code, which most comparisons use.
+
+    decay: λ, how fast the image is forgotten.
+    beta: how unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
+    start: t of the first token; 0 leaves it as the model says it.
+    cap: largest weight of the contrast, or None.
+    gate: contrast only where the likeliest token has a smaller probability than this, or None for everywhere.
+    normalize: combine log-probabilities instead of logits.
+    """
+
+    decay: float = 0.02
+    beta: float = 0.1
+    start: int = 0
+    cap: float | None = None
+    gate: float | None = None
+    normalize: bool = False
+
+    name = "m3id"
+    summary = "contrast with the same text without its image, more strongly at every step"
+    cost = "2 rows per sequence, a second prefill without the image"
+    source = "Favero et al., M3ID, arXiv:2403.14003"
+
+    def __post_init__(self) -> None:
+        self.check_mode()
+        self.check_range("decay", 0, float("inf"))
+        self.check_range("beta", 0, 1)
+        self.check_range("start", 0, float("inf"))
+        for field in ("cap", "gate"):
+            if getattr(self, field) is not None:
+                self.check_range(field, 0, float("inf"))
+
+    @classmethod
+    def official(cls, **overrides: Any) -> M3ID:
+        """RITUAL's variant: logits, t from 0. There is no code by the authors."""
+        return cls(**overrides)
+
+    @classmethod
+    def avisc(cls, **overrides: Any) -> M3ID:
+        """AvisC's variant: log-probabilities, t from 1."""
+        return cls(**{"start": 1, "normalize": True, **overrides})
+
+    @classmethod
+    def paper(cls, **overrides: Any) -> M3ID:
+        """The paper's rule, gated by confidence and without a cut; its constants are those of a faithful port."""
+        return cls(**{"decay": 0.005, "beta": 0.0, "gate": 0.3, "cap": 5.0, **overrides})
+
+    def begin(self, run: Run) -> Refine:
+        from revisit.branch import add_branch
+        from revisit.prompt import edited, without_image
+
+        mask = run.look()
+        around = self.boundaries(run)
+        text = edited(run, mask, lambda _, ids, vision: without_image(ids, vision, around), pixels=False)
+        branch = add_branch(run, text, stacked=self.mode == "stacked")
+
+        def combine(logits: Tensor, other: Tensor, step: int) -> Tensor:
+            w = weight(step + self.start, self.decay, self.cap)
+            return contrast(logits, other, w, self.beta, self.gate, self.normalize)
+
+        return self.contrasted(run, branch, mask.any(-1), combine)

@@ -1,0 +1,142 @@
+"""PAI (Liu et al.): pay more attention to the image, and contrast with the same text without it.
+
+1. Attention: in all but the first layers, the last position's scores for vision tokens grow by alpha · |score|.
+2. Guidance: with c and u the log-probabilities with and without the image, score = γ·(c − u) + u on the plausible
+   tokens, p >= beta · max p.
+
+Either part can be left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from revisit.errors import RevisitError
+from revisit.methods.contrast import Contrastive, cut
+from revisit.methods.prompts import Boundaries
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from revisit.attention import Call
+    from revisit.decoding import Run
+    from revisit.methods.base import Refine
+
+
+def guide(logits: Tensor, text: Tensor, gamma: float, beta: float) -> Tensor:
+    """γ·(c − u) + u of the two log-distributions where c allows it, -inf elsewhere.  (..., V), (..., V) -> (..., V)"""
+    c, u = logits.log_softmax(-1), text.log_softmax(-1)
+    return cut(gamma * (c - u) + u if gamma != 1 else c, c, beta)
+
+
+def amplify(scores: Tensor, image: Tensor, alpha: float) -> Tensor:
+    """Attention scores with alpha · |score| added at the image's columns.  (rows, heads, n), (rows, n) -> (rows, heads, n)"""
+    return torch.where(image.unsqueeze(1), scores + alpha * scores.abs(), scores)
+
+
+@dataclass(frozen=True)
+class PAI(Boundaries, Contrastive):
+    """Settings of PAI; the defaults are those of its documentation.
+
+    alpha: how much more attention the image gets; 0 leaves attention alone.
+    gamma: strength of the guidance; None runs no second branch and guides nothing.
+    beta: how unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
+    first_layer: the first decoder layer (from 0) whose attention is changed.
+    at_prompt: also change the attention that gives the first token; None does so only without guidance, as published.
+    """
+
+    alpha: float = 0.2
+    gamma: float | None = 1.1
+    beta: float = 0.1
+    first_layer: int = 2
+    at_prompt: bool | None = None
+
+    name = "pai"
+    summary = "more attention to the image, and guidance away from the text alone"
+    cost = "2 rows per sequence, a second prefill without the image (1 without guidance)"
+    source = "Liu et al., PAI, arXiv:2407.21771"
+
+    def __post_init__(self) -> None:
+        self.check_mode()
+        self.check_range("alpha", 0, float("inf"))
+        self.check_range("beta", 0, 1)
+        self.check_range("first_layer", 0, float("inf"))
+        if self.gamma is not None:
+            self.check_range("gamma", 0, float("inf"))
+        elif self.alpha == 0:
+            raise RevisitError("PAI: with alpha 0 and gamma none there is nothing left to do; set one of them.")
+
+    @classmethod
+    def official(cls, **overrides: Any) -> PAI:
+        """The documented settings: alpha 0.2, gamma 1.1, from layer 2 on."""
+        return cls(**overrides)
+
+    @classmethod
+    def guidance(cls, **overrides: Any) -> PAI:
+        """The guidance alone, which works with every attention kernel."""
+        return cls(**{"alpha": 0.0, **overrides})
+
+    def begin(self, run: Run) -> Refine:
+        from revisit.branch import add_branch
+        from revisit.prompt import edited, without_image
+
+        mask = run.look()
+        seen = self._attend(run, mask) if self.alpha else {0}
+        if self.gamma is None:
+            return self._plain(run, mask.any(-1), seen)
+        around, gamma = self.boundaries(run), self.gamma
+        text = edited(run, mask, lambda _, ids, vision: without_image(ids, vision, around), pixels=False)
+        branch = add_branch(run, text, stacked=self.mode == "stacked")
+
+        def combine(logits: Tensor, other: Tensor, step: int) -> Tensor:
+            _check(seen, step)
+            return guide(logits, other, gamma, self.beta)
+
+        return self.contrasted(run, branch, mask.any(-1), combine)
+
+    def _attend(self, run: Run, mask: Tensor) -> set[int]:
+        """Change the attention of the clean rows for the rest of the call; the layers where it was done."""
+        from revisit.attention import watching
+
+        first = min(self.first_layer, run.anatomy.depth - 1)
+        at_prompt = self.gamma is None if self.at_prompt is None else self.at_prompt
+        rows, seen = len(mask), set[int]()
+
+        def see(call: Call) -> Callable[[Tensor], Tensor] | None:
+            skip = call.layer < first or getattr(run.loop_model, "contrasting", False)
+            if skip or (call.query.shape[2] > 1 and not at_prompt):
+                return None
+            image = call.columns(mask, getattr(run.loop_model, "clean_shift", 0))  # (rows, n)
+            weights = amplify(call.last_scores()[:rows], image, self.alpha).softmax(-1)  # (rows, heads, n)
+            grouped = weights.unflatten(1, (call.value.shape[1], -1)) @ call.value[:rows].float()
+            last = grouped.flatten(1, 2)  # (rows, heads, d)
+            seen.add(call.layer)
+
+            def replace(output: Tensor) -> Tensor:
+                output[:rows, -1] = last.to(output.dtype)
+                return output
+
+            return replace
+
+        run.stack.enter_context(watching(run.anatomy, see, "PAI"))
+        return seen
+
+    def _plain(self, run: Run, has_image: Tensor, seen: set[int]) -> Refine:
+        def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
+            _check(seen, input_ids.shape[1] - run.input_ids.shape[1])
+            run.note_scores(input_ids, logits, logits, acted=has_image)
+            return logits
+
+        return refine
+
+
+def _check(seen: set[int], step: int) -> None:
+    if step > 0 and not seen:
+        raise RevisitError(
+            "PAI: this model computes its attention without transformers' attention interface, so it could not be changed: use "
+            "PAI.guidance(), which leaves attention alone."
+        )

@@ -1,0 +1,138 @@
+"""SID (Huo et al.): contrast with a run that sees only the vision tokens the text attends to least.
+
+1. A second run of the same prompt goes through its first layers normally. There, the attention of the newest position,
+   averaged over heads, says which vision tokens matter least.
+2. From that layer on it sees only those (and all text): what it then says is hallucination induced by the image's
+   unimportant parts.
+3. score = (1 + alpha)·l − alpha·l_induced on the plausible tokens, p >= beta · max p.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from revisit.errors import RevisitError
+from revisit.methods.contrast import Contrastive, cut
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from revisit.attention import Call
+    from revisit.branch import Branch
+    from revisit.decoding import Run
+    from revisit.methods.base import Refine
+
+
+def contrast(logits: Tensor, induced: Tensor, alpha: float, beta: float) -> Tensor:
+    """(1 + alpha)·l − alpha·l_induced where l allows it, -inf elsewhere.  (..., V), (..., V) -> (..., V)"""
+    return cut((1 + alpha) * logits - alpha * induced, logits, beta)
+
+
+def least_attended(attention: Tensor, image: Tensor, counts: Tensor) -> Tensor:
+    """Mask of each row's `counts` image columns with the least attention, first on ties.  (rows, n) -> (rows, n)"""
+    order = attention.masked_fill(~image, torch.inf).argsort(dim=-1, stable=True)
+    rank = order.argsort(-1)  # place of each column in that order
+    return image & (rank < counts.unsqueeze(-1))
+
+
+def budget(keep: int | float | None, tokens: Tensor, model_type: str) -> Tensor:
+    """How many vision tokens each row keeps: a number, a share, or the published share of the family.  (rows,) -> (rows,)
+
+    Published: 100 of LLaVA-1.5's 576, and a tenth for families whose images have varying numbers of tokens.
+    """
+    if isinstance(keep, int):
+        return tokens.clamp_max(keep)
+    share = (100 / 576 if model_type in ("llava", "vipllava") else 0.1) if keep is None else keep
+    return (tokens * share).round().long().clamp_min(1)
+
+
+@dataclass(frozen=True)
+class SID(Contrastive):
+    """Settings of SID.
+
+    alpha: strength of the contrast; the released scripts run 0.5, whatever their command line says.
+    beta: how unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
+    layer: the decoder layer (from 0) from which on the contrasted run sees less; at least 1.
+    keep: vision tokens that it still sees: a number, a share of them, or None for the published budget of the family.
+    constraint: cut implausible tokens "always", or only when "sampling" as the released code.
+    """
+
+    alpha: float = 0.5
+    beta: float = 0.1
+    layer: int = 2
+    keep: int | float | None = None
+    constraint: Literal["always", "sampling"] = "always"
+
+    name = "sid"
+    summary = "contrast with a run that sees only the least attended vision tokens"
+    cost = "2 rows per sequence, 2 prefills"
+    source = "Huo et al., SID, arXiv:2408.02032"
+
+    def __post_init__(self) -> None:
+        self.check_mode()
+        self.check_choice("constraint")
+        self.check_range("alpha", 0, float("inf"))
+        self.check_range("beta", 0, 1)
+        self.check_range("layer", 1, float("inf"))
+        if self.keep is not None:
+            self.check_range("keep", 0, 1 if isinstance(self.keep, float) else float("inf"))
+
+    @classmethod
+    def official(cls, **overrides: Any) -> SID:
+        """The released code as it runs: no plausibility cut under greedy decoding. Its caption script keeps 50 tokens."""
+        return cls(**{"constraint": "sampling", **overrides})
+
+    def begin(self, run: Run) -> Refine:
+        from revisit.attention import watching
+        from revisit.branch import add_branch
+
+        mask = run.look()
+        if self.layer >= run.anatomy.depth:
+            raise RevisitError(
+                f"SID: layer {self.layer} does not exist: this model's decoder layers are numbered 0 to {run.anatomy.depth - 1}."
+            )
+        branch = add_branch(run, None, stacked=self.mode == "stacked")
+        counts = budget(self.keep, mask.sum(-1), run.model.config.model_type)
+        masker = Masker(branch, mask, counts, self.layer)
+        run.stack.enter_context(watching(run.anatomy, masker.see, "SID"))
+        beta = self.beta if self.constraint == "always" or run.generation_config.do_sample else 0.0
+
+        def combine(logits: Tensor, other: Tensor, _: int) -> Tensor:
+            masker.check()
+            return contrast(logits, other, self.alpha, beta)
+
+        return self.contrasted(run, branch, mask.any(-1), combine)
+
+
+class Masker:
+    """Hides all but the least attended vision tokens from one branch's rows, from a layer on, anew in every forward."""
+
+    def __init__(self, branch: Branch, mask: Tensor, counts: Tensor, layer: int) -> None:
+        self.branch, self.mask, self.counts, self.layer = branch, mask, counts, layer
+        self.hidden: Tensor | None = None  # (rows, n) columns that the running forward hides
+
+    def see(self, call: Call) -> None:
+        rows = self.branch.live
+        if rows is None or call.layer < self.layer - 1:
+            return
+        if call.layer == self.layer - 1:
+            image = call.columns(self.mask, self.branch.shift)
+            attention = call.last_attention()[rows]
+            self.hidden = image & ~least_attended(attention, image, self.counts.to(image.device))
+            return
+        assert self.hidden is not None
+        visible = call.visible().expand(call.query.shape[0], -1, -1, -1).clone()  # (rows of all branches, 1, q, n)
+        q, total = visible.shape[-2:]
+        own = torch.eye(total, dtype=torch.bool, device=visible.device)[total - q :]  # a hidden token still sees itself
+        visible[rows] &= ~self.hidden[:, None, None, :] | own
+        call.hide(visible)
+
+    def check(self) -> None:
+        if self.hidden is None:
+            raise RevisitError(
+                "SID: this model computes its attention without transformers' attention interface, so it could not be masked: use "
+                "another method."
+            )
