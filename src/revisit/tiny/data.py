@@ -22,10 +22,10 @@ from revisit.tiny.catalog import CATEGORIES, COLOURS, PATCH_WORDS
 from revisit.tiny.dice import Dice
 from revisit.tiny.model import ASSISTANT, BOS, EOS, IMAGE, MEAN, SLOTS, STD, USER, word_id
 from revisit.tiny.scenes import GRID, SIZE, Scene, patch_labels, render, scene
-from revisit.tiny.text import DESCRIBE, Turn, caption, questions
+from revisit.tiny.text import DESCRIBE, Turn, caption, checklist, questions
 
 STREAM = "train"
-LONGEST = 200  # tokens of a training sequence
+LONGEST = 200  # tokens of a training sequence before its checklist
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,11 @@ class Mixture:
 
     scenes: int = 60_000  # different pictures
     flat: float = 0.25  # share of scenes without any habit of place
-    first_flat: float = 0.7  # the same share in the first half of the language stage, where seeing is learnt
+    first_flat: float = 0.7  # the same share at the beginning of the language stage, where copying is learnt
+    checklist: int = 7  # absent objects in the checklist at the end of each sequence; 0: no checklist
     assume: float = 0.5  # chance that a caption names a missing core object of its place
     text_only: float = 0.15  # share of sequences without picture, for the language model
-    turns: int = 3  # questions after each caption
+    turns: int = 2  # questions beside each caption
     noise: float = 0.06  # share of wrong patch words in half of the written scenes
 
     def __post_init__(self) -> None:
@@ -106,7 +107,7 @@ def corpus(mixture: Mixture, seed: int, n: int) -> list[str]:
     for index in range(n):
         drawn, dice = training_scene(mixture, seed, index), Dice(f"corpus/{seed}/{index}")
         out.append(caption(drawn, dice, mixture.assume))
-        out.extend(f"{turn.question} {turn.answer}" for turn in questions(drawn, dice, mixture.turns))
+        out.extend(f"{turn.question} {turn.answer}" for turn in questions(drawn, dice, 3))
     out.extend(DESCRIBE)
     out.extend(" " + " ".join((*PATCH_WORDS, *COLOURS)) for _ in range(4))
     return out
@@ -140,13 +141,17 @@ class Writer:
             word_id(tokenizer, w) for w in (*forms, *COLOURS, "two", "three", "left", "right", "top", "bottom")
         }
         self.content |= {tokenizer.encode(w)[0] for w in ("Yes", "No")}
+        self.verdicts = {word_id(tokenizer, "yes"), word_id(tokenizer, "no")}
         self.encode = lru_cache(maxsize=50_000)(lambda text: tuple(tokenizer.encode(text)))
 
     def turns(self, drawn: Scene, dice: Dice) -> list[Turn]:
         """A caption and questions, the caption first half of the time and anywhere otherwise."""
         told = Turn("caption", dice.pick(DESCRIBE), caption(drawn, dice, self.mixture.assume))
         asked = questions(drawn, dice, self.mixture.turns)
-        return [told, *asked] if dice.chance(0.5) else dice.shuffled([told, *asked])
+        turns = [told, *asked] if dice.chance(0.5) else dice.shuffled([told, *asked])
+        if self.mixture.checklist:  # at the end, where nothing before it can be copied from it
+            turns.append(checklist(drawn, dice, self.mixture.checklist))
+        return turns
 
     def row(self, index: int, key: str, pictured: bool) -> tuple[list[int], list[int], list[bool], list[float]]:
         """One scene as tokens, tints, slot flags and weights."""
@@ -167,14 +172,21 @@ class Writer:
         for number, turn in enumerate(turns):
             question, answer = self.encode(turn.question), self.encode(turn.answer)
             start = [] if number == 0 else [self.user]
-            if len(ids) + len(start) + len(question) + len(answer) + 2 > LONGEST:
+            length = len(ids) + len(start) + len(question) + len(answer) + 2
+            if length > LONGEST and turn.kind != "checklist":
                 continue  # a rare long conversation would pad all the others
             ids += [*start, *question, self.assistant, *answer, self.eos]
             weights += [0.1] * (len(start) + len(question) + 1)
-            weights += [4.0 if len(answer) == 1 or token in self.content else 0.6 for token in answer] + [0.6]
+            weights += [*self._weights(turn.kind, answer), 0.6]
         tints += [-1] * (len(ids) - len(tints))
         slots += [False] * (len(ids) - len(slots))
         return ids, tints, slots, weights
+
+    def _weights(self, kind: str, answer: Sequence[int]) -> list[float]:
+        """Words that only the picture can tell count most; a checklist's arbitrary choice of nouns hardly counts."""
+        if kind == "checklist":
+            return [3.0 if token in self.verdicts else 0.1 for token in answer]
+        return [4.0 if len(answer) == 1 or token in self.content else 0.6 for token in answer]
 
     def _noisy(self, words: np.ndarray, dice: Dice) -> np.ndarray:
         if self.mixture.noise and dice.chance(0.5):

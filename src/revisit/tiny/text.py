@@ -30,7 +30,7 @@ _NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four"}
 class Turn:
     """A question about a scene with its answer, and what kind it is."""
 
-    kind: str  # caption | presence | count | colour | position | choice
+    kind: str  # caption | presence | count | colour | position | choice | checklist
     question: str
     answer: str
 
@@ -149,6 +149,13 @@ def absent(scene: Scene, dice: Dice) -> Category:
     likely = [BY_NOUN[n] for n in scene.place.usual if n not in scene.nouns]
     anything = [c for c in CATEGORIES if c.noun not in scene.nouns]
     return dice.pick(likely if likely and dice.chance(0.5) else anything)
+
+
+def checklist(scene: Scene, dice: Dice, absent_ones: int) -> Turn:
+    """Every object of the scene and some absent ones, each directly followed by yes or no; only used in training."""
+    missing = {absent(scene, dice).noun for _ in range(absent_ones)}
+    entries = [f"{noun} yes" for noun in scene.nouns] + [f"{noun} no" for noun in sorted(missing)]
+    return Turn("checklist", "Check what is in the image.", f"There: {', '.join(dice.shuffled(entries))}.")
 
 
 def count(scene: Scene, noun: str, short: bool = False) -> Turn:

@@ -62,8 +62,9 @@ class Recipe:
     mixture: Mixture = field(default_factory=Mixture)
     vision: Stage = Stage(steps=2400, rows=64, rate=1.5e-3)
     language: Stage = Stage(steps=1100, rows=16, rate=1.5e-3)
-    projector: Stage = Stage(steps=500, rows=48, rate=2e-3)
-    tune: Stage = Stage(steps=500, rows=16, rate=2e-4)
+    projector: Stage = Stage(steps=300, rows=48, rate=2e-3)
+    tune: Stage = Stage(steps=800, rows=16, rate=5e-4)
+    first_steps: int = 400  # of the language stage, mostly on flat scenes and without checklists
     tokenizer_scenes: int = 6000
 
     def shortened(self, steps: int) -> Recipe:
@@ -170,10 +171,11 @@ class Trainer:
         """Train the language model on text and on scenes written as words."""
         model, stage, recipe = self._model(), self.recipe.language, self.recipe
         late = Writer(self.tokenizer(), recipe.mixture, recipe.seed)
-        early = Writer(self.tokenizer(), replace(recipe.mixture, flat=recipe.mixture.first_flat), recipe.seed)
+        first = replace(recipe.mixture, flat=recipe.mixture.first_flat, turns=3, checklist=0)
+        early = Writer(self.tokenizer(), first, recipe.seed)
 
         def loss_of(step: int) -> tuple[Tensor, dict[str, float]]:
-            writer = early if 2 * step < stage.steps else late
+            writer = early if step < recipe.first_steps else late
             chosen = self.indices("language", step, stage.rows, recipe.mixture.scenes)
             batch = writer.batch(chosen, f"language/{step}", recipe.mixture.text_only)
             return _spoken(model, batch, _written(model, batch))
@@ -291,10 +293,11 @@ def _spoken(model: LlavaForConditionalGeneration, batch: Batch, embedded: Tensor
     logits = model.lm_head(hidden[:, :-1][keep])  # (kept, vocabulary)
     each = F.cross_entropy(logits, batch.ids[:, 1:][keep], reduction="none")
     weight = batch.weight[:, 1:][keep]
-    content, slots = weight > 1, batch.slot[:, 1:][keep]
+    content, verdicts, slots = weight == 4, weight == 3, batch.slot[:, 1:][keep]
     return (each * weight).sum() / weight.sum(), {
         "content": each[content].mean().item(),
         "right_content": (logits.argmax(-1) == batch.ids[:, 1:][keep])[content].float().mean().item(),
+        "verdicts": each[verdicts].mean().item() if bool(verdicts.any()) else 0.0,
         "slots": each[slots].mean().item() if bool(slots.any()) else 0.0,
     }
 
@@ -339,7 +342,7 @@ def _identity(recipe: Recipe, name: str) -> dict[str, Any]:
         shape = {key: value for key, value in whole["shape"].items() if key.startswith("vision") or key == "head"}
         mixture = {key: whole["mixture"][key] for key in ("scenes", "flat")}
         return {"seed": recipe.seed, "shape": shape, "mixture": mixture, name: whole[name]}
-    return {key: whole[key] for key in ("seed", "shape", "mixture", name)}
+    return {key: whole[key] for key in ("seed", "shape", "mixture", "first_steps", name)}
 
 
 def _checkpoint(
