@@ -148,6 +148,17 @@ def test_a_cached_hub_snapshot_is_known_by_the_names_of_its_blobs(
     assert len(fingerprint(snapshot)) == 64
 
 
+def test_running_out_of_memory_says_what_to_do(
+    engine: LocalEngine, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(local, "generate", fail)
+    with pytest.raises(RevisitError, match="smaller --batch-size than 4"):
+        answers(engine, Plain(), Decoding(4), [jobs[:4]])
+
+
 def test_an_unknown_model_is_one_sentence() -> None:
     with pytest.raises(RevisitError, match="There is no model 'nobody/nothing'"):
         model_folder("nobody/nothing")

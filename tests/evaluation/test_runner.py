@@ -19,6 +19,7 @@ from PIL import Image
 
 from revisit.errors import RevisitError
 from revisit.evaluation import runner
+from revisit.evaluation.comparison import compare_folder
 from revisit.evaluation.engine import ahead_of
 from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.runner import job_seed, run
@@ -247,10 +248,11 @@ def test_a_second_process_is_refused_politely(tmp_path: Path, data: Path) -> Non
 
 
 @pytest.fixture
-def pictures(data: Path) -> Path:
+def pictures(tmp_path: Path) -> Path:
+    data = write_items(tmp_path / "many", 500)
     (data / "images").mkdir()
-    for i in range(23):
-        Image.new("RGB", (4, 4), (i, 0, 0)).save(data / "images" / f"{i}.png")
+    for i in range(500):
+        Image.new("RGB", (4, 4), (i % 256, i // 256, 0)).save(data / "images" / f"{i}.png")
     return data
 
 
@@ -259,10 +261,11 @@ def spoil(data: Path) -> None:
     (data / "images" / "9.png").write_bytes((data / "images" / "9.png").read_bytes()[:50])
 
 
-def test_unreadable_images_are_reported_and_nothing_is_scored(tmp_path: Path, pictures: Path) -> None:
-    pytest.importorskip("revisit.models.images")
+def test_unreadable_images_among_500_are_reported_and_nothing_is_scored(tmp_path: Path, pictures: Path) -> None:
+    whole, _ = run_here(one_cell(tmp_path / "whole", pictures))
+    good = {i: (pictures / "images" / f"{i}.png").read_bytes() for i in (4, 9)}
     spoil(pictures)
-    plan = make_plan(tmp_path / "out", pictures, models=("m1",), methods=(Shift(),))
+    plan = one_cell(tmp_path / "out", pictures)
     with pytest.raises(RevisitError, match=r"2 images could not be read: .*--skip-bad-images") as caught:
         run_here(plan)
     assert "4.png" in str(caught.value)
@@ -271,33 +274,46 @@ def test_unreadable_images_are_reported_and_nothing_is_scored(tmp_path: Path, pi
     assert results["status"] == "incomplete"
     (cell,) = results["cells"]
     assert "metrics" not in cell
-    assert cell["answers"] == 21
-    # Put right, the same command asks only for what is missing (with its batch) and scores all.
-    for i in (4, 9):
-        Image.new("RGB", (4, 4), (i, 0, 0)).save(pictures / "images" / f"{i}.png")
+    assert cell["answers"] == 498
+    with pytest.raises(RevisitError, match="no finished cell"):
+        compare_folder(tmp_path / "out")
+    # Put right, the same command asks for what is missing and scores everything.
+    for i, data in good.items():
+        (pictures / "images" / f"{i}.png").write_bytes(data)
     again, _ = run_here(plan)
-    whole, _ = run_here(replace(plan, output=tmp_path / "whole"))
     assert numbers_of(again["cells"]) == numbers_of(whole["cells"])
 
 
+def one_cell(output: Path, data: Path, **changes: Any) -> Plan:
+    return make_plan(output, data, **{"models": ("m1",), "methods": (Shift(),), "batch_size": 50, **changes})
+
+
 def test_skipping_is_on_request_and_listed(tmp_path: Path, pictures: Path) -> None:
-    pytest.importorskip("revisit.models.images")
     spoil(pictures)
-    plan = make_plan(tmp_path / "out", pictures, models=("m1",), methods=(Shift(),), skip_bad_images=True)
-    results, _ = run_here(plan)
+    results, _ = run_here(one_cell(tmp_path / "out", pictures, skip_bad_images=True))
     (cell,) = results["cells"]
     assert [entry["id"] for entry in cell["skipped"]] == ["q4", "q9"]
-    assert cell["items"] == 23
-    assert cell["metrics"]["yes"]["n"] == cell["counts"]["items"] == 21
+    assert cell["items"] == 500
+    assert cell["metrics"]["yes"]["n"] == cell["counts"]["items"] == 498
+    (table,) = compare_folder(tmp_path / "out")
+    assert table.n == 498
+    assert any("2 items were skipped" in note for note in table.notes)
 
 
 def test_a_changed_picture_is_asked_again(tmp_path: Path, pictures: Path) -> None:
-    pytest.importorskip("revisit.models.images")
-    plan = make_plan(tmp_path / "out", pictures, models=("m1",), methods=(Shift(),), batch_size=1)
+    plan = one_cell(tmp_path / "out", pictures, limit=20, batch_size=1)
     run_here(plan)
     Image.new("RGB", (4, 4), (0, 99, 0)).save(pictures / "images" / "7.png")
     _, engines = run_here(plan)
     assert engines[0].asked == [["q7"]]
+
+
+def test_results_of_another_format_are_left_alone(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "results.json").write_text('{"mine": 1}')
+    with pytest.raises(RevisitError, match="not written by this version"):
+        run_here(make_plan(tmp_path / "out", data))
+    assert (tmp_path / "out" / "results.json").read_text() == '{"mine": 1}'
 
 
 # --- plans ----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from revisit.benchmarks.base import Metric, ratio
 from revisit.errors import RevisitError, unknown
 from revisit.evaluation import statistics
-from revisit.evaluation.store import read_json
+from revisit.evaluation.store import read_json, read_results
 
 Test = Literal["permutation", "bootstrap"]
 
@@ -79,7 +79,7 @@ def compare_folder(
     resamples: int = statistics.RESAMPLES,
 ) -> list[Table]:
     """The tables of a `revisit eval` folder; the baseline is `greedy`, or the first method, unless named."""
-    results = read_json(output / "results.json")
+    results = read_results(output)
     groups: dict[tuple[str, ...], list[Scored]] = {}
     for entry in results["cells"]:
         if entry["status"] == "complete":

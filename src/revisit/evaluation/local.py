@@ -70,16 +70,21 @@ class LocalEngine(BatchEngine):
             "name": self.name,
             "fingerprint": self.fingerprint,
             "dtype": self.precision,
-            "device": "cuda" if torch.cuda.is_available() and self.device_map != "cpu" else "cpu",
+            "device": self.device,
             "engine": "local",
             "revisit": revisit.__version__,
             "code": code_digest(),
             "libraries": {name: version(name) for name in ("torch", "transformers", "tokenizers", "pillow")},
         }
 
+    @property
+    def device(self) -> str:
+        """The kind of device the model runs on."""
+        return "cuda" if torch.cuda.is_available() and self.device_map != "cpu" else "cpu"
+
     def batch_invariant(self, decoding: Decoding) -> bool:
-        """True in float32, where rows of a batch equal single runs; half precision rounds by batch shape."""
-        return self.precision == "float32"
+        """True in float32 on a CPU, where rows equal single runs; elsewhere rounding may go by the batch's shape."""
+        return self.precision == "float32" and self.device == "cpu"
 
     def answer(self, method: Any, decoding: Decoding, jobs: Sequence[Job], images: Sequence[list[Any]]) -> list[Answer]:
         """Rows without a picture are decoded plainly: no method here has anything to say about them."""
@@ -108,7 +113,8 @@ class LocalEngine(BatchEngine):
         """The answers to prepared prompts; `more` goes to generate (a cache that holds the prompts, say)."""
         model, processor = self.loaded
         trace = Trace()
-        output = generate(
+        output = self._generate(
+            len(jobs),
             model,
             **inputs,
             **more,
@@ -137,6 +143,16 @@ class LocalEngine(BatchEngine):
             )
             for number, (text, row) in enumerate(zip(texts, tokens, strict=True))
         ]
+
+    @staticmethod
+    def _generate(rows: int, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return generate(*args, **kwargs)
+        except torch.OutOfMemoryError as error:
+            advice = (
+                f"run the same command with a smaller --batch-size than {rows}" if rows > 1 else "use a smaller model"
+            )
+            raise RevisitError(f"The device ran out of memory with {rows} answers at once: {advice}.") from error
 
     def close(self) -> None:
         """Frees the weights, so that the next model of a grid finds room."""

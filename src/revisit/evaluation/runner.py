@@ -23,9 +23,7 @@ from revisit.evaluation import statistics
 from revisit.evaluation.engine import Answer, BadImage, Decoding, Engine, Job, open_engine
 from revisit.evaluation.environment import environment
 from revisit.evaluation.plan import Plan, label
-from revisit.evaluation.store import Cell, Line, digest, file_digest, locked, read_json, write_json
-
-SCHEMA = 1
+from revisit.evaluation.store import SCHEMA, Cell, Line, digest, file_digest, locked, read_results, write_json
 
 
 class Reporter(Protocol):
@@ -317,7 +315,7 @@ class Results:
         self.plan = plan
         self.started = time.time()
         self.entries: list[dict[str, Any]] = []
-        self.earlier = read_json(self.path)["cells"] if self.path.exists() else []
+        self.earlier = read_results(plan.output)["cells"] if self.path.exists() else []
         self._write("running")
 
     def add(self, entry: dict[str, Any]) -> None:

@@ -28,6 +28,8 @@ from typing import Any
 
 from revisit.errors import RevisitError
 
+SCHEMA = 1  # of results.json
+
 
 @dataclass(frozen=True)
 class Line:
@@ -122,6 +124,17 @@ def read_json(path: Path) -> Any:
         raise RevisitError(f"{path} does not exist: give the --output folder of a `revisit eval` run.") from error
     except (ValueError, UnicodeDecodeError) as error:
         raise RevisitError(f"{path} is not valid JSON ({error}); move it away and run `revisit eval` again.") from error
+
+
+def read_results(output: Path) -> Any:
+    """The results.json of an output folder; raises one sentence if it is absent or of another format."""
+    results = read_json(output / "results.json")
+    if not isinstance(results, dict) or results.get("schema") != SCHEMA:
+        raise RevisitError(
+            f"{output / 'results.json'} was not written by this version of `revisit eval`: give another --output, or move "
+            "that file away (the answers beside it are kept)."
+        )
+    return results
 
 
 def make_folder(path: Path) -> Path:
