@@ -228,8 +228,10 @@ class Pope(Benchmark):
     def _items(self, path: Path, setting: str, data_dir: Path) -> list[Item]:
         places = ("gqa", "gqa/images", "images") if setting.startswith("gqa") else ("val2014", "images")
         items = []
+        images: dict[str, Path] = {}  # six questions share a picture
         for row in files.read_records(path):
-            image = files.find_image(data_dir, row.need("image"), *places)
+            file = row.need("image")
+            image = images.get(file) or images.setdefault(file, files.find_image(data_dir, file, *places))
             meta = {"label": row.need("label"), "setting": setting}
             name = f"{setting}/{row.need('question_id')}"
             items.append(Item(name, row.need("text") + SUFFIXES[self.suffix], (image,), meta))

@@ -225,9 +225,9 @@ class VQAv2(Benchmark):
                     f"{annotations} has no answers to question {row['question_id']} of {questions.name}."
                 )
             name = f"COCO_val2014_{row['image_id']:012d}"
-            image = files.find_image(data_dir / "val2014", f"{name}.jpg", ".")
-            if not image.exists():  # generated scenes are PNG
-                image = next(filter(Path.exists, [image.with_suffix(".png")]), image)
+            image = data_dir / "val2014" / f"{name}.jpg"
+            if not image.exists() and image.with_suffix(".png").exists():  # generated scenes are PNG
+                image = image.with_suffix(".png")
             meta = _meta(truth[row["question_id"]])
             items.append(Item(str(row["question_id"]), row["question"] + SUFFIXES[self.suffix], (image,), meta))
         return items
