@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
-
 from word_tokenizers import train
 
 

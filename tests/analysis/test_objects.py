@@ -14,7 +14,9 @@ from revisit.benchmarks.chair_words import WORDS
 
 def test_single_token_words(tokenizer: Any) -> None:
     vocabulary = ObjectVocabulary.of(tokenizer)
-    assert {"dog", "cat", "table", "chair", "toilet", "seat", "person", "phone", "bench", "tie"} <= set(vocabulary.words)
+    assert {"dog", "cat", "table", "chair", "toilet", "seat", "person", "phone", "bench", "tie"} <= set(
+        vocabulary.words
+    )
     assert "zebra" not in vocabulary
     assert "wine glass" not in vocabulary
     for word, token in zip(vocabulary.words, vocabulary.ids, strict=True):
@@ -85,7 +87,11 @@ def test_wilson_intervals_of_the_projection_table(percent: float, low: float, hi
 
 @pytest.mark.parametrize(
     ("count", "percent", "low", "high", "printed"),
-    [(120, 63.2, 56.1, 69.7, (56.0, 70.0)), (140, 73.7, 67.0, 79.4, (66.9, 79.6)), (182, 95.8, 91.9, 97.9, (91.6, 98.1))],
+    [
+        (120, 63.2, 56.1, 69.7, (56.0, 70.0)),
+        (140, 73.7, 67.0, 79.4, (66.9, 79.6)),
+        (182, 95.8, 91.9, 97.9, (91.6, 98.1)),
+    ],
 )
 def test_wilson_intervals_of_the_step_table(
     count: int, percent: float, low: float, high: float, printed: tuple[float, float]

@@ -7,10 +7,11 @@ import functools
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-WORDS = [
-    *"a the dog cat dogs cats table dining chair toilet seat wine glass glasses person person's and with near sits".split(),
-    *"on of in there is are The A There two small hot phone cell bench bow tie cow".split(),
-]
+TEXT = """
+a the dog cat dogs cats table dining chair toilet seat wine glass glasses person person's and with near sits
+on of in there is are The A There two small hot phone cell bench bow tie cow
+"""
+WORDS = TEXT.split()
 
 
 @functools.cache
@@ -35,5 +36,9 @@ def train(kind: str) -> PreTrainedTokenizerFast:
     )
     core.train_from_iterator(text, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", unk_token="<unk>", eos_token="</s>", clean_up_tokenization_spaces=False
+        tokenizer_object=core,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        eos_token="</s>",
+        clean_up_tokenization_spaces=False,
     )

@@ -1,0 +1,273 @@
+"""A small document: sections of text, tables, figures and commands, written as one HTML page or as markdown."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entry of a table; `small` is printed below it."""
+
+    text: str
+    rank: int = 0  # 1 is printed bold, 2 underlined
+    small: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under headings. `groups` are (title, number of columns) above the headings, the first column not counted."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[Cell | str, ...], ...]
+    caption: str
+    groups: tuple[tuple[str, int], ...] = ()
+    marked: frozenset[int] = frozenset()  # rows with a tint
+    published: bool = False
+    folded: bool = False  # behind a click on the page: long and for reference
+    left: int = 1  # leading columns that hold words
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture in two formats, with words for those who cannot see it."""
+
+    name: str
+    svg: str
+    png: bytes
+    caption: str
+    alt: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Made:
+    """What made the figures before it: a command and its settings."""
+
+    command: str
+    settings: str = ""
+
+
+Block: TypeAlias = "Table | Figure | Text | Made"
+
+
+@dataclass
+class Section:
+    """A heading and what stands below it."""
+
+    title: str
+    blocks: list[Block] = field(default_factory=list)
+    level: int = 2
+
+
+@dataclass
+class Document:
+    """A whole report."""
+
+    title: str
+    lead: str
+    sections: list[Section]
+    source: str = ""  # of published figures
+
+    def figures(self) -> list[Figure]:
+        """All figures, in order."""
+        return [block for section in self.sections for block in section.blocks if isinstance(block, Figure)]
+
+
+def anchor(title: str) -> str:
+    """A heading as a fragment of an address."""
+    return "".join(c if c.isalnum() else "-" for c in title.lower()).strip("-")
+
+
+# -- markdown ------------------------------------------------------------------------------------------------------
+
+
+def to_markdown(document: Document, figures: str = "figures") -> str:
+    """GitHub-flavoured markdown; figures are linked below the folder `figures`."""
+    parts = [f"# {document.title}", document.lead]
+    for section in document.sections:
+        parts.append(f"{'#' * section.level} {section.title}")
+        parts += [block_markdown(block, document.source, figures) for block in section.blocks]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def block_markdown(block: Block, source: str = "", figures: str = "figures") -> str:
+    """One block as markdown."""
+    if isinstance(block, Text):
+        return block.text
+    if isinstance(block, Made):
+        return f"Made by `{block.command}`" + (f" ({block.settings})" if block.settings else "") + "."
+    if isinstance(block, Figure):
+        return f"![{block.alt}]({figures}/{block.name}.svg)\n\n*{block.caption}*"
+    return _table_markdown(block, source)
+
+
+def _table_markdown(table: Table, source: str) -> str:
+    heads = list(table.heads)
+    place = table.left
+    for title, count in table.groups:
+        for number in range(place, place + count):
+            heads[number] = f"{title}: {heads[number]}"
+        place += count
+    rule = ["---"] * table.left + ["---:"] * (len(heads) - table.left)
+    lines = [heads, rule, *([_cell_markdown(cell) for cell in row] for row in table.rows)]
+    body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    head = f"**Published, not measured here ({source}).** " if table.published else ""
+    return f"{head}{table.caption}\n\n{body}"
+
+
+def _cell_markdown(cell: Cell | str) -> str:
+    if isinstance(cell, str):
+        return _escape(cell)
+    text = _escape(cell.text)
+    text = {1: f"**{text}**", 2: f"<u>{text}</u>"}.get(cell.rank, text)
+    return f"{text} {_escape(cell.small)}" if cell.small else text
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*").replace("_", "\\_").replace("\n", " ")
+
+
+# -- HTML ----------------------------------------------------------------------------------------------------------
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1b1d22; --soft: #5b616b; --line: #d5d9e0; --page: #fff; --tint: #eaf2fb;
+  --pub: #fbf3e3; --pubink: #7a4b00; --code: #f3f4f6; --card: #fff; --link: #0b57a4; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e7e9ec; --soft: #a3abb6; --line: #3b414b; --page: #15171b;
+  --tint: #1d2c3f; --pub: #2d2412; --pubink: #f0c674; --code: #22262d; --card: #fff; --link: #7db7f0; } }
+* { box-sizing: border-box; }
+body { font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; color: var(--ink);
+  background: var(--page); margin: 0 auto; max-width: 66rem; padding: 2.2rem 1.2rem 4rem; }
+h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .4rem; letter-spacing: -.01em; }
+h2 { font-size: 1.3rem; margin: 3rem 0 .5rem; padding-bottom: .25rem; border-bottom: 2px solid var(--ink); }
+h3 { font-size: 1.06rem; margin: 2rem 0 .3rem; }
+p { margin: .5rem 0; max-width: 46rem; } .lead { color: var(--soft); }
+a { color: var(--link); }
+nav ol { margin: 1rem 0 0; padding: .8rem 1rem .8rem 2.2rem; background: var(--code); border-radius: 6px;
+  columns: 2 18rem; font-size: .92rem; }
+.block { margin: 1.1rem 0 .6rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem;
+  border-top: 2px solid var(--ink); border-bottom: 2px solid var(--ink); }
+caption { text-align: left; padding: 0 0 .45rem; font-size: .92rem; color: var(--ink); }
+th, td { padding: .28rem .7rem; text-align: right; white-space: nowrap; vertical-align: top; font-weight: 400; }
+th.w, td.w { text-align: left; }
+thead th { font-weight: 600; } thead tr:last-child th { border-bottom: 1px solid var(--ink); }
+thead th.g { text-align: center; border-bottom: 1px solid var(--line); }
+tbody tr + tr td { border-top: 1px solid var(--line); }
+td small { display: block; color: var(--soft); font-size: .75rem; }
+td b { font-weight: 700; } td u { text-underline-offset: 3px; }
+tr.m td { background: var(--tint); }
+.pub { background: var(--pub); border-left: 4px solid var(--pubink); padding: .7rem .9rem; border-radius: 4px; }
+.badge { display: inline-block; font-size: .72rem; font-weight: 700; letter-spacing: .04em; text-transform: uppercase;
+  color: var(--pubink); border: 1px solid var(--pubink); border-radius: 3px; padding: 0 .35rem; margin-right: .5rem; }
+figure { margin: 1.2rem 0; } figure img { background: var(--card); max-width: 100%; height: auto; border-radius: 6px;
+  border: 1px solid var(--line); padding: .4rem; }
+figcaption { font-size: .92rem; max-width: 46rem; margin-top: .35rem; }
+.made { font-size: .84rem; color: var(--soft); max-width: none; }
+.made code { background: var(--code); padding: .1rem .35rem; border-radius: 4px; color: var(--ink);
+  overflow-wrap: anywhere; }
+details { margin: .8rem 0; } summary { cursor: pointer; color: var(--link); }
+@media print { body { max-width: none; font-size: 11px; } nav { display: none; } details { display: block; } }
+"""
+
+
+def to_html(document: Document) -> str:
+    """One page that needs nothing else: style and figures are inside."""
+    e = html.escape
+    toc = "".join(f'<li><a href="#{anchor(s.title)}">{e(s.title)}</a></li>' for s in document.sections if s.level == 2)
+    body = [f"<h1>{e(document.title)}</h1>", f'<p class="lead">{e(document.lead)}</p>', f"<nav><ol>{toc}</ol></nav>"]
+    for section in document.sections:
+        body.append(f'<h{section.level} id="{anchor(section.title)}">{e(section.title)}</h{section.level}>')
+        body += [_block_html(block, document.source) for block in section.blocks]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
+        f'content="width=device-width, initial-scale=1"><title>{e(document.title)}</title><style>{STYLE}</style></head>\n'
+        f"<body>\n{chr(10).join(body)}\n</body></html>\n"
+    )
+
+
+def _block_html(block: Block, source: str) -> str:
+    e = html.escape
+    if isinstance(block, Text):
+        return f"<p>{e(block.text)}</p>"
+    if isinstance(block, Made):
+        settings = f" · {e(block.settings)}" if block.settings else ""
+        return f'<p class="made"><code>{e(block.command)}</code>{settings}</p>'
+    if isinstance(block, Figure):
+        data = base64.b64encode(block.svg.encode()).decode()
+        return (
+            f'<figure><img alt="{e(block.alt)}" src="data:image/svg+xml;base64,{data}">'
+            f"<figcaption>{e(block.caption)}</figcaption></figure>"
+        )
+    return _table_html(block, source)
+
+
+def _table_html(table: Table, source: str) -> str:
+    e = html.escape
+    badge = f'<span class="badge">Published</span>Not measured here: {e(source)}. ' if table.published else ""
+    groups = ""
+    if table.groups:
+        cells = "".join(
+            f'<th class="g" colspan="{count}" scope="colgroup">{e(title)}</th>' for title, count in table.groups
+        )
+        groups = f'<tr><th class="w" colspan="{table.left}"></th>{cells}</tr>'
+    heads = "".join(f'<th scope="col"{_word(number, table)}>{e(head)}</th>' for number, head in enumerate(table.heads))
+    rows = "".join(
+        f"<tr{' class=m' if number in table.marked else ''}>"
+        + "".join(f"<td{_word(place, table)}>{_cell_html(cell)}</td>" for place, cell in enumerate(row))
+        + "</tr>"
+        for number, row in enumerate(table.rows)
+    )
+    text = (
+        f'<div class="block{" pub" if table.published else ""}"><div class="scroll"><table>'
+        f"<caption>{badge}{e(table.caption)}</caption><thead>{groups}<tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></div>"
+    )
+    return f"<details><summary>{e(table.caption)}</summary>{text}</details>" if table.folded else text
+
+
+def _word(place: int, table: Table) -> str:
+    return ' class="w"' if place < table.left else ""
+
+
+def _cell_html(cell: Cell | str) -> str:
+    if isinstance(cell, str):
+        return html.escape(cell)
+    text = html.escape(cell.text)
+    text = {1: f"<b>{text}</b>", 2: f"<u>{text}</u>"}.get(cell.rank, text)
+    return text + (f"<small>{html.escape(cell.small)}</small>" if cell.small else "")
+
+
+def write(document: Document, folder: Path) -> list[Path]:
+    """Writes report.html, report.md and the figures as SVG and PNG; returns the files, the page first."""
+    from revisit.evaluation.store import disk_error, make_folder
+
+    page, text = folder / "report.html", folder / "report.md"
+    written = [page, text]
+    try:
+        page.write_text(to_html(document), encoding="utf-8")
+        text.write_text(to_markdown(document), encoding="utf-8")
+        for figure in document.figures():
+            place = make_folder(folder / "figures")
+            (place / f"{figure.name}.svg").write_text(figure.svg, encoding="utf-8")
+            (place / f"{figure.name}.png").write_bytes(figure.png)
+            written += [place / f"{figure.name}.svg", place / f"{figure.name}.png"]
+    except OSError as error:
+        raise disk_error(error, folder) from error
+    return written
+
+
+def rows_of(rows: Sequence[Sequence[Cell | str]]) -> tuple[tuple[Cell | str, ...], ...]:
+    """Lists as the tuples that a table holds."""
+    return tuple(tuple(row) for row in rows)

@@ -1,0 +1,137 @@
+"""`revisit ablate`: what each setting of ReVisiT is worth, on any benchmark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from revisit.errors import RevisitError, unknown
+
+PANELS = ("a", "b", "c", "d")
+
+
+def ablate(
+    panels: str = typer.Argument(
+        "a,b,c,d",
+        help="Panels of the paper, separated by commas: a vocabulary × selection, b layers × alpha, c divergence, d fusion × weight.",
+    ),
+    model: list[str] = typer.Option(["tiny"], "--model", "-m", help="Local folders or hub ids, separated by commas."),
+    benchmark: list[str] = typer.Option(["chair"], "--benchmark", "-b", help="Benchmarks, separated by commas."),
+    data: list[str] = typer.Option(
+        None, help="As for `revisit eval`: a folder, NAME=FOLDER, or scenes:SPLIT:NUMBER:SEED."
+    ),
+    set_: list[str] = typer.Option(
+        [], "--set", help="A setting of the main configuration, key=value; may be repeated."
+    ),
+    limit: int = typer.Option(None, min=1, help="Only the first items of each benchmark."),
+    batch_size: int = typer.Option(8, min=1, help="Answers made together."),
+    max_new_tokens: int = typer.Option(None, min=1, help="Longest answer; each benchmark's own if not given."),
+    output: Path = typer.Option(Path("ablation"), "--output", "-o", help="Where answers and results are kept."),
+    config: Path = typer.Option(
+        None, "--config", "-c", help="YAML file with `panels` of your own; see docs/studies.md."
+    ),
+    dtype: str = typer.Option(None, help="float32, float16, bfloat16 or auto."),
+    device_map: str = typer.Option(None, help="Passed to transformers, for example auto."),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress, only the tables."),
+) -> None:
+    """Run the paper's ablation panels, or a grid of your own; killed at any moment, the same command goes on.
+
+    The prompt of an item is run once for all settings. The main configuration is ReVisiT with its defaults and the
+    layers that the paper recommends for the model.
+
+    Examples:
+
+      revisit ablate --data scenes:unusual:200 --output runs/ablation
+
+      revisit ablate b --benchmark pope --set layers=all --output runs/alpha
+
+      revisit ablate --config grid.yaml
+    """
+    from revisit.analysis.ablation import ablate as run
+    from revisit.analysis.ablation import all_methods, paper_panels, yaml_panels
+    from revisit.analysis.document import Figure, block_markdown
+    from revisit.analysis.sections import ablation_sections
+    from revisit.analysis.study import command
+    from revisit.evaluation.config import EvalConfig, load_config, read_yaml
+    from revisit.evaluation.progress import Bars
+    from revisit.evaluation.runner import Silent
+    from revisit.evaluation.store import read_json
+
+    flags: dict[str, Any] = {
+        "model": model,
+        "benchmark": benchmark,
+        "data": data,
+        "limit": limit,
+        "batch_size": batch_size,
+        "max_new_tokens": max_new_tokens,
+        "output": str(output),
+        "dtype": dtype,
+        "device_map": device_map,
+    }
+    own = dict(read_yaml(config)) if config else {}
+    described = own.pop("panels", None)
+    if config and described is None:
+        raise RevisitError(f"{config} has no `panels`; `revisit eval --config` runs a file without.")
+    base = _base(own.pop("base", {}), set_, own.get("model", model))
+    if described is not None:
+        chosen = yaml_panels(described, base, str(config))
+        known = EvalConfig.__dataclass_fields__
+        for key in own:
+            if key not in known or key == "method":
+                raise unknown(f"key in {config}:", str(key), ["panels", "base", *(k for k in known if k != "method")])
+        flags = {**flags, **own}  # a file describes the whole run
+    else:
+        every = paper_panels(base)
+        names = [name.strip() for name in panels.split(",") if name.strip()]
+        for name in names:
+            if name not in every:
+                raise unknown("panel", name, every)
+        chosen = {name: every[name] for name in names}
+    settings = load_config(None, {key: value for key, value in flags.items() if value is not None})
+    plan = _with_methods(settings, all_methods(chosen))
+    try:
+        if quiet:
+            run(plan, chosen, Silent(), command())
+        else:
+            with Bars() as bars:
+                run(plan, chosen, bars, command())
+    except KeyboardInterrupt:
+        raise RevisitError(
+            f"Stopped. Every finished answer is in {plan.output}; the same command goes on from there."
+        ) from None
+    about, results = read_json(plan.output / "ablation.json"), read_json(plan.output / "results.json")
+    for section in ablation_sections(about, results, "ablation"):
+        print(f"## {section.title}\n")
+        print("\n\n".join(block_markdown(block) for block in section.blocks if not isinstance(block, Figure)) + "\n")
+    print(f"Stored in {plan.output}; `revisit report {plan.output}` draws it.")
+
+
+def _base(given: Any, assignments: list[str], model: Any) -> Any:
+    """The main configuration: the paper's layers for the model, then the file's base, then --set."""
+    import dataclasses
+
+    from revisit.evaluation.config import parse_assignments
+    from revisit.methods import parse_settings
+    from revisit.methods.revisit import ReVisiT
+    from revisit.models.loading import load_config
+
+    if not isinstance(given, dict):
+        raise RevisitError(f"`base` must map settings to values, such as {{layers: all}}, not {given!r}.")
+    settings = {**{str(k): v for k, v in given.items()}, **parse_assignments(assignments)}
+    names = model if isinstance(model, str) else ",".join(map(str, model))
+    kind = load_config(names.split(",")[0].strip()).model_type if "layers" not in settings else ""
+    return dataclasses.replace(ReVisiT.recommended(kind), **parse_settings(ReVisiT, settings))
+
+
+def _with_methods(settings: Any, methods: Any) -> Any:
+    """The plan of `revisit eval` with these methods in place of named ones."""
+    import dataclasses
+
+    return dataclasses.replace(dataclasses.replace(settings, method=("greedy",)).plan(), methods=methods)
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(ablate)

@@ -1,0 +1,174 @@
+"""`revisit analyze`: the paper's studies on any model and pictures, one command each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from revisit.errors import RevisitError
+
+MODEL = typer.Option("tiny", "--model", "-m", help="Local folder or hub id; 'tiny' is the embedded model.")
+DATA = typer.Option(
+    None,
+    help="Folder with COCO val2014 pictures and annotations, or scenes:SPLIT:NUMBER:SEED to generate them (the embedded "
+    "model's default is scenes:unusual:100).",
+)
+LIMIT = typer.Option(None, min=1, help="Only the first pictures.")
+OUTPUT = typer.Option(Path("results"), "--output", "-o", help="Where captions and results are kept.")
+METHOD = typer.Option("greedy", help="How the captions are decoded; settings as revisit:alpha=0.01.")
+TOKENS = typer.Option(512, min=1, help="Longest caption.")
+BATCH = typer.Option(8, min=1, help="Captions made together.")
+DTYPE = typer.Option(None, help="float32, float16, bfloat16 or auto.")
+DEVICE = typer.Option(None, help="Passed to transformers, for example auto.")
+QUIET = typer.Option(False, "--quiet", "-q", help="No progress, only the table.")
+
+
+def hallucinated_steps(
+    model: str = MODEL,
+    data: str = DATA,
+    limit: int = LIMIT,
+    output: Path = OUTPUT,
+    method: str = METHOD,
+    max_new_tokens: int = TOKENS,
+    batch_size: int = BATCH,
+    dtype: str = DTYPE,
+    device_map: str = DEVICE,
+    quiet: bool = QUIET,
+) -> None:
+    """Where a caption names what is not there: is a word for what *is* there still among the likeliest?
+
+    Example: revisit analyze hallucinated-steps --data scenes:unusual:300 --output runs/studies
+    """
+    from revisit.analysis.steps import hallucinated_steps as study
+
+    subject = _subject(model, data, limit, output, method, max_new_tokens, batch_size, dtype, device_map)
+    _run("hallucinated-steps", subject, study, quiet)
+
+
+def gt_vs_hal(
+    model: str = MODEL,
+    data: str = DATA,
+    limit: int = LIMIT,
+    output: Path = OUTPUT,
+    method: str = METHOD,
+    max_new_tokens: int = TOKENS,
+    batch_size: int = BATCH,
+    dtype: str = DTYPE,
+    device_map: str = DEVICE,
+    quiet: bool = QUIET,
+) -> None:
+    """Probability of words for what the picture shows and does not show, with the image and without it.
+
+    Example: revisit analyze gt-vs-hal --data scenes:unusual:300 --output runs/studies
+    """
+    from revisit.analysis.grounding import gt_vs_hal as study
+
+    subject = _subject(model, data, limit, output, method, max_new_tokens, batch_size, dtype, device_map)
+    _run("gt-vs-hal", subject, study, quiet)
+
+
+def projection(
+    model: str = MODEL,
+    data: str = DATA,
+    limit: int = LIMIT,
+    output: Path = OUTPUT,
+    dtype: str = DTYPE,
+    device_map: str = DEVICE,
+    quiet: bool = QUIET,
+) -> None:
+    """What single vision tokens say, per layer, over the whole vocabulary and over object words.
+
+    Example: revisit analyze projection --data scenes:unusual:300 --output runs/studies
+    """
+    from revisit.analysis.projection import projection as study
+
+    _run("projection", _subject(model, data, limit, output, dtype=dtype, device_map=device_map), study, quiet)
+
+
+def case_study(
+    model: str = MODEL,
+    data: str = DATA,
+    limit: int = LIMIT,
+    output: Path = OUTPUT,
+    set_: list[str] = typer.Option([], "--set", help="A setting of ReVisiT, key=value; may be repeated."),
+    count: int = typer.Option(4, min=1, help="How many steps to print in full."),
+    max_new_tokens: int = TOKENS,
+    dtype: str = DTYPE,
+    device_map: str = DEVICE,
+    quiet: bool = QUIET,
+) -> None:
+    """What ReVisiT changed: every changed step by kind, and some of them candidate by candidate.
+
+    Example: revisit analyze case-study --set alpha=1e-3 --data scenes:unusual:100 --output runs/studies
+    """
+    from revisit import methods
+    from revisit.analysis.cases import case_studies
+    from revisit.evaluation.config import parse_assignments
+
+    chosen: Any = methods.get("revisit", **parse_assignments(set_))
+    subject = _subject(model, data, limit, output, None, max_new_tokens, 1, dtype, device_map)
+    _run("case-study", subject, lambda s, r: case_studies(s, chosen, count, r), quiet, {"method": chosen.settings()})
+
+
+def _subject(
+    model: str,
+    data: str | None,
+    limit: int | None,
+    output: Path,
+    method: str | None = None,
+    max_new_tokens: int = 512,
+    batch_size: int = 8,
+    dtype: str | None = None,
+    device_map: str | None = None,
+) -> Any:
+    from revisit.analysis.study import Subject
+    from revisit.evaluation.config import DEFAULT_SCENES
+
+    if data is None and model != "tiny":
+        raise RevisitError(f"Say where the pictures are: --data DIR, or --data {DEFAULT_SCENES} for generated scenes.")
+    return Subject(
+        model=model,
+        data=data or DEFAULT_SCENES,
+        limit=limit,
+        output=str(output),
+        method=method or "greedy",
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+        dtype=dtype,
+        device_map=device_map,
+    )
+
+
+def _run(name: str, subject: Any, study: Callable[..., Any], quiet: bool, extra: dict[str, Any] | None = None) -> None:
+    """Runs a study with progress, stores it and prints its tables."""
+    from revisit.analysis.document import Figure, block_markdown
+    from revisit.analysis.sections import study_section
+    from revisit.analysis.study import save
+    from revisit.evaluation.progress import Bars
+    from revisit.evaluation.runner import Silent
+    from revisit.evaluation.store import make_folder, read_json
+
+    make_folder(Path(subject.output))
+    if quiet:
+        result = study(subject, Silent())
+    else:
+        with Bars() as bars:
+            result = study(subject, bars)
+    path = save(subject, name, result, extra)
+    section = study_section(read_json(path))
+    print(f"## {section.title}\n")
+    print("\n\n".join(block_markdown(block) for block in section.blocks if not isinstance(block, Figure)))
+    print(f"\nStored in {path}; `revisit report {subject.output}` draws it.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add `analyze` and its studies."""
+    group = typer.Typer(help="The paper's studies, on any model and pictures.", no_args_is_help=True)
+    group.command("hallucinated-steps")(hallucinated_steps)
+    group.command("gt-vs-hal")(gt_vs_hal)
+    group.command("projection")(projection)
+    group.command("case-study")(case_study)
+    app.add_typer(group, name="analyze")

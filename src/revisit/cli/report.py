@@ -1,0 +1,38 @@
+"""`revisit report`: everything measured below a folder, as one page and as markdown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+
+def report(
+    folder: Path = typer.Argument(..., help="Folder with the outputs of `eval`, `ablate` and `analyze`, at any depth."),
+    out: Path = typer.Option(
+        None, "--out", "-o", help="Where to write report.html, report.md and figures/; the folder itself."
+    ),
+    published: bool = typer.Option(
+        False, "--published", help="Print the paper's own figures beside, marked as published."
+    ),
+    title: str = typer.Option("ReVisiT: results", help="Heading of the report."),
+    resamples: int = typer.Option(4999, min=99, help="Draws of the paired tests."),
+) -> None:
+    """Write report.html (self-contained), report.md and the figures as SVG and PNG.
+
+    Example: revisit report runs --published
+    """
+    from revisit.analysis.document import write
+    from revisit.analysis.report import build
+    from revisit.evaluation.store import make_folder
+
+    document = build(folder, beside=published, title=title, resamples=resamples)
+    files = write(document, make_folder(out or folder))
+    print(
+        f"Wrote {files[0]} ({files[0].stat().st_size / 1e6:.1f} MB), {files[1]} and {len(document.figures())} figures."
+    )
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(report)
