@@ -33,8 +33,11 @@ def content_seed(pixels: Tensor, seed: int) -> int:
     return int.from_bytes(digest.digest(), "little") >> 1
 
 
-def changed_pixels(run: Run, change: Change, seed: int) -> dict[str, Any]:
-    """The inputs of the prompt with every picture changed; `change` is given float32 numbers on the CPU."""
+def changed_pixels(run: Run, change: Change, seed: int, *, pictures: bool = False) -> dict[str, Any]:
+    """The inputs of the prompt with every picture changed; `change` is given float32 numbers on the CPU.
+
+    With `pictures`, it is given (n, channels, height, width), also where a processor packs patches.
+    """
     found = {name: run.inputs[name] for name in PIXELS if isinstance(run.inputs.get(name), Tensor)}
     if not found:
         raise RevisitError(
@@ -43,12 +46,13 @@ def changed_pixels(run: Run, change: Change, seed: int) -> dict[str, Any]:
         )
     inputs = prompt_inputs(run)
     for name, pixels in found.items():
-        pictures = pixels.split(units(pixels, run.inputs.get(PACKED.get(name, ""))))
-        sizes = _sizes(pixels, run.inputs.get("image_sizes"))
-        pieces = [
-            _change(picture, change, seed, size)
-            for picture, size in zip(pictures, sizes or [None] * len(pictures), strict=True)
-        ]
+        grid = run.inputs.get(PACKED.get(name, ""))
+        found_pictures = pixels.split(units(pixels, grid))
+        sizes = _sizes(pixels, run.inputs.get("image_sizes")) or [None] * len(found_pictures)
+        pieces = []
+        for number, (picture, size) in enumerate(zip(found_pictures, sizes, strict=True)):
+            own = _on_pictures(run, change, grid[number] if grid is not None else None) if pictures else change
+            pieces.append(_change(picture, own, seed, size))
         inputs[name] = torch.cat(pieces).to(pixels.device, pixels.dtype)
     return inputs
 
@@ -68,6 +72,30 @@ def units(pixels: Tensor, grid: Tensor | None) -> list[int]:
     if grid is not None and pixels.ndim == 2:
         return [int(count) for count in grid.prod(-1).tolist()]
     return [1] * pixels.shape[0]
+
+
+def _on_pictures(run: Run, change: Change, grid: Tensor | None) -> Change:
+    """The change for what an input holds of one picture: packed patches are laid out as frames and packed again."""
+
+    def frames(picture: Tensor, draw: torch.Generator) -> Tensor:
+        if picture.ndim in (3, 4):
+            return change(picture.view(-1, *picture.shape[-3:]), draw).view(picture.shape)
+        vision = getattr(run.model.config, "vision_config", None)
+        names = ("patch_size", "temporal_patch_size", "spatial_merge_size")
+        patch, time, merge = (getattr(vision, name, None) for name in names)
+        if grid is None or not isinstance(patch, int) or not isinstance(time, int) or not isinstance(merge, int):
+            raise RevisitError(
+                f"{type(run.method).__name__} transforms the picture, and how {describe(run.model)} lays out its pixels is not known: use "
+                "another method."
+            )
+        t, h, w = (int(n) for n in grid.tolist())
+        packed = (t, h // merge, w // merge, merge, merge, -1, time, patch, patch)
+        # -> (frames, channels, height, width): t·time, channels, h/merge·merge·patch, w/merge·merge·patch
+        laid = picture.view(packed).permute(0, 6, 5, 1, 3, 7, 2, 4, 8)
+        changed = change(laid.reshape(t * time, -1, h * patch, w * patch), draw)
+        return changed.view(laid.shape).permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(picture.shape)
+
+    return frames
 
 
 def _sizes(pixels: Tensor, image_sizes: Any) -> list[list[int]] | None:
@@ -90,3 +118,47 @@ def _change(picture: Tensor, change: Change, seed: int, size: list[int] | None =
         ]
         return torch.stack(tiles)[None]
     return change(picture, torch.Generator().manual_seed(content_seed(picture, seed)))
+
+
+def item_digests(run: Run, mask: Tensor) -> list[str]:
+    """One name per item for the content of its images: equal pixels, equal name, whatever the batch.
+
+    Where it cannot be told which pixels belong to which item, the name also holds the rest of the batch.
+    """
+    counts = mask[:: run.copies].sum(-1).tolist()  # vision tokens of each item
+    digests = [hashlib.blake2b(digest_size=16) for _ in counts]
+    for name in PIXELS:
+        pixels = run.inputs.get(name)
+        if not isinstance(pixels, Tensor):
+            continue
+        pictures = pixels.split(units(pixels, run.inputs.get(PACKED.get(name, ""))))
+        owners = _owners(pictures, counts)
+        for number, picture in enumerate(pictures):
+            tiles = [tile for tile in picture[0] if tile.any()] if picture.ndim == 5 else [picture]  # without padding
+            content = b"".join(tile.detach().to("cpu", torch.float32).contiguous().numpy().tobytes() for tile in tiles)
+            for item, digest in enumerate(digests):
+                if owners is None or owners[number] == item:
+                    digest.update(content if owners is not None else content + str(item).encode())
+    return [digest.hexdigest() for digest in digests]
+
+
+def _owners(pieces: tuple[Tensor, ...], counts: list[int]) -> list[int] | None:
+    """Which item each picture belongs to, from the number of vision tokens of the items; None if it cannot be told.
+
+    Pictures have vision tokens in proportion to their patches, so items own pictures in proportion to their tokens.
+    """
+    sizes = [len(piece) for piece in pieces]
+    if not pieces or not sum(counts) or pieces[0].ndim == 5:
+        return list(range(len(pieces))) if len(pieces) == len(counts) else None
+    owners: list[int] = []
+    per_patch = sum(counts) / sum(sizes)
+    for item, count in enumerate(counts):
+        have = 0.0
+        while have < count - 1e-6:
+            if len(owners) == len(sizes):
+                return None
+            have += sizes[len(owners)] * per_patch
+            owners.append(item)
+        if have > count + 1e-6:
+            return None
+    return owners if len(owners) == len(sizes) else None

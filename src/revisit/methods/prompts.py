@@ -45,3 +45,52 @@ def word_ids(processor: Any, words: str) -> tuple[int, ...]:
     if not ids:
         raise RevisitError(f"The processor's tokenizer makes no tokens of {words!r}.")
     return tuple(int(i) for i in ids)
+
+
+def around_image(processor: Any, words: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A request about one image in the processor's chat format: the token ids before and after the image.
+
+    Tokens that open and close the image belong to neither: they are taken from the prompt that is decoded.
+    """
+    from revisit.prompt import declared_boundaries
+
+    tokenizer = getattr(processor, "tokenizer", processor)
+    placeholder = getattr(processor, "image_token", None) or getattr(tokenizer, "image_token", None) or "<image>"
+    if getattr(processor, "chat_template", None) or getattr(tokenizer, "chat_template", None):
+        content = [{"type": "image"}, {"type": "text", "text": words}]
+        turn = [{"role": "user", "content": content}]
+        text = processor.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+    else:
+        text = f"{placeholder}\n{words}"
+    ids = tokenizer(text, add_special_tokens=not text.startswith(tokenizer.bos_token or "\0"))["input_ids"]
+    marks = _image_marks(processor, tokenizer, placeholder)
+    places = [i for i, token in enumerate(ids) if token in marks]
+    if not places:
+        raise RevisitError(
+            f"The processor's chat format has no {placeholder!r} token for an image, so the request for a description cannot be built: "
+            "pass request_ids."
+        )
+    head, tail, edges = ids[: places[0]], ids[places[-1] + 1 :], {*declared_boundaries(processor), *marks}
+    while head and head[-1] in edges:
+        head = head[:-1]
+    while tail and tail[0] in edges:
+        tail = tail[1:]
+    return tuple(head), tuple(tail)
+
+
+def _image_marks(processor: Any, tokenizer: Any, placeholder: str) -> set[int]:
+    """Ids that stand for an image, or open and close one, in a processor's prompts."""
+    names = ("image_token_id", "boi_token_id", "image_start_token_id", "image_end_token_id")
+    ids = {value for name in names if isinstance(value := getattr(processor, name, None), int)}
+    for word in (placeholder, getattr(processor, "boi_token", None), "<|vision_start|>", "<|vision_end|>"):
+        token = tokenizer.convert_tokens_to_ids(word) if word else None
+        if isinstance(token, int) and token >= 0 and token != tokenizer.unk_token_id:
+            ids.add(token)
+    return ids
+
+
+def starts_with_bos(processor: Any) -> int | None:
+    """The id that the tokenizer writes before every text, or None."""
+    tokenizer = getattr(processor, "tokenizer", processor)
+    bos = tokenizer.bos_token_id
+    return bos if bos is not None and tokenizer("a")["input_ids"][:1] == [bos] else None

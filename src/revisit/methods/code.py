@@ -1,0 +1,104 @@
+"""CODE (Kim et al.): contrast with the model's own description of the image, put in the image's place.
+
+1. The model describes the image, greedily. Descriptions are kept per image.
+2. A second run reads the same prompt with the description's tokens where the vision tokens were.
+3. With the bounded divergence D of the two distributions: score = (2 − D)·l − (1 − D)·l_described on the tokens with
+   p >= D · max p. Where the runs agree, the contrast is full and nothing is cut; where they do not, only the top is left.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from revisit.errors import RevisitError
+from revisit.methods.contrast import Contrastive
+from revisit.methods.prompts import Boundaries, around_image, starts_with_bos
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from revisit.decoding import Run
+    from revisit.methods.base import Refine
+
+REQUEST = (
+    "Provide a detailed description of the image, covering all visible elements and their interactions, so as to "
+    "thoroughly answer any potential questions about the image."
+)  # the authors' wording, which is part of their method
+
+
+def bounded_divergence(p: Tensor, q: Tensor, power: float) -> Tensor:
+    """½·Σ log2(|p − q|^power + 1)·(p + q): 0 for equal, 1 for disjoint distributions.  (..., V), (..., V) -> (...)"""
+    return 0.5 * (torch.log2((p - q).abs().pow(power) + 1) * (p + q)).sum(-1)
+
+
+def contrast(logits: Tensor, described: Tensor, power: float) -> Tensor:
+    """The scores, -inf where p < D · max p.  (..., V), (..., V) -> (..., V)"""
+    p, q = logits.softmax(-1), described.softmax(-1)
+    d = bounded_divergence(p, q, power).unsqueeze(-1)
+    scores = logits + (1 - d) * (logits - described)
+    return scores.masked_fill((p < d * p.amax(-1, keepdim=True)) | (logits == -torch.inf), -torch.inf)
+
+
+@dataclass(frozen=True)
+class CODE(Boundaries, Contrastive):
+    """Settings of CODE.
+
+    power: of the difference in the divergence (cd_alpha of the released command line).
+    request: what the model is asked for its description; made into token ids by `bind(processor)`.
+    request_ids: the request in the model's chat format, as the token ids before and after the image (not needed if bound).
+    description_tokens: how long a description may get.
+    bos: begin the description with this token id; the released code does, for tokenizers that write one.
+    """
+
+    power: float = 0.7
+    request: str = REQUEST
+    request_ids: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    description_tokens: int = 512
+    bos: int | None = None
+
+    name = "code"
+    summary = "contrast with the model's own description in the image's place"
+    cost = "a description per image, then 2 rows per sequence, 2 prefills"
+    source = "Kim et al., CODE, arXiv:2406.01920"
+
+    def __post_init__(self) -> None:
+        self.check_mode()
+        self.check_range("power", 0, float("inf"), low_open=True)
+        self.check_range("description_tokens", 1, float("inf"))
+        if self.request_ids is not None:
+            head, tail = self.request_ids
+            object.__setattr__(self, "request_ids", (tuple(head), tuple(tail)))
+
+    @classmethod
+    def official(cls, **overrides: Any) -> CODE:
+        """The released command line: power 0.7, 512 tokens; `bind(processor)` then adds the BOS where it is written."""
+        return cls(**{"bos": -1, **overrides})
+
+    def bind(self, processor: Any) -> CODE:
+        """This method with its request, and where asked for the BOS, as token ids."""
+        bound = super().bind(processor)
+        request = bound.request_ids or around_image(processor, bound.request)
+        bos = starts_with_bos(processor) if bound.bos == -1 else bound.bos
+        return dataclasses.replace(bound, request_ids=request, bos=bos)
+
+    def begin(self, run: Run) -> Refine:
+        from revisit.branch import add_branch
+        from revisit.describe import descriptions
+        from revisit.prompt import edited, in_place_of_image
+
+        if self.request_ids is None or self.bos == -1:
+            raise RevisitError(
+                "CODE asks the model for a description and does not know the tokens of its request: use CODE(...).bind(processor), or "
+                "pass request_ids, the token ids before and after the image."
+            )
+        mask = run.look()
+        written = descriptions(run, mask, self.request_ids, self.boundaries(run), self.description_tokens)
+        first = () if self.bos is None else (self.bos,)
+        words = [run.input_ids.new_tensor([*first, *ids]) for ids in written]
+        text = edited(run, mask, lambda item, ids, vision: in_place_of_image(ids, vision, words[item]), pixels=False)
+        branch = add_branch(run, text, stacked=self.mode == "stacked")
+        return self.contrasted(run, branch, mask.any(-1), lambda l, other, _: contrast(l, other, self.power))
