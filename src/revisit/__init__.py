@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from revisit.decoding import generate
     from revisit.errors import RevisitError
+    from revisit.methods.apc import APC
+    from revisit.methods.avisc import AvisC
+    from revisit.methods.chain import Chain
+    from revisit.methods.code import CODE
+    from revisit.methods.deco import DeCo
+    from revisit.methods.dola import DoLa
+    from revisit.methods.icd import ICD
+    from revisit.methods.m3id import M3ID
+    from revisit.methods.pai import PAI
     from revisit.methods.revisit import ReVisiT
+    from revisit.methods.ritual import RITUAL
+    from revisit.methods.sid import SID
+    from revisit.methods.vcd import VCD
     from revisit.models.images import open_image
     from revisit.models.loading import load
     from revisit.models.prompts import answers, prepare
@@ -18,6 +30,18 @@ __version__ = "0.1.0"
 
 # public name -> module; imported on first use, so that `import revisit` stays light
 _WHERE = {
+    "APC": "revisit.methods.apc",
+    "AvisC": "revisit.methods.avisc",
+    "CODE": "revisit.methods.code",
+    "Chain": "revisit.methods.chain",
+    "DeCo": "revisit.methods.deco",
+    "DoLa": "revisit.methods.dola",
+    "ICD": "revisit.methods.icd",
+    "M3ID": "revisit.methods.m3id",
+    "PAI": "revisit.methods.pai",
+    "RITUAL": "revisit.methods.ritual",
+    "SID": "revisit.methods.sid",
+    "VCD": "revisit.methods.vcd",
     "ReVisiT": "revisit.methods.revisit",
     "RevisitError": "revisit.errors",
     "Trace": "revisit.trace",
@@ -28,7 +52,28 @@ _WHERE = {
     "prepare": "revisit.models.prompts",
 }
 
-__all__ = ["ReVisiT", "RevisitError", "Trace", "answers", "generate", "load", "open_image", "prepare"]
+__all__ = [
+    "APC",
+    "CODE",
+    "ICD",
+    "M3ID",
+    "PAI",
+    "RITUAL",
+    "SID",
+    "VCD",
+    "AvisC",
+    "Chain",
+    "DeCo",
+    "DoLa",
+    "ReVisiT",
+    "RevisitError",
+    "Trace",
+    "answers",
+    "generate",
+    "load",
+    "open_image",
+    "prepare",
+]
 
 
 def __getattr__(name: str) -> Any:

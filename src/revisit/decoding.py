@@ -26,6 +26,7 @@ from revisit.errors import RevisitError
 from revisit.geometry import grids
 from revisit.methods.base import Method
 from revisit.models.anatomy import Anatomy, describe
+from revisit.models.known import processor_of
 from revisit.trace import RowTrace, StepRecord, Trace
 from revisit.vision import Bank, Capture, no_image, vision_mask
 
@@ -334,6 +335,8 @@ def decode(
     trace.method = {"name": method.name, **method.settings()}
     trace.rows = [RowTrace() for _ in range(input_ids.shape[0])]
     streamer = caller.get("streamer")
+    if (processor := processor_of(model)) is not None:
+        method = method.bind(processor)
     with ExitStack() as stack:
         run = Run(
             method=method,

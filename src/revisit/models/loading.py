@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from revisit.errors import RevisitError
+from revisit.models.known import remember
 
 EMBEDDED = "tiny"
 
@@ -62,7 +63,9 @@ def load(
         raise RevisitError(
             f"The weights of {name!r} could not be loaded: {_first_line(error)} Only safetensors are read."
         ) from None
-    return model.eval(), load_processor(name, trust_remote_code=trust_remote_code, **_hub_arguments(kwargs))
+    processor = load_processor(name, trust_remote_code=trust_remote_code, **_hub_arguments(kwargs))
+    remember(model, processor)
+    return model.eval(), processor
 
 
 def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:
