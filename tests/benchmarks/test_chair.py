@@ -129,6 +129,18 @@ def test_missing_nltk_data_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_
         language._tools.cache_clear()
 
 
+def test_download_is_nltks_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    import nltk
+
+    asked = []
+    monkeypatch.setenv("NLTK_DATA", str(tmp_path))
+    monkeypatch.setattr(nltk.data, "path", [])
+    monkeypatch.setattr(nltk, "download", lambda package, quiet: asked.append(package))
+    with pytest.raises(RevisitError, match="could not download 'punkt_tab'"):
+        language.download_data()
+    assert asked == ["punkt_tab"]
+
+
 def _coco_folder(root: Path) -> Path:
     (root / "annotations").mkdir()
     images = [{"id": i, "file_name": f"COCO_val2014_{i:012d}.png"} for i in (2, 1)]

@@ -242,8 +242,8 @@ class Pope(Benchmark):
             return _carried(answers)
         items = [item for path in truth for item in self._items(path, _setting(path), path.parent)]
         ids = [item.id for item in items]
-        fields = ("id", "question_id") if any("/" in str(a.record.get("id", "")) for a in answers) else ("question_id",)
-        texts = align(ids, answers, fields)
+        ours = any("/" in str(answer.record.get("id", "")) for answer in answers)
+        texts = align(ids, answers, ("id", "question_id") if ours else ("question_id", "id"))
         if not any("/" in key for key in texts):
             if len(truth) > 1:
                 raise RevisitError(

@@ -109,7 +109,8 @@ def prepared(prediction: str, answers: Sequence[str], always: bool = False) -> t
     """Prediction and answers as they are compared: normalised only if the answers differ, or `always`."""
     said, truths = prepare(prediction), [prepare(answer) for answer in answers]
     if always or len(set(truths)) > 1:
-        return normalise(said), [normalise(truth) for truth in truths]
+        cleaned = {truth: normalise(truth) for truth in set(truths)}
+        return normalise(said), [cleaned[truth] for truth in truths]
     return said, truths
 
 
@@ -132,8 +133,9 @@ def token_max(
     rule: Callable[[Sequence[bool]], float] = simple,
 ) -> float:
     """The paper's rule: the best score that any single whitespace token of the prediction gets."""
-    pairs = (prepared(token, answers, always) for token in prediction.split())
-    return max((rule([truth == said for truth in truths]) for said, truths in pairs), default=0.0)
+    _, truths = prepared("", answers, always)
+    said = {prepared(token, answers, always)[0] for token in prediction.split()}
+    return max((rule([truth == token for truth in truths]) for token in said), default=0.0)
 
 
 def score_answers(rows: Iterable[tuple[str, str, Sequence[str], str, str]]) -> Scores:
