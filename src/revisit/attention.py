@@ -38,7 +38,9 @@ class Call:
     query: Tensor  # (rows, heads, q, d)
     key: Tensor  # (rows, key heads, columns, d)
     value: Tensor
-    mask: Tensor | None  # (rows or 1, 1, q, columns): True or 0 where visible; None: causal, or everything for one query
+    mask: (
+        Tensor | None
+    )  # (rows or 1, 1, q, columns): True or 0 where visible; None: causal, or everything for one query
     scaling: float
     softcap: float | None
 

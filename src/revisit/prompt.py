@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 # what configurations and processors call the tokens that open and close an image
 BOUNDARIES = (
     *("vision_start_token_id", "vision_end_token_id", "image_start_token_id", "image_end_token_id"),
-    *("boi_token_id", "eoi_token_id", "boi_token_index", "eoi_token_index", "start_image_token_id", "end_image_token_id"),
+    *(
+        "boi_token_id",
+        "eoi_token_id",
+        "boi_token_index",
+        "eoi_token_index",
+        "start_image_token_id",
+        "end_image_token_id",
+    ),
 )
 
 
@@ -71,9 +78,7 @@ def in_place_of_image(ids: Tensor, vision: Tensor, words: Tensor) -> Edit:
     at = int(vision.nonzero()[0])
     columns = torch.arange(len(ids), device=ids.device)
     before, after = columns[:at], columns[at:][~vision[at:]]
-    return Edit(
-        torch.cat([ids[before], words, ids[after]]), torch.cat([before, torch.full_like(words, -1), after])
-    )
+    return Edit(torch.cat([ids[before], words, ids[after]]), torch.cat([before, torch.full_like(words, -1), after]))
 
 
 def edited(run: Run, mask: Tensor, edit: Callable[[int, Tensor, Tensor], Edit], *, pixels: bool) -> dict[str, Any]:

@@ -43,7 +43,9 @@ class Chain(Method):
         if isinstance(given, str):
             given = [name.strip() for name in given.split(",") if name.strip()]
         if not isinstance(given, Sequence) or not given:
-            raise RevisitError("Chain: methods must be a list of methods or of their names, such as [VCD(), ReVisiT()].")
+            raise RevisitError(
+                "Chain: methods must be a list of methods or of their names, such as [VCD(), ReVisiT()]."
+            )
         made = tuple(get(method) if isinstance(method, str) else method for method in given)
         for method in made:
             if not isinstance(method, Method) or isinstance(method, Chain):

@@ -67,7 +67,11 @@ class ICD(Boundaries, Contrastive):
     def bind(self, processor: Any) -> ICD:
         """This method with its sentence as token ids."""
         bound = super().bind(processor)
-        return bound if bound.sentence_ids else dataclasses.replace(bound, sentence_ids=word_ids(processor, bound.sentence))
+        return (
+            bound
+            if bound.sentence_ids
+            else dataclasses.replace(bound, sentence_ids=word_ids(processor, bound.sentence))
+        )
 
     def begin(self, run: Run) -> Refine:
         from revisit.branch import add_branch
