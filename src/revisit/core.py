@@ -122,11 +122,14 @@ def fuse(log_p: Tensor, log_q: Tensor, fusion: Fusion, weight: float, normalize:
 def all_divergences(log_p: Tensor, vision: Projector, ids: Tensor, divergence: Divergence, model_dtype: bool) -> Tensor:
     """Divergence of every vision row from the output distribution, in slices of bounded size.  -> (rows,)"""
     step = max(1, CHUNK_NUMBERS // max(1, len(ids)))
-    parts = [
-        DIVERGENCES[divergence](log_p, log_softmax(vision.logits(i, min(i + step, vision.rows), ids), model_dtype))
-        for i in range(0, vision.rows, step)
-    ]
-    return torch.cat(parts)
+    slices = (vision.logits(i, min(i + step, vision.rows), ids) for i in range(0, vision.rows, step))
+    return torch.cat([compare(log_p, logits, divergence, model_dtype) for logits in slices])
+
+
+def compare(log_p: Tensor, logits: Tensor, divergence: Divergence, model_dtype: bool) -> Tensor:
+    """Divergence of some vision rows; NaN where a row's logits are not all finite.  (k,), (rows, k) -> (rows,)"""
+    divergences = DIVERGENCES[divergence](log_p, log_softmax(logits, model_dtype))
+    return torch.where(logits.isfinite().all(-1), divergences, math.nan)
 
 
 def log_softmax(logits: Tensor, model_dtype: bool) -> Tensor:

@@ -38,7 +38,6 @@ ROUNDING = (
 )
 CONFIRMED = 64  # most rows compared by the reference formula
 CAPACITY = 512  # candidates of the path without waiting
-LOWEST = -1e30  # stands for -inf in stored columns: zero times it is zero
 
 
 @dataclass(frozen=True)
@@ -118,8 +117,8 @@ def _from_log_probabilities(logits: Tensor, alpha: float) -> Tensor:
 class Columns:
     """Logits of all vision rows by token id, kept for tokens that come back."""
 
-    def __init__(self, vision: Projector, store_bytes: int, as_projected: bool) -> None:
-        self.vision, self.as_projected = vision, as_projected
+    def __init__(self, vision: Projector, store_bytes: int) -> None:
+        self.vision = vision
         self.capacity = min(COLUMNS, store_bytes // max(1, 4 * vision.rows))
         self.store: Tensor | None = None  # (capacity, rows); memory is touched only as columns arrive
         self.asked = self.projected = 0  # columns used and columns computed, over all steps
@@ -156,7 +155,7 @@ class Columns:
         step = max(1, core.CHUNK_NUMBERS // len(ids))
         for i in range(0, self.vision.rows, step):
             part = self.vision.logits(i, min(i + step, self.vision.rows), ids)  # (b, n)
-            store[:, i : i + step].index_copy_(0, slots, (part if self.as_projected else part.clamp_(min=LOWEST)).T)
+            store[:, i : i + step].index_copy_(0, slots, part.T)
 
 
 # -- divergences --------------------------------------------------------------------------------------------------
@@ -180,7 +179,7 @@ def screen(x: Tensor, log_p: Tensor, divergence: Divergence, e: Tensor, u: Tenso
     """Divergences of the columns of logits x from P, to within rounding; x, e and u are overwritten.  (k, rows) -> (rows,)
 
     With X = x − max, e = exp X, s = Σ e, Q = e / s and u = e + s·P (so that (P + Q)/2 = u / 2s), all sums run over
-    u ln u, e·X, P·X and e·ln P, and only u needs a logarithm. NaN where Q is not a distribution.
+    u ln u, e·X, P·X and e·ln P, and only u needs a logarithm. NaN where a logit is not finite: 0 · inf is.
     """
     p = log_p.exp()
     top = x.amax(0)  # (rows,)
@@ -190,9 +189,9 @@ def screen(x: Tensor, log_p: Tensor, divergence: Divergence, e: Tensor, u: Tenso
     log_total = total.log()
     entropy = torch.dot(p, log_p)
     if divergence == "kl":
-        result = entropy - torch.mv(x.T, p) + log_total
+        result = entropy - torch.mv(x.T, p) + log_total + 0 * x.sum(0)
     elif divergence == "cosine":
-        result = 1 - torch.mv(e.T, p) / (p.norm() * torch.linalg.vector_norm(e, dim=0))
+        result = 1 - torch.mv(e.T, p) / (p.norm() * torch.linalg.vector_norm(e, dim=0)) + 0 * x.sum(0)
     else:
         torch.addr(e, p.clamp_min(1e-30), total, out=u)
         if divergence == "jsd":
@@ -204,8 +203,7 @@ def screen(x: Tensor, log_p: Tensor, divergence: Divergence, e: Tensor, u: Tenso
             mixed = torch.log(u, out=x).mul_(u).sum(0) / total
             whole = 0.5 * mixed - math.log(2) - 0.25 * (entropy + cross + own) - 0.5 * log_total
             result = whole / len(log_p)
-    result = torch.where(result > 1e20, math.inf, result)
-    return torch.where(top > LOWEST / 10, result, math.nan)
+    return result
 
 
 # -- the step -----------------------------------------------------------------------------------------------------
@@ -218,7 +216,7 @@ class Engine:
         self, vision: Indexable, rule: Rule, *, store_bytes: int = STORE_BYTES, scratch: Scratch | None = None
     ) -> None:
         self.vision, self.rule = vision, rule
-        self.columns = Columns(vision, store_bytes, as_projected=rule.model_dtype)
+        self.columns = Columns(vision, store_bytes)
         self.scratch = scratch or Scratch()
 
     @torch.no_grad()
@@ -238,9 +236,7 @@ class Engine:
         if len(ids) <= self.columns.capacity:
             store, slots = self.columns.slots(ids, logits.numel())
             divergences = self._over_store(store, slots, log_p)
-            row, log_q = self._choose(
-                divergences, log_p, lambda rows: _restored(store[slots[:, None], rows].T), uniform
-            )
+            row, log_q = self._choose(divergences, log_p, lambda rows: store[slots[:, None], rows].T, uniform)
         else:
             divergences = self._streamed(ids, log_p)
             row, log_q = self._choose(divergences, log_p, lambda rows: self._rows(rows, ids), uniform)
@@ -274,7 +270,7 @@ class Engine:
                     parts.append(self._compare(log_p, part))
                 else:
                     e, u = self.scratch.views(2, (b - a, k), part)
-                    parts.append(screen(part.T.clamp_(min=LOWEST), log_p, self.rule.divergence, e.T, u.T))
+                    parts.append(screen(part.T, log_p, self.rule.divergence, e.T, u.T))
         return torch.cat(parts)
 
     def _logits(self, start: int, stop: int, ids: Tensor) -> Tensor:
@@ -288,7 +284,7 @@ class Engine:
 
     def _compare(self, log_p: Tensor, logits: Tensor) -> Tensor:
         """The reference's divergences.  (k,), (rows, k) -> (rows,)"""
-        return core.DIVERGENCES[self.rule.divergence](log_p, core.log_softmax(logits, self.rule.model_dtype))
+        return core.compare(log_p, logits, self.rule.divergence, self.rule.model_dtype)
 
     def _choose(
         self, divergences: Tensor, log_p: Tensor, logits_of: Callable[[Tensor], Tensor], uniform: float
@@ -313,11 +309,6 @@ class Engine:
         divergences[rows] = core.DIVERGENCES[self.rule.divergence](log_p, log_q).to(divergences.dtype)
         place = core.select(divergences[rows], self.rule.how)
         return int(rows[place]), log_q[place].to(log_p.dtype)
-
-
-def _restored(logits: Tensor) -> Tensor:
-    """Stored logits with -inf where LOWEST stands for it."""
-    return logits.masked_fill(logits == LOWEST, -math.inf)
 
 
 def _spans(total: int, step: int) -> list[tuple[int, int]]:
@@ -382,7 +373,9 @@ def refine_without_waiting(
     parts = []
     for i, j in _spans(vision.rows, core.CHUNK_NUMBERS // ids.numel()):
         raw = vision.logits(i, j, ids.flatten()).unflatten(-1, ids.shape).transpose(0, 1)  # (r, n·c) -> (n, r, c)
-        parts.append(core.DIVERGENCES[rule.divergence](log_p[:, None], log_q_of(raw)))
+        finite = (raw.isfinite() | ~inside[:, None]).all(-1)
+        divergence = core.DIVERGENCES[rule.divergence](log_p[:, None], log_q_of(raw))  # (n, r)
+        parts.append(torch.where(finite, divergence, math.nan))
     divergences = torch.cat(parts, dim=1)  # (n, rows)
     usable = ~divergences.isnan()
     rows = _pick(divergences, usable, rule.how, uniform)  # (n,)

@@ -7,6 +7,7 @@ steps run the model exactly as if nobody had looked.
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -102,6 +103,30 @@ def resolve_layers(spec: str | Sequence[int], depth: int, tied: bool) -> tuple[i
     return tuple(sorted(set(spec)))
 
 
+class _Eagerly:
+    """While at least one capture is open, compiled code runs as written: a compiled prefill would pass its hooks by."""
+
+    def __init__(self) -> None:
+        self.lock, self.open = threading.Lock(), 0
+        self.stance: Any = None
+
+    def begin(self) -> None:
+        with self.lock:
+            self.open += 1
+            if self.stance is None and "torch._dynamo" in sys.modules:  # otherwise nothing has been compiled
+                self.stance = torch.compiler.set_stance("force_eager")
+
+    def end(self) -> None:
+        with self.lock:
+            self.open -= 1
+            if self.open == 0 and self.stance is not None:
+                self.stance.__exit__(None, None, None)
+                self.stance = None
+
+
+_EAGERLY = _Eagerly()
+
+
 class Capture:
     """Keeps the vision rows of the chosen layers while the first forward of a generate call runs.
 
@@ -130,6 +155,7 @@ class Capture:
         self.kept = remembered(cache) if cache is not None else None
         self._handles: list[Any] = []
         stack.callback(self.release)
+        _EAGERLY.begin()
         self._install()
 
     def _install(self) -> None:
@@ -144,6 +170,8 @@ class Capture:
 
     def release(self) -> None:
         """Remove every hook; the states stay."""
+        if self._handles:
+            _EAGERLY.end()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
