@@ -14,7 +14,10 @@ import families
 TEXT = {**families.TEXT, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 2}
 TEXT["head_dim"] = 32
 TOWER = {**families.TOWER, "hidden_size": 64, "intermediate_size": 64}
-TEMPLATE = "{% for m in messages %}{% for c in m['content'] %}{% if c is string %}{{ c }}{% elif c['type'] == 'text' %}{{ c['text'] }}{% else %}PLACE{% endif %}{% endfor %}{% endfor %}"
+TEMPLATE = (
+    "{% for m in messages %}{% for c in m['content'] %}{% if c is string %}{{ c }}{% elif c['type'] == 'text' %}"
+    "{{ c['text'] }}{% else %}PLACE{% endif %}{% endfor %}{% endfor %}"
+)
 PLACE = {"llava": "<image>", "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>"}
 
 

@@ -35,7 +35,7 @@ class Unfolding:
             self.stopped, text = True, text[: min(found)]
         elif not final:
             text = text.rstrip("\ufffd").rstrip()  # blanks wait for the next word, so that the answer ends without any
-            text = text[: len(text) - self._open(text)]
+            text = text[: len(text) - self._open(text)].rstrip()
         else:
             text = text.rstrip()
         new = text[len(self.shown) :] if text.startswith(self.shown) else ""

@@ -1,0 +1,184 @@
+"""vLLM with the plug-in against our transformers path and against vanilla vLLM. Run by `make test-vllm`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("vLLM is not in this environment: run `make test-vllm`", allow_module_level=True)
+
+import vllm_models
+
+import families
+
+pytestmark = [pytest.mark.timeout(3000)]
+HERE = Path(__file__).parent
+FAMILIES = ("llava", "qwen2_5_vl")
+SETTINGS = [
+    {"alpha": 1e-5},
+    {"alpha": 1e-3, "divergence": "official", "normalize": False},
+    {"alpha": 0.1},
+    {"alpha": 1e-2, "fusion": "interpolation", "weight": 0.3},
+    {"alpha": 1e-3, "select": "random", "seed": 7},
+]
+SENTENCE = "What can be seen in this picture, and where is everything that is in it? "
+
+
+def mixed(count: int) -> list[dict[str, Any]]:
+    """With image and without, opted in and not, different settings, long and short."""
+    return [
+        {
+            "text": f"\n{i} " + SENTENCE * (i % 4) + "Describe.",
+            "images": [] if i % 5 == 4 else [i % 7] if i % 3 else [i % 7, 3],
+            "max_tokens": 3 + (i * 7) % 20,
+            "revisit": SETTINGS[i % len(SETTINGS)] if i % 3 != 2 else None,
+        }
+        for i in range(count)
+    ]
+
+
+REQUESTS = mixed(50)
+DEEP = [{**r, "revisit": {**SETTINGS[i % 3], "layers": "all"}} for i, r in enumerate(REQUESTS[:10]) if r["images"]]
+DEEP += [{**r, "revisit": {**r["revisit"], "norm": "final"}} for r in DEEP[:3]]
+STOPPED = [{**r, "eos": True, "max_tokens": 40} for r in REQUESTS[:12]]
+FULL = {"enable_chunked_prefill": False, "max_num_batched_tokens": 512}
+CHUNKED = {"enable_chunked_prefill": True, "max_num_batched_tokens": 40}  # images are cut in pieces
+ENGINES = [
+    {"name": "plain", "options": {**FULL, "enable_prefix_caching": False, "max_num_seqs": 16}, "requests": REQUESTS},
+    {
+        "name": "cached",
+        "options": {**FULL, "enable_prefix_caching": True, "max_num_seqs": 16},
+        "requests": REQUESTS * 2,
+    },
+    {
+        "name": "chunked",
+        "options": {**CHUNKED, "enable_prefix_caching": False, "max_num_seqs": 8},
+        "requests": REQUESTS,
+    },
+    {
+        "name": "chunked cached",
+        "options": {**CHUNKED, "enable_prefix_caching": True, "max_num_seqs": 8},
+        "requests": REQUESTS * 2,
+    },
+    {
+        "name": "preempted",
+        "options": {
+            **CHUNKED,
+            "enable_prefix_caching": True,
+            "max_num_seqs": 16,
+            "num_gpu_blocks_override": 14,
+            "block_size": 32,
+        },
+        "requests": REQUESTS,
+    },
+    {
+        "name": "deep",
+        "options": {**CHUNKED, "enable_prefix_caching": False, "max_num_seqs": 4},
+        "requests": DEEP,
+        "layers": "all",
+    },
+    {"name": "stopped", "options": {**FULL, "enable_prefix_caching": False, "max_num_seqs": 4}, "requests": STOPPED},
+]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Everything that is run for one family: the model, all engines with the plug-in, one without."""
+    family = request.param
+    folder = tmp_path_factory.mktemp(family)
+    model, processor = vllm_models.build(family)
+    vllm_models.save(model, processor, folder / "model")
+    base = {"model": str(folder / "model"), "place": vllm_models.PLACE[family]}
+    plugged = _run(folder, "plugged", {**base, "plugged": True, "engines": ENGINES})
+    vanilla = _run(folder, "vanilla", {**base, "plugged": False, "engines": ENGINES[:1]})
+    return {
+        "family": family,
+        "model": model,
+        "processor": processor,
+        "plugged": {r["name"]: r for r in plugged},
+        "vanilla": vanilla[0],
+    }
+
+
+def _run(folder: Path, name: str, job: dict[str, Any]) -> list[dict[str, Any]]:
+    job_file, result_file = folder / f"{name}.json", folder / f"{name}-result.json"
+    job_file.write_text(json.dumps(job))
+    command = [sys.executable, str(HERE / "vllm_worker.py"), str(job_file), str(result_file)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-6000:]
+    results: list[dict[str, Any]] = json.loads(result_file.read_text())
+    return results
+
+
+def expected(runs: dict[str, Any], request: dict[str, Any]) -> list[int]:
+    """What our transformers path gives for one request, alone."""
+    from revisit import ReVisiT, generate
+
+    known = runs.setdefault("expected", {})
+    key = json.dumps(request, sort_keys=True)
+    if key not in known:
+        model, processor = runs["model"], runs["processor"]
+        images = [families.picture(seed) for seed in request["images"]]
+        text = vllm_models.PLACE[runs["family"]] * len(images) + request["text"]
+        inputs = processor(text=[text], images=[images] if images else None, return_tensors="pt")
+        method = (
+            ReVisiT(**request["revisit"]) if request["revisit"] and images else None
+        )  # no image: nothing to revisit
+        stop = {} if request.get("eos") else {"eos_token_id": None}
+        output = generate(model, **inputs, method=method, max_new_tokens=request["max_tokens"], do_sample=False, **stop)
+        known[key] = output[0, inputs["input_ids"].shape[1] :].tolist()
+    answer: list[int] = known[key]
+    return answer
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine["name"])
+def test_every_row_has_the_tokens_of_the_transformers_path(runs: dict[str, Any], engine: dict[str, Any]) -> None:
+    got = [row["tokens"] for row in runs["plugged"][engine["name"]]["rows"]]
+    assert got == [expected(runs, request) for request in engine["requests"]]
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine["name"])
+def test_no_states_are_held_after_the_last_request(runs: dict[str, Any], engine: dict[str, Any]) -> None:
+    assert runs["plugged"][engine["name"]]["held"] == 0
+
+
+def test_requests_that_did_not_opt_in_are_bit_identical_to_vanilla(runs: dict[str, Any]) -> None:
+    ours, theirs = runs["plugged"]["plain"]["rows"], runs["vanilla"]["rows"]
+    others = [i for i, request in enumerate(REQUESTS) if request["revisit"] is None]
+    assert len(others) == 16
+    for i in others:
+        assert ours[i]["tokens"] == theirs[i]["tokens"]
+        assert ours[i]["logprobs"] == theirs[i]["logprobs"]  # equal floats, not close ones
+
+
+def test_opted_in_rows_are_really_decoded_differently(runs: dict[str, Any]) -> None:
+    ours, theirs = runs["plugged"]["plain"]["rows"], runs["vanilla"]["rows"]
+    opted = [i for i, r in enumerate(REQUESTS) if r["revisit"] and r["images"]]
+    assert sum(ours[i]["tokens"] != theirs[i]["tokens"] for i in opted) > len(opted) / 2
+
+
+def test_only_vanilla_requests_read_the_prefix_cache(runs: dict[str, Any]) -> None:
+    rows = runs["plugged"]["cached"]["rows"]
+    requests = REQUESTS * 2
+    assert all(row["cached"] == 0 for row, request in zip(rows, requests, strict=True) if request["revisit"])
+    assert any(row["cached"] > 0 for row, request in zip(rows, requests, strict=True) if not request["revisit"])
+
+
+def test_the_small_cache_really_preempted(runs: dict[str, Any]) -> None:
+    assert runs["plugged"]["preempted"]["preemptions"] > 0
+
+
+def test_counters_say_what_was_done(runs: dict[str, Any]) -> None:
+    counters = runs["plugged"]["plain"]["counters"]
+    opted = [r for r in REQUESTS if r["revisit"]]
+    assert counters["requests"] == len(opted)
+    assert counters["requests_without_image"] == sum(not r["images"] for r in opted)
+    assert counters["steps"] == sum(r["max_tokens"] for r in opted)
+    assert 0 < counters["changed"] <= counters["applied"] <= counters["steps"]

@@ -1,0 +1,125 @@
+"""Runs lists of requests through vLLM engines, one after another, and writes down what came out.
+
+    python vllm_worker.py JOB.json RESULT.json
+
+Runs in the environment that has vLLM. A job names the model folder, the engines and the requests; with
+"plugged": false nothing of ours is switched on, which is the vanilla run that others are compared with.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+SETTINGS = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def parameters(request: dict[str, Any], plugged: bool) -> Any:
+    from vllm import SamplingParams
+
+    extra = {"revisit": request["revisit"]} if plugged and request.get("revisit") is not None else None
+    return SamplingParams(
+        temperature=0,
+        max_tokens=request["max_tokens"],
+        ignore_eos=not request.get("eos", False),
+        logprobs=1,
+        extra_args=extra,
+        detokenize=False,
+    )
+
+
+def prompt(request: dict[str, Any], place: str) -> Any:
+    from families import picture
+
+    images = [picture(seed) for seed in request["images"]]
+    text = place * len(images) + request["text"]
+    return {"prompt": text, "multi_modal_data": {"image": images}} if images else {"prompt": text}
+
+
+def run_engine(job: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
+    """All requests of one engine at once, and what the plug-in held and did afterwards."""
+    from vllm import LLM
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    plugged = job["plugged"]
+    os.environ["REVISIT_VLLM_LAYERS"] = engine.get("layers", "last")
+    began = time.perf_counter()
+    llm = LLM(
+        job["model"],
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=512,
+        seed=0,
+        limit_mm_per_prompt={"image": 2},
+        disable_log_stats=False,
+        **({"logits_processors": ["revisit.integrations.vllm:V1"]} if plugged else {}),
+        **engine["options"],
+    )
+    started = time.perf_counter() - began
+    requests = engine["requests"]
+    began = time.perf_counter()
+    outputs = llm.generate(
+        [prompt(r, job["place"]) for r in requests], [parameters(r, plugged) for r in requests], use_tqdm=False
+    )
+    seconds = time.perf_counter() - began
+    rows = [
+        {
+            "tokens": list(o.outputs[0].token_ids),
+            "logprobs": [
+                step[t].logprob for t, step in zip(o.outputs[0].token_ids, o.outputs[0].logprobs, strict=True)
+            ],
+            "cached": o.num_cached_tokens,
+        }
+        for o in outputs
+    ]
+    core = llm.llm_engine.engine_core.engine_core
+    while core.scheduler.has_requests():  # what a server's loop does when requests have ended: tell the workers
+        core.step()
+    metrics = {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")}
+    result = {
+        "name": engine["name"],
+        "rows": rows,
+        "started": started,
+        "seconds": seconds,
+        "preemptions": metrics.get("vllm:num_preemptions", 0),
+    }
+    if plugged:
+        from revisit.integrations.vllm.states import held
+        from revisit.integrations.vllm.tap import _OF_CONFIG
+
+        gc.collect()
+        result["held"] = held().requests
+        result["counters"] = dict(next(iter(_OF_CONFIG.values())).counters)
+    del llm, core
+    cleanup_dist_env_and_memory()
+    gc.collect()
+    return result
+
+
+def main(job_file: str, result_file: str) -> None:
+    job = json.loads(Path(job_file).read_text())
+    os.environ.update(SETTINGS)
+    os.environ.pop("REVISIT_VLLM", None)
+    if job["plugged"]:
+        os.environ["REVISIT_VLLM"] = "1"
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    results = []
+    for engine in job["engines"]:
+        results.append(run_engine(job, engine))
+        Path(result_file).write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

@@ -1,0 +1,301 @@
+"""The server with a tiny real model, through the official client and through plain HTTP."""
+
+from __future__ import annotations
+
+import base64
+import concurrent.futures
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+import families
+from revisit.decoding import generate
+from revisit.methods.plain import Plain
+from revisit.methods.revisit import ReVisiT
+from revisit.models.prompts import encode
+from revisit.serve.app import Service, build
+from revisit.serve.decoder import Decoder
+from revisit.serve.limits import Limits
+
+LIMITS = Limits(body_bytes=200_000, prompt_tokens=150, new_tokens=40, default_new_tokens=8, batch=8, batch_wait=0.05)
+
+
+class Running:
+    """A server in a thread of this process."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        config = uvicorn.Config(build(service), host="127.0.0.1", port=0, log_level="critical")
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run, daemon=True)
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.01)
+        port = self.server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(30)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    server = Running(Service(Decoder(*families.build("llava")), "tiny", ReVisiT(alpha=0.01), LIMITS))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def client(running: Running) -> openai.OpenAI:
+    return openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0)
+
+
+def uri(seed: int) -> str:
+    buffer = io.BytesIO()
+    families.picture(seed).save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def messages(seed: int | None, text: str = "What is this?") -> Any:
+    parts: list[dict[str, Any]] = [{"type": "text", "text": text}]
+    if seed is not None:
+        parts.insert(0, {"type": "image_url", "image_url": {"url": uri(seed)}})
+    return [{"role": "user", "content": parts}]
+
+
+def expected(seed: int, tokens: int, method: Any, text: str = "What is this?") -> str:
+    """What `generate` gives for the same conversation, alone."""
+    model, processor = families.build("llava")
+    inputs = encode(processor, [f"USER: <image>\n{text} ASSISTANT:"], [[families.picture(seed)]])
+    output = generate(model, **inputs, method=method, max_new_tokens=tokens, do_sample=False)
+    new = output[0, inputs["input_ids"].shape[1] :]
+    answer: str = processor.tokenizer.decode(new, skip_special_tokens=True)
+    return answer.strip()
+
+
+def post(running: Running, **fields: Any) -> httpx.Response:
+    return httpx.post(f"{running.url}/v1/chat/completions", json={"model": "tiny", **fields}, timeout=60)
+
+
+def test_the_official_client_gets_what_generate_gives(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="tiny", messages=messages(1), max_tokens=12)
+    assert answer.choices[0].message.content == expected(1, 12, ReVisiT(alpha=0.01))
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 12
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.decoding["vision_tokens"] == 16  # type: ignore[attr-defined]
+    assert answer.decoding["steps"] == 12  # type: ignore[attr-defined]
+
+
+def test_the_method_is_chosen_per_request(client: openai.OpenAI) -> None:
+    chosen = {"decoding": {"method": "revisit", "settings": {"alpha": 1e-5, "layers": "all"}}}
+    first = client.chat.completions.create(model="tiny", messages=messages(2), max_tokens=10, extra_body=chosen)
+    plain = client.chat.completions.create(
+        model="tiny", messages=messages(2), max_tokens=10, extra_body={"decoding": {"method": "greedy"}}
+    )
+    assert first.choices[0].message.content == expected(2, 10, ReVisiT(alpha=1e-5, layers="all"))
+    assert plain.choices[0].message.content == expected(2, 10, Plain())
+
+
+def test_streamed_pieces_add_up(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="tiny", messages=messages(3), max_tokens=15, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == expected(3, 15, ReVisiT(alpha=0.01))
+    assert sum(bool(c.choices and c.choices[0].delta.content) for c in chunks) > 1  # in pieces, not at once
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 15
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
+
+
+def test_concurrent_requests_share_batches_and_none_changes_another(running: Running, client: openai.OpenAI) -> None:
+    def ask(number: int) -> str | None:
+        answer = client.chat.completions.create(
+            model="tiny", messages=messages(number, "Tell me " * (number % 4) + "this."), max_tokens=4 + number
+        )
+        return answer.choices[0].message.content
+
+    before = running.service.metrics.batch.total
+    batches = sum(running.service.metrics.batch.counts)
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(ask, range(12)))
+    wanted = [expected(n, 4 + n, ReVisiT(alpha=0.01), "Tell me " * (n % 4) + "this.") for n in range(12)]
+    assert answers == wanted
+    assert running.service.metrics.batch.total - before == 12
+    assert sum(running.service.metrics.batch.counts) - batches < 12
+
+
+def test_sampling_repeats_with_its_seed_in_any_company(client: openai.OpenAI) -> None:
+    def ask(seed: int) -> str | None:
+        answer = client.chat.completions.create(
+            model="tiny", messages=messages(1), max_tokens=10, temperature=1.5, top_p=0.9, seed=seed
+        )
+        return answer.choices[0].message.content
+
+    alone = [ask(seed) for seed in (1, 2)]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(ask, [1, 2, 1, 3]))
+    assert together[:3] == [alone[0], alone[1], alone[0]]
+    assert alone[0] != alone[1]
+
+
+def test_stop_texts_end_the_answer(client: openai.OpenAI) -> None:
+    whole = expected(1, 12, ReVisiT(alpha=0.01))
+    stop = whole[4:6]
+    answer = client.chat.completions.create(model="tiny", messages=messages(1), max_tokens=12, stop=[stop])
+    assert answer.choices[0].message.content == whole[: whole.find(stop)].rstrip()
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_text_only_conversations_are_answered_plainly(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="tiny", messages=messages(None), max_tokens=3)
+    assert answer.decoding["method"] == "greedy"  # type: ignore[attr-defined]
+    assert answer.decoding["applied"] == 0  # type: ignore[attr-defined]
+
+
+def test_bad_requests_are_400_with_a_sentence_and_spoil_nothing(running: Running, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="stands for an image"):
+        client.chat.completions.create(model="tiny", messages=messages(1, "<image>"))
+    with pytest.raises(openai.NotFoundError, match="no model"):
+        client.chat.completions.create(model="gpt", messages=messages(1))
+    with pytest.raises(openai.BadRequestError, match="at most 150"):
+        client.chat.completions.create(model="tiny", messages=messages(1, "long " * 200))
+    with pytest.raises(openai.BadRequestError, match=r"1\d\d tokens \(images included\)"):  # only the image is too much
+        client.chat.completions.create(model="tiny", messages=messages(1, "a" * 120))
+    assert client.chat.completions.create(model="tiny", messages=messages(1), max_tokens=1).usage is not None
+
+
+def test_the_body_is_bounded_whatever_it_says_about_itself(running: Running) -> None:
+    url = f"{running.url}/v1/chat/completions"
+    large = b" " * 300_000
+    declared = httpx.post(url, content=large, headers={"content-type": "application/json"})
+    assert declared.status_code == 413
+    assert "200,000" in declared.json()["error"]["message"]
+
+    def pieces() -> Iterator[bytes]:
+        for _ in range(60):
+            yield b" " * 5_000
+
+    try:
+        status = httpx.post(url, content=pieces(), headers={"content-type": "application/json"}).status_code
+    except httpx.WriteError:  # refused while still sending
+        status = 413
+    assert status == 413
+    assert httpx.post(url, content=b"{}", headers={"content-type": "text/plain"}).status_code == 415
+
+
+def test_health_models_and_metrics(running: Running) -> None:
+    assert httpx.get(f"{running.url}/health").json() == {"status": "ok"}
+    assert httpx.get(f"{running.url}/v1/models").json()["data"][0]["id"] == "tiny"
+    assert httpx.get(f"{running.url}/v1/models/other").status_code == 404
+    before = _metric(running, 'revisit_requests_total{status="200"}')
+    assert post(running, messages=messages(1), max_tokens=2).status_code == 200
+    assert _metric(running, 'revisit_requests_total{status="200"}') == before + 1
+    assert _metric(running, "revisit_queue_length") == 0
+
+
+def _metric(running: Running, name: str) -> float:
+    text = httpx.get(f"{running.url}/metrics").text
+    found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+    return float(found.group(1)) if found else 0.0
+
+
+def test_a_client_that_leaves_frees_its_row(running: Running) -> None:
+    fields = {"model": "tiny", "messages": messages(1), "max_tokens": 40, "stream": True}
+    with httpx.stream("POST", f"{running.url}/v1/chat/completions", json=fields, timeout=30) as reply:
+        next(reply.iter_lines())
+    assert post(running, messages=messages(1), max_tokens=1).status_code == 200
+    assert running.service.batcher.waiting == 0
+
+
+def test_a_key_is_asked_for_where_there_is_one() -> None:
+    server = Running(Service(Decoder(*families.build("llava")), "tiny", ReVisiT(), LIMITS, api_key="right"))
+    try:
+        fields = {"model": "tiny", "messages": messages(1), "max_tokens": 1}
+        for headers, status in (
+            ({}, 401),
+            ({"authorization": "Bearer wrong"}, 401),
+            ({"authorization": "Bearer right"}, 200),
+        ):
+            url = f"{server.url}/v1/chat/completions"
+            assert httpx.post(url, json=fields, headers=headers, timeout=60).status_code == status
+        assert httpx.get(f"{server.url}/metrics").status_code == 401
+        assert httpx.get(f"{server.url}/health").status_code == 200
+    finally:
+        server.stop()
+
+
+def test_an_answer_that_takes_too_long_is_cut_off() -> None:
+    server = Running(Service(Decoder(*families.build("llava")), "tiny", ReVisiT(), Limits(seconds=1e-6)))
+    try:
+        assert post(server, messages=messages(1)).status_code == 504
+    finally:
+        server.stop()
+
+
+def test_sigterm_finishes_what_was_begun(tmp_path: Path) -> None:
+    model, processor = families.build("llava")
+    model.save_pretrained(tmp_path / "model")
+    processor.save_pretrained(tmp_path / "model")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "revisit",
+        "serve",
+        "-m",
+        str(tmp_path / "model"),
+        "--name",
+        "tiny",
+        "--port",
+        str(port),
+    ]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        _wait_for(f"http://127.0.0.1:{port}/health", process)
+        fields = {"model": "tiny", "messages": messages(1), "max_tokens": 200, "stream": True}
+        with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/chat/completions", json=fields, timeout=120) as reply:
+            lines = reply.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        pieces = [json.loads(line[6:])["choices"][0]["delta"].get("content", "") for line in rest[:-1]]
+        assert "".join(pieces) == expected(1, 200, ReVisiT())
+        process.wait(60)
+        assert process.returncode in (0, -signal.SIGTERM)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes], seconds: float = 200) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        assert process.poll() is None, "the server ended before it was ready"
+        try:
+            if httpx.get(url).status_code == 200:
+                return
+        except httpx.TransportError:
+            time.sleep(0.2)
+    raise AssertionError("the server was not ready in time")

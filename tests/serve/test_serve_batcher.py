@@ -1,0 +1,149 @@
+"""The queue, with a stand-in for the model."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from revisit.methods.plain import Plain
+from revisit.methods.revisit import ReVisiT
+from revisit.serve.batcher import Batcher, Ticket
+from revisit.serve.limits import Limits
+from revisit.serve.metrics import Metrics
+from revisit.serve.protocol import Ask, Refusal, Reply, Sampling
+
+REPLY = Reply("x", "stop", 1, 1)
+
+
+def ticket(method: Any = None, seconds: float = 60) -> Ticket:
+    ask = Ask([], [], method or ReVisiT(), 5, Sampling())
+    return Ticket(ask, "", seconds, asyncio.get_running_loop())
+
+
+async def outcome(one: Ticket) -> Any:
+    return (await asyncio.wait_for(one.events.get(), 20))[1]
+
+
+def run(test: Callable[[], Any]) -> None:
+    asyncio.run(test())
+
+
+class Gate:
+    """A decoder that waits to be let through, and remembers its batches."""
+
+    def __init__(self) -> None:
+        self.batches: list[Sequence[Ticket]] = []
+        self.open = threading.Event()
+
+    def __call__(self, tickets: Sequence[Ticket], limit: int) -> None:
+        self.batches.append(list(tickets))
+        assert self.open.wait(20)
+        for one in tickets:
+            one.succeed(REPLY)
+
+
+def test_requests_of_one_method_share_a_batch_and_others_wait_their_turn() -> None:
+    async def test() -> None:
+        gate = Gate()
+        batcher = Batcher(gate, Limits(batch=3, batch_wait=0.2), Metrics())
+        first = ticket(Plain())
+        batcher.submit(first)
+        while not gate.batches:
+            await asyncio.sleep(0.01)
+        rest = [ticket(method) for method in (ReVisiT(), ReVisiT(alpha=0.1), ReVisiT(), ReVisiT(), ReVisiT())]
+        for one in rest:
+            batcher.submit(one)
+        gate.open.set()
+        assert all([await outcome(one) is REPLY for one in (first, *rest)])
+        a, b, c, d, e = rest
+        assert [list(batch) for batch in gate.batches] == [[first], [a, c, d], [b], [e]]
+        batcher.stop(10)
+
+    run(test)
+
+
+def test_a_full_queue_refuses_and_stopping_finishes_what_was_begun() -> None:
+    async def test() -> None:
+        gate = Gate()
+        batcher = Batcher(gate, Limits(queue=2, batch=1, batch_wait=0), Metrics())
+        running = ticket()
+        batcher.submit(running)
+        while batcher.waiting:
+            await asyncio.sleep(0.01)
+        waiting = [ticket(), ticket()]
+        for one in waiting:
+            batcher.submit(one)
+        with pytest.raises(Refusal) as caught:
+            batcher.submit(ticket())
+        assert caught.value.status == 429
+        stopper = threading.Thread(target=batcher.stop)
+        stopper.start()
+        while batcher.alive:
+            await asyncio.sleep(0.01)
+        with pytest.raises(Refusal) as caught:
+            batcher.submit(ticket())
+        assert caught.value.status == 503
+        gate.open.set()
+        assert [await outcome(one) for one in (running, *waiting)] == [REPLY] * 3
+        stopper.join(10)
+        assert not stopper.is_alive()
+
+    run(test)
+
+
+def test_a_batch_that_fails_is_reported_without_its_details_and_the_next_one_runs() -> None:
+    async def test() -> None:
+        log: list[str] = []
+
+        def decode(tickets: Sequence[Ticket], limit: int) -> None:
+            if len(log) == 0:
+                raise RuntimeError("secret path")
+            tickets[0].succeed(REPLY)
+
+        batcher = Batcher(decode, Limits(batch_wait=0), Metrics(), log.append)
+        bad = ticket()
+        batcher.submit(bad)
+        refusal = await outcome(bad)
+        assert refusal.status == 500
+        assert "secret" not in refusal.message
+        assert "secret path" in log[0]
+        good = ticket()
+        batcher.submit(good)
+        assert await outcome(good) is REPLY
+        batcher.stop(10)
+
+    run(test)
+
+
+def test_a_request_whose_time_is_over_never_reaches_the_model() -> None:
+    async def test() -> None:
+        gate = Gate()
+        batcher = Batcher(gate, Limits(batch=1, batch_wait=0), Metrics())
+        running, late, left = ticket(Plain()), ticket(seconds=0.01), ticket()
+        for one in (running, late, left):
+            batcher.submit(one)
+        left.gone = True
+        time.sleep(0.05)
+        gate.open.set()
+        assert await outcome(running) is REPLY
+        assert (await outcome(late)).status == 504
+        batcher.stop(10)
+        assert gate.batches == [[running]]
+
+    run(test)
+
+
+def test_a_decoder_that_forgets_a_ticket_is_covered() -> None:
+    async def test() -> None:
+        batcher = Batcher(lambda tickets, limit: None, Limits(batch_wait=0), Metrics())
+        one = ticket()
+        batcher.submit(one)
+        assert (await outcome(one)).status == 504
+        batcher.stop(10)
+
+    run(test)
