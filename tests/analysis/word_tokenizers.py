@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -35,6 +36,9 @@ def train(kind: str) -> PreTrainedTokenizerFast:
         vocab_size=900, special_tokens=special, initial_alphabet=alphabet, show_progress=False, min_frequency=2
     )
     core.train_from_iterator(text, trainer)
+    described = json.loads(core.to_str())  # the trainer takes bytes only as special tokens, which decoding would skip
+    described["added_tokens"] = [t for t in described["added_tokens"] if not t["content"].startswith("<0x")]
+    core = Tokenizer.from_str(json.dumps(described))
     return PreTrainedTokenizerFast(
         tokenizer_object=core,
         pad_token="<pad>",

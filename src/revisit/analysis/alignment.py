@@ -7,7 +7,6 @@ CHAIR's words from walking its word tokeniser's output along the lower-cased cap
 from __future__ import annotations
 
 import itertools
-import os.path
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,7 +93,8 @@ def _exact_ends(tokenizer: Any, tokens: Sequence[int], text: str) -> list[int]:
     """Ends found by decoding every prefix: as far as it agrees with the whole text, it is final."""
     ends: list[int] = []
     for number in range(1, len(tokens) + 1):
-        shared = len(os.path.commonprefix([decode(tokenizer, tokens[:number]), text]))
+        pairs = zip(decode(tokenizer, tokens[:number]), text, strict=False)
+        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         ends.append(max(shared, ends[-1] if ends else 0))
     ends[-1] = len(text)
     return ends

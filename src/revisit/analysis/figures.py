@@ -100,9 +100,8 @@ def projection_recall(name: str, result: dict[str, Any]) -> Figure:
             band(left, number, ks, [100 * row["low"] for row in rows], [100 * row["high"] for row in rows])
             line(left, number, ks, [100 * row["recall"] for row in rows], label)
         chance = result["chance"]
-        left.plot(
-            [r["k"] for r in chance], [100 * r["recall"] for r in chance], color="#777777", linestyle=":", label="object words, random order"
-        )  # fmt: skip
+        ks, values = [row["k"] for row in chance], [100 * row["recall"] for row in chance]
+        left.plot(ks, values, color="#777777", linestyle=":", label="object words, random order")
         left.set(xscale="log", xlabel="k", ylabel="recall@k (%)", ylim=(0, 102), title="final layer")
         left.legend(loc="best")
         number = 0
@@ -195,9 +194,12 @@ def sweep(
         (axes[0] if len(metrics) > 1 else axes).legend(loc="best")
 
     caption = f"{title}; bars are 95 % intervals, the dashed line is plain decoding."
+    first = metrics[0][0]
     alt = "; ".join(
-        f"{label} at {xlabel} {x:g}: {metrics[0][0]} {found[metrics[0][0]][0]:.2f}" for label, points in lines.items() for x, found in points
-    )  # fmt: skip
+        f"{label} at {xlabel} {x:g}: {first} {found[first][0]:.2f}"
+        for label, points in lines.items()
+        for x, found in points
+    )
     return draw(name, caption, alt, paint, width=max(4.2, 3.2 * len(metrics)), height=2.9, panels=len(metrics))
 
 

@@ -28,12 +28,12 @@ class Forced:
         self.model, self.processor = model, processor
         self.anatomy = Anatomy.of(model)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def states(self, prompt: str, images: Sequence[Image], tokens: Sequence[int]) -> Tensor:
         """With the picture.  -> (tokens, d)"""
         return self._run(dict(prepare(self.processor, [prompt], [list(images)], self.model.device)), tokens)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def states_without(self, prompt: str, images: Sequence[Image], tokens: Sequence[int]) -> Tensor:
         """With the same prompt from which every vision token was removed, and no pixels.  -> (tokens, d)"""
         inputs = dict(prepare(self.processor, [prompt], [list(images)], self.model.device))
@@ -44,9 +44,12 @@ class Forced:
         head = self.anatomy.head
         vocabulary = self.model.get_output_embeddings().weight.shape[0]
         for part in states.split(max(1, CHUNK_NUMBERS // vocabulary)):
-            raw = head.module(part)
-            yield (head.transform or (lambda x: x))(raw.to(torch.promote_types(raw.dtype, torch.float32)))
+            with torch.no_grad():
+                raw = head.module(part)
+                found = (head.transform or (lambda x: x))(raw.to(torch.promote_types(raw.dtype, torch.float32)))
+            yield found
 
+    @torch.no_grad()
     def object_logits(self, states: Tensor, ids: Tensor) -> Tensor:
         """Logits over a few tokens.  (n, d), (k,) -> (n, k)"""
         return self.anatomy.head.logits(states, ids)

@@ -73,7 +73,8 @@ def _steps(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
         f"{result['vocabulary']['categories']} categories."
     )
     if result["greedy_agreement"] is not None:
-        text += f" Teacher forcing gives the written token as the likeliest at {percent(result['greedy_agreement'], 1)} % of the kept steps."
+        share = percent(result["greedy_agreement"], 1)
+        text += f" Teacher forcing gives the written token as the likeliest at {share} % of the kept steps."
     if not result["recall"]:
         return [Text(text + " There is no step to measure.")]
     size = result["vocabulary"]["full"]

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from transformers.cache_utils import DynamicLayer
 
 from revisit.decoding import PIXEL_INPUTS, generate
@@ -84,11 +85,14 @@ class SharedPrefill:
     def arguments(self, method: Any) -> dict[str, Any]:
         """What generate is given, beside the inputs, so that this method starts from the cache."""
         assert self.states is not None
-        self.cache.crop(self.length - 1)
+        surplus = self.cache.get_seq_length() - (self.length - 1)
+        if surplus > 0:
+            self.cache.crop(-surplus)
         normed = isinstance(method, ReVisiT) and method.norm == "final"
         remember(self.cache, self._normed(self.states) if normed else self.states)
         return {"past_key_values": self.cache}
 
+    @torch.no_grad()
     def _normed(self, items: list[VisionStates]) -> list[VisionStates]:
         norm, depth = self.anatomy.final_norm, self.anatomy.depth
         return [
@@ -114,11 +118,9 @@ class SharingEngine(LocalEngine):
         if len(together) < 2 or decoding.num_beams > 1 or not all(images):
             together = []
         if together:
-            import torch
-
             model, processor = self.loaded
             started = time.perf_counter()
-            with torch.inference_mode():
+            with torch.no_grad():
                 inputs = prepare(processor, [job.prompt for job in jobs], images, model.device)
                 prefill = SharedPrefill(model, inputs, together)
             spent = time.perf_counter() - started
