@@ -154,7 +154,8 @@ def _through(name: str) -> Callable[..., Any]:
     ) -> tuple[Tensor, Any]:
         home = sys.modules[type(module).__module__]
         registry = getattr(home, "ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
-        kernel = registry.get_interface(name, getattr(home, "eager_attention_forward", None))
+        eager: Any = getattr(home, "eager_attention_forward", None)
+        kernel = registry.get_interface(name, eager)
         scaling = kwargs.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
         afterwards = []

@@ -211,7 +211,7 @@ class Branches:
 
     def _join(self, parts: list[dict[str, Any]]) -> bool:
         """Put the other branches' cached rows under the clean ones, padded on the left; False if they do not fit."""
-        caches = [part.get(CACHE) for part in parts]
+        caches: list[Any] = [part.get(CACHE) for part in parts]
         if any(cache is None for cache in caches):
             return False
         lengths = [cache.get_seq_length() for cache in caches]
@@ -266,7 +266,7 @@ def merge(parts: list[dict[str, Any]], shifts: list[int]) -> dict[str, Any] | No
     for name in dict.fromkeys(name for part in parts for name in part):
         if name == CACHE:
             continue
-        values = [part.get(name) for part in parts]
+        values: list[Any] = [part.get(name) for part in parts]
         if name == "attention_mask":
             masks = _masks(parts, shifts)
             if masks is None:

@@ -110,4 +110,5 @@ class EarlyExits:
         own = self._shape[:-1].numel()
         shape, self._shape = self._shape, None
         self.logits = output[own:].unflatten(0, (self.rows, len(self.layers)))  # (rows, layers, V)
-        return output[:own].unflatten(0, shape[:-1])
+        rest: Tensor = output[:own].unflatten(0, shape[:-1])
+        return rest

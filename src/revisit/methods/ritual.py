@@ -11,6 +11,7 @@ tiles is transformed tile by tile.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -73,7 +74,7 @@ def crop(picture: Tensor, draw: torch.Generator) -> Tensor:
     return F.interpolate(picture[..., top : top + h, left : left + w], (height, width), mode="bilinear")
 
 
-TRANSFORMS = {
+TRANSFORMS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "flip": lambda picture, draw: picture.flip(-1),
     "upside-down": lambda picture, draw: picture.flip(-2),
     "turn": turn,

@@ -1,0 +1,228 @@
+"""The methods' arithmetic against vectors computed in float64 from the published rules."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from revisit.methods import avisc, code, deco, dola, icd, m3id, pai, ritual, sid, vcd
+from revisit.methods.contrast import cut
+
+INF = -math.inf
+CLEAN = [5.0, 4.0, 3.2, 1.0]
+OTHER = [5.5, 3.0, 3.5, 0.0]
+
+
+def t(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def close(got: Tensor, want: list[float]) -> None:
+    torch.testing.assert_close(got, torch.tensor(want, dtype=got.dtype), atol=1e-5, rtol=0)
+
+
+def test_dola_prefers_the_layer_that_differs_most() -> None:
+    final = t(3, 2.5, 1, -2, 0)
+    early = torch.stack([t(1, 2.5, 0, 0, 0), t(2.8, 2.4, 1.1, -1.8, 0.1)])
+    apart = dola.divergences(final[None], early[None])
+    close(apart[0], [0.025069, 0.000239])
+    assert int(apart.argmax()) == 0
+    close(dola.contrast(final, early[0], 0.1), [1.297952, -0.702048, 0.297952, INF, INF])
+
+
+def test_dola_without_a_cut_subtracts_raw_logits() -> None:
+    close(dola.contrast(t(3, 1), t(1, 2), 0.0), [2.0, -1.0])
+
+
+@pytest.mark.parametrize(("beta", "want"), [(0.1, [4.5, 5.0, 2.9, INF]), (0.2, [4.5, 5.0, INF, INF])])
+def test_vcd(beta: float, want: list[float]) -> None:
+    close(vcd.contrast(t(*CLEAN), t(*OTHER), 1.0, beta), want)
+    close(icd.contrast(t(*CLEAN), t(*OTHER), 1.0, beta), want)  # the same rule with another branch
+    close(sid.contrast(t(*CLEAN), t(*OTHER), 1.0, beta), want)
+    close(avisc.contrast(t(*CLEAN), t(*OTHER), 1.0, beta), want)
+
+
+NOISE = {
+    0: (0.999989, 0.004726),
+    100: (0.998293, 0.058406),
+    200: (0.993879, 0.110475),
+    300: (0.980984, 0.194089),
+    400: (0.944860, 0.327476),
+    500: (0.863017, 0.505175),
+    600: (0.734246, 0.678883),
+    700: (0.592677, 0.805440),
+    800: (0.467014, 0.884250),
+    900: (0.364888, 0.931051),
+    999: (0.285042, 0.958515),
+}
+
+
+@pytest.mark.parametrize("step", NOISE)
+def test_noise_schedule(step: int) -> None:
+    assert vcd.noise_coefficients(step) == pytest.approx(NOISE[step], abs=1e-6)
+
+
+def test_noise_keeps_the_variance() -> None:
+    generator = torch.Generator().manual_seed(0)
+    noisy = vcd.add_noise(torch.zeros(40_000), 700, generator)
+    assert float(noisy.std()) == pytest.approx(NOISE[700][1], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("step", "want"),
+    [
+        (0, [-0.439218, -1.439218, -2.239218, INF]),
+        (1, [-0.444049, -1.413747, -2.240009, INF]),
+        (50, [-0.850116, 0.727307, -2.306460, INF]),
+    ],
+)
+def test_m3id(step: int, want: list[float]) -> None:
+    w = m3id.weight(step, 0.02)
+    close(m3id.contrast(t(*CLEAN), t(*OTHER), w, 0.1, normalize=True), want)
+    raw = m3id.contrast(t(*CLEAN), t(*OTHER), w, 0.1)
+    close(raw.log_softmax(-1), torch.tensor(want, dtype=torch.float64).log_softmax(-1).tolist())
+
+
+def test_m3id_weight_grows_and_stays_finite() -> None:
+    assert m3id.weight(1, 0.02) == pytest.approx(0.020201, abs=1e-6)
+    assert m3id.weight(100, 0.02) == pytest.approx(math.e**2 - 1)
+    assert math.isfinite(m3id.weight(100_000, 0.02) * 100)
+    assert m3id.weight(400, 0.02, cap=5.0) == 5.0
+
+
+def test_m3id_gate_leaves_sure_steps_alone() -> None:
+    sure = t(9, 1, 0, 0)  # p = 0.999
+    close(m3id.contrast(sure, t(*OTHER), 2.0, 0.0, gate=0.3), sure.tolist())
+    unsure = t(1, 1, 1, 1)  # p = 0.25
+    close(m3id.contrast(unsure, t(*OTHER), 2.0, 0.0, gate=0.3), (unsure + 2 * (unsure - t(*OTHER))).tolist())
+
+
+@pytest.mark.parametrize(
+    ("power", "divergence", "want"),
+    [(0.7, 0.331704, [4.665852, 4.668296, INF, INF]), (0.2, 0.728742, [4.864371, INF, INF, INF])],
+)
+def test_code(power: float, divergence: float, want: list[float]) -> None:
+    p, q = t(*CLEAN).softmax(-1), t(*OTHER).softmax(-1)
+    assert float(code.bounded_divergence(p, q, power)) == pytest.approx(divergence, abs=1e-5)
+    close(code.contrast(t(*CLEAN), t(*OTHER), power), want)
+
+
+def test_code_with_identical_branches_is_the_model() -> None:
+    logits = t(*CLEAN)
+    assert float(code.bounded_divergence(logits.softmax(-1), logits.softmax(-1), 0.7)) == 0
+    close(code.contrast(logits, logits, 0.7), CLEAN)
+
+
+def test_code_divergence_of_disjoint_distributions_is_one() -> None:
+    assert float(code.bounded_divergence(t(1, 0), t(0, 1), 0.7)) == pytest.approx(1.0)
+
+
+def test_deco() -> None:
+    logits, early = t(4, 3.8, 2, 0), torch.stack([t(1, 3, 0.5, 0), t(3, 2, 1, 0)])
+    assert deco.candidates(logits, 0.9, 20).tolist() == [True, True, False, False]
+    scores, layer = deco.correct(logits[None], early[None], 0.6, 0.9, 20)
+    assert layer.tolist() == [0]
+    close(scores[0], [4.473482, 5.220446, INF, INF])
+
+
+def test_deco_candidates_are_at_most_top_k() -> None:
+    assert deco.candidates(torch.zeros(50), 0.9, 20).sum() == 20
+
+
+@pytest.mark.parametrize(("depth", "want"), [(32, range(20, 29)), (4, range(2, 4)), (28, range(18, 25))])
+def test_deco_layers_scale_with_the_decoder(depth: int, want: range) -> None:
+    assert deco.correcting_layers(depth) == tuple(want)
+
+
+def test_pai_guidance() -> None:
+    close(pai.guide(t(*CLEAN), t(*OTHER), 1.1, 0.1), [-0.463132, -1.313132, -2.243132, INF])
+    close(pai.guide(t(*CLEAN), t(*OTHER), 1.0, 0.0), t(*CLEAN).log_softmax(-1).tolist())
+
+
+def test_pai_amplifies_the_image_only() -> None:
+    scores, image = t(1, -2, 3)[None, None], torch.tensor([[True, True, False]])
+    close(pai.amplify(scores, image, 0.5)[0, 0], [1.5, -1.0, 3.0])
+
+
+def test_ritual() -> None:
+    close(ritual.combine(t(*CLEAN), t(*OTHER), 3.0, 0.1), [21.5, 13.0, 13.7, INF])
+
+
+def test_sid_keeps_the_least_attended() -> None:
+    attention = torch.tensor([[0.5, 0.1, 0.3, 0.1, 0.0], [0.1, 0.2, 0.3, 0.4, 0.0]])
+    image = torch.tensor([[True, True, True, True, False], [False, True, True, False, False]])
+    kept = sid.least_attended(attention, image, torch.tensor([2, 1]))
+    assert kept.tolist() == [[False, True, False, True, False], [False, True, False, False, False]]
+
+
+def test_sid_budgets() -> None:
+    tokens = torch.tensor([576, 300])
+    assert sid.budget(None, tokens, "llava").tolist() == [100, 52]
+    assert sid.budget(None, tokens, "qwen2_5_vl").tolist() == [58, 30]
+    assert sid.budget(50, tokens, "llava").tolist() == [50, 50]
+    assert sid.budget(1.0, tokens, "llava").tolist() == [576, 300]
+
+
+def test_avisc_finds_the_over_attended() -> None:
+    # layer 0 looks at the image most (0.8 of 1.0 in total), so it alone decides at gamma 0.5
+    attention = torch.tensor([[0.1, 0.1, 0.1, 0.5], [0.2, 0.0, 0.0, 0.0]])
+    assert avisc.blind_tokens(attention, 0.5, 1.0).tolist() == [False, False, False, True]
+    # with both layers: [0.15, 0.05, 0.05, 0.25], mean 0.125, std 0.0957
+    assert avisc.blind_tokens(attention, 0.9, 0.2).tolist() == [True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("spec", "depth", "tied", "want"),
+    [
+        ("low", 32, False, (0, 2, 4, 6, 8, 10, 12, 14)),
+        ("high", 32, False, (16, 18, 20, 22, 24, 26, 28, 30)),
+        ("low", 40, False, tuple(range(0, 20, 2))),
+        ("high", 40, False, tuple(range(20, 40, 2))),
+        ("low", 60, False, tuple(range(0, 20, 2))),
+        ("high", 60, False, tuple(range(40, 60, 2))),
+        ("low", 36, True, tuple(range(2, 18, 2))),
+        ("low", 4, True, (2,)),
+        ("low", 2, True, (1,)),
+        ("low", 1, False, (0,)),
+        ("all", 32, False, tuple(range(0, 32, 2))),
+        ((5, 1, 6), 6, False, (1, 5)),
+    ],
+)
+def test_dola_candidate_layers(spec: str | tuple[int, ...], depth: int, tied: bool, want: tuple[int, ...]) -> None:
+    assert dola.candidate_layers(spec, depth, tied) == want
+
+
+PAIRS = {
+    "vcd": lambda a, b: vcd.contrast(a, b, 1.0, 0.0),
+    "m3id": lambda a, b: m3id.contrast(a, b, 0.5, 0.0),
+    "code": lambda a, b: code.contrast(a, b, 0.7),
+    "pai": lambda a, b: pai.guide(a, b, 1.5, 0.0),
+    "ritual": lambda a, b: ritual.combine(a, b, 3.0, 0.0),
+    "dola": lambda a, b: dola.contrast(a, b, 0.1),
+}
+VECTORS = st.lists(st.floats(-8, 8, width=32), min_size=5, max_size=5)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@given(a=VECTORS, b=VECTORS, shift=st.floats(-20, 20))
+def test_only_differences_of_logits_matter(name: str, a: list[float], b: list[float], shift: float) -> None:
+    """Adding a constant to either branch shifts the scores by a constant, so the distribution stays."""
+    clean, other = t(*a), t(*b)
+    want = PAIRS[name](clean, other).softmax(-1)
+    for moved in (PAIRS[name](clean + shift, other), PAIRS[name](clean, other + shift)):
+        torch.testing.assert_close(moved.softmax(-1), want, atol=1e-6, rtol=1e-5)
+
+
+@given(VECTORS, st.floats(1e-3, 1.0))
+def test_cut_keeps_the_favourite_and_drops_by_probability(values: list[float], beta: float) -> None:
+    logits = t(*values)
+    kept = cut(logits, logits, beta).isfinite()
+    p = logits.softmax(-1)
+    assert bool(kept[logits.argmax()])
+    assert bool((p[kept] >= beta * p.max() * (1 - 1e-9)).all())
+    assert bool((p[~kept] < beta * p.max() * (1 + 1e-9)).all())
