@@ -21,12 +21,19 @@ def prompt_inputs(family: str) -> dict[str, Any]:
 def test_forced_logits_are_those_of_decoding(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, processor = families.build(family)
     inputs = prompt_inputs(family)
+    forced = Forced(model, processor)
+    suppressed = list(forced.anatomy.vision_ids)  # a random model would write image tokens now and then
     out = model.generate(
-        **inputs, max_new_tokens=7, min_new_tokens=7, do_sample=False, return_dict_in_generate=True, output_logits=True
+        **inputs,
+        suppress_tokens=suppressed,
+        max_new_tokens=7,
+        min_new_tokens=7,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
     )
     tokens = out.sequences[0, inputs["input_ids"].shape[1] :].tolist()
     monkeypatch.setattr("revisit.analysis.forcing.prepare", lambda *_: prompt_inputs(family))
-    forced = Forced(model, processor)
     states = forced.states("what is it?", [families.picture(1)], tokens)
     assert len(states) == len(tokens)
     logits = torch.cat(list(forced.logits(states)))
