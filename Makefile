@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: demo test lint format docs clean
+.PHONY: demo test test-browser lint format docs clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -16,6 +16,10 @@ demo: $(VENV)/.installed  ## describe a picture with and without ReVisiT, on a m
 
 test: $(VENV)/.installed lint  ## lint, types and the whole test suite
 	$(BIN)/python -m pytest -n 2
+
+test-browser: $(VENV)/.installed  ## the pages in a real browser; needs a Chromium
+	@$(BIN)/python tests/chromium.py
+	$(BIN)/python -m pytest -m browser
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .

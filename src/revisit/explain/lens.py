@@ -94,6 +94,7 @@ def look(
     return Lens(list(images), layout_of(model, processor, images, inputs), name, chosen, readings, notes)
 
 
+@torch.no_grad()
 def _states(
     model: Any, inputs: Any, layers: str | Sequence[int] | None, norm: str
 ) -> tuple[Head, Tensor, tuple[int, ...]]:
@@ -108,7 +109,7 @@ def _states(
     if not bool(mask.any()):
         raise no_image(model)
     chosen = resolve_layers(range(anatomy.depth + 1) if layers is None else layers, anatomy.depth, anatomy.tied)
-    with ExitStack() as stack, torch.no_grad():
+    with ExitStack() as stack:
         capture = Capture(anatomy, mask, chosen, 1, stack, final_norm=norm == "final")
         known = {key: value for key, value in inputs.items() if key != "labels"}
         output = model(**known, logits_to_keep=1, use_cache=False)

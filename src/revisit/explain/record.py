@@ -209,19 +209,25 @@ def shift(base: Sequence[float], final: Sequence[float]) -> float:
     return min(1.0, 0.5 * (listed + abs(sum(base) - sum(final))))
 
 
+class Pieces:
+    """What each token adds to the text, one after the other; bytes of an unfinished character wait for the rest of it."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.tokens, self.before = tokenizer, list[int](), ""
+
+    def add(self, token: int) -> str:
+        self.tokens.append(token)
+        now = self.tokenizer.decode(self.tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if now.endswith("\ufffd"):
+            return ""
+        before, self.before = self.before, now
+        return now[len(before) :] if now.startswith(before) else token_text(self.tokenizer, token)
+
+
 def pieces(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
-    """What each token adds to the text; joined they are the text. Bytes of an unfinished character add nothing."""
-    found, before = [], ""
-    for end in range(1, len(tokens) + 1):
-        now = tokenizer.decode(list(tokens[:end]), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        if now.endswith("�") and end < len(tokens):
-            now = before
-        if not now.startswith(before):  # a decoder that rewrites what came before
-            found.append(token_text(tokenizer, tokens[end - 1]))
-        else:
-            found.append(now[len(before) :])
-        before = now
-    return found
+    """What each token adds to the text."""
+    reader = Pieces(tokenizer)
+    return [reader.add(token) for token in tokens]
 
 
 def token_text(tokenizer: Any, token: int) -> str:
@@ -230,7 +236,7 @@ def token_text(tokenizer: Any, token: int) -> str:
     text: str = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
     if isinstance(raw, str) and raw.startswith("▁") and not text.startswith(" "):
         text = " " + text
-    return text or str(raw)
+    return text or (raw if isinstance(raw, str) else f"#{token}")  # a vocabulary may be padded beyond its tokens
 
 
 def mark_differences(answers: Sequence[Answer]) -> None:

@@ -108,5 +108,6 @@ def _spot(lens: Lens, token: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """A token that shows: blanks around it dropped, line breaks visible."""
-    return text.strip().replace("\n", "⏎") or repr(text)
+    """A token that shows: blanks around it dropped, line breaks and what does not print made visible."""
+    bare = text.strip()
+    return (bare if bare.isprintable() else repr(bare)[1:-1]) or repr(text)

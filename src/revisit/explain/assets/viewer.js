@@ -56,7 +56,8 @@ class Stage {
     });
     root.append(this.frames);
     this.fit();
-    new ResizeObserver(() => { this.fit(); this.draw(); }).observe(this.frames);
+    this.watch = new ResizeObserver(() => { this.fit(); this.draw(); });
+    this.watch.observe(this.frames);
   }
 
   fit() { // the largest size that neither the column nor the window cuts off
@@ -165,9 +166,13 @@ class Viewer {
       make("div", { class: "legend" }, "disagrees", make("i"), "agrees with the next word"));
     if (data.reason) look.append(make("p", { class: "note" }, `Patches cannot be shown: ${data.reason}`));
     data.answers.forEach((_, i) => this.addCard(i));
-    document.addEventListener("keydown", (event) => this.key(event));
+    this.life = new AbortController();
+    this.follow = true; // the newest token of the first answer is shown, until the reader picks one
+    document.addEventListener("keydown", (event) => this.key(event), { signal: this.life.signal });
     this.first();
   }
+
+  dispose() { this.life.abort(); this.stage.watch.disconnect(); }
 
   first() { // begin where the method mattered
     for (let a = 0; a < this.data.answers.length; a++) {
@@ -203,7 +208,7 @@ class Viewer {
       type: "button", class: `tok${changed ? " changed" : ""}${step.x ? " differs" : ""}${special ? " special" : ""}`,
       "aria-pressed": "false", tabindex: "-1",
       "aria-label": `${step.t.trim() || "blank"}, step ${s + 1}${changed ? `, instead of ${step.was.trim()}` : ""}${step.x ? ", differs from the other answer" : ""}`,
-      onclick: () => this.select(i, s, true), onmouseenter: () => this.select(i, s, false),
+      onclick: () => { this.follow = false; this.select(i, s, true); }, onmouseenter: () => this.select(i, s, false),
       onmouseleave: () => { if (this.pinned) this.select(...this.pinned, false); },
       onfocus: () => this.select(i, s, true, false),
     }, step.t.trim() || (step.t.includes("\n") ? "⏎" : step.t ? "␣" : "·"));
@@ -217,7 +222,7 @@ class Viewer {
     card.strip.append(bar);
     card.bars.push(bar);
     if (changed) card.changes.append(make("li", {}, make("button", { type: "button", onclick: () => this.select(i, s, true) },
-      make("span", { class: "n" }, String(s + 1)), visible(step.t.trim()), " ", make("s", {}, visible(step.was.trim())))));
+      make("span", { class: "n" }, String(s + 1)), " ", visible(step.t.trim()), " ", make("s", {}, visible(step.was.trim())))));
     return button;
   }
 
@@ -241,7 +246,16 @@ class Viewer {
     answer.steps.push(step);
     this.addToken(i, answer.steps.length - 1);
     this.count(i);
-    this.select(i, answer.steps.length - 1, true, false);
+    if (this.follow && i === 0) this.select(i, answer.steps.length - 1, true, false);
+  }
+
+  differences(all) { // steps of each answer that the others do not share
+    all.forEach((steps, i) => steps.forEach((s) => { this.data.answers[i].steps[s].x = 1; this.cards[i].buttons[s].classList.add("differs"); }));
+  }
+
+  finish(i, seconds, text) {
+    Object.assign(this.data.answers[i], { seconds, text });
+    this.count(i);
   }
 
   toggle(what) {
@@ -323,7 +337,7 @@ class Viewer {
     if (event.ctrlKey || event.metaKey || event.altKey || !this.now) return;
     if (event.target.closest && event.target.closest("input, select, textarea, [contenteditable]")) return;
     const [i, s] = this.now, answers = this.data.answers;
-    const go = (a, b) => { event.preventDefault(); this.select(a, b, true); };
+    const go = (a, b) => { event.preventDefault(); this.follow = false; this.select(a, b, true); };
     const change = (way) => {
       for (let at = s + way; at >= 0 && at < answers[i].steps.length; at += way) if (answers[i].steps[at].was !== undefined) return go(i, at);
     };

@@ -1,0 +1,192 @@
+"""The pages in a real browser, opened from disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import made_up
+import pytest
+
+import families
+from revisit.explain import lens, lens_page, page
+from revisit.explain.record import Decode
+
+pytestmark = pytest.mark.browser
+
+
+def at_rest(seen: Any, path: Path) -> None:
+    """Nothing went wrong, and nothing but the file itself was asked for."""
+    assert seen.errors == []
+    assert [url for url in seen.requests if not url.startswith("data:")] == [path.as_uri()]
+
+
+def spot(target: Any) -> tuple[float, float, float, float]:
+    """Where the highlight is, in shares of the image: left, top, right, bottom."""
+    stage = target.locator(".stage").bounding_box()
+    box = target.locator(".spot:visible").bounding_box()
+    left, top = (box["x"] - stage["x"]) / stage["width"], (box["y"] - stage["y"]) / stage["height"]
+    return left, top, left + box["width"] / stage["width"], top + box["height"] / stage["height"]
+
+
+def place(token: int, rows: int = 8, columns: int = 12) -> tuple[float, float, float, float]:
+    row, column = divmod(token, columns)
+    return column / columns, row / rows, (column + 1) / columns, (row + 1) / rows
+
+
+@pytest.fixture
+def opened(seen: Any, tmp_path: Path) -> Any:
+    path = page.write(tmp_path / "decode.html", made_up.decode())
+    seen.page.goto(path.as_uri())
+    seen.path = path
+    return seen
+
+
+def test_clicking_a_token_moves_the_highlight_to_its_patch(opened: Any) -> None:
+    tokens = opened.page.locator(".answer").first.locator(".tok")
+    for step in (0, 3, 11):
+        tokens.nth(step).click()
+        assert spot(opened.page) == pytest.approx(place(made_up.speaker(step, 96)), abs=0.01)
+        assert tokens.nth(step).get_attribute("aria-pressed") == "true"
+        assert f"Step {step + 1}:" in opened.page.locator(".why h2").inner_text()
+    tokens.nth(2).click()  # nothing was decided here
+    assert opened.page.locator(".spot:visible").count() == 0
+    assert "nothing to decide" in opened.page.locator(".where").inner_text()
+    at_rest(opened, opened.path)
+
+
+def test_hovering_shows_and_leaving_goes_back(opened: Any) -> None:
+    tokens = opened.page.locator(".answer").first.locator(".tok")
+    tokens.nth(0).click()
+    tokens.nth(7).hover()
+    assert spot(opened.page) == pytest.approx(place(made_up.speaker(7, 96)), abs=0.01)
+    opened.page.mouse.move(5, 5)
+    assert spot(opened.page) == pytest.approx(place(made_up.speaker(0, 96)), abs=0.01)
+    at_rest(opened, opened.path)
+
+
+def test_the_keyboard_alone_is_enough(opened: Any) -> None:
+    keyboard = opened.page.keyboard
+    assert "Step 2:" in opened.page.locator(".why h2").inner_text()  # where the method first mattered
+    keyboard.press("ArrowRight")
+    keyboard.press("ArrowRight")
+    assert spot(opened.page) == pytest.approx(place(made_up.speaker(3, 96)), abs=0.01)
+    keyboard.press("ArrowLeft")
+    keyboard.press("n")
+    assert "Step 12:" in opened.page.locator(".why h2").inner_text()
+    keyboard.press("p")
+    assert "Step 2:" in opened.page.locator(".why h2").inner_text()
+    keyboard.press("End")
+    assert "Step 18:" in opened.page.locator(".why h2").inner_text()
+    focused = "document.activeElement.closest('.answer').querySelector('h2').textContent"
+    assert opened.page.evaluate(focused).startswith("revisit")
+    keyboard.press("ArrowDown")
+    assert opened.page.evaluate(focused) == "greedy"
+    keyboard.press("Home")
+    keyboard.press("ArrowUp")
+    assert "Step 1:" in opened.page.locator(".why h2").inner_text()
+    at_rest(opened, opened.path)
+
+
+def test_one_tab_stop_per_answer_group(opened: Any) -> None:
+    """The tokens are one stop; Tab leaves them, and everything that can be pressed can be reached."""
+    assert opened.page.locator('.tok[tabindex="0"]').count() == 1
+    names = []
+    for _ in range(12):
+        opened.page.keyboard.press("Tab")
+        names.append(
+            opened.page.evaluate("document.activeElement.className + '|' + document.activeElement.textContent")
+        )
+    assert any(name.endswith("|Heat map") for name in names)
+    assert any(name.startswith("tok") for name in names)
+    assert any("other0" in name for name in names)  # the list of changes
+    at_rest(opened, opened.path)
+
+
+def test_the_heat_map_is_hottest_at_the_patch_that_spoke(opened: Any) -> None:
+    opened.page.locator(".answer").first.locator(".tok").nth(0).click()
+    pixel = """([x, y]) => { const c = document.querySelector('.stage canvas');
+      const pen = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });
+      pen.drawImage(c, -Math.round(x * c.width), -Math.round(y * c.height));
+      return [...pen.getImageData(0, 0, 1, 1).data]; }"""
+    left, top, right, bottom = place(made_up.speaker(0, 96))
+    hot = opened.page.evaluate(pixel, [(left + right) / 2, (top + bottom) / 2])
+    assert hot[:3] == pytest.approx([252, 255, 164], abs=6)
+    other = opened.page.evaluate(pixel, [(right + 1.5 / 12) % 1, (top + bottom) / 2])
+    assert sum(other[:3]) < sum(hot[:3])
+    opened.page.keyboard.press("h")
+    assert opened.page.evaluate(pixel, [(left + right) / 2, (top + bottom) / 2])[3] == 0
+    assert opened.page.get_by_role("button", name="Heat map").get_attribute("aria-pressed") == "false"
+    at_rest(opened, opened.path)
+
+
+def test_candidates_and_changes_are_told(opened: Any) -> None:
+    opened.page.get_by_role("button", name="12 near other0").click()
+    row = opened.page.locator(".cands tr.chosen td")
+    assert row.nth(0).inner_text().strip() == "near"
+    assert [row.nth(n).inner_text() for n in (1, 2, 3)] == ["25.0", "70.0", "80.0"]
+    assert opened.page.locator(".cands tr.alone td").nth(0).inner_text().strip() == "other0"
+    widths = [row.nth(n).evaluate("e => getComputedStyle(e.firstChild, '::before').width") for n in (1, 2, 3)]
+    small, middle, large = (float(width.removesuffix("px")) for width in widths)
+    assert middle / small == pytest.approx(0.7 / 0.25, rel=0.05)
+    assert large / small == pytest.approx(0.8 / 0.25, rel=0.05)
+    assert opened.page.locator(".tok.differs").all_inner_texts() == ["dog", "bench", "cat", "table"]
+    at_rest(opened, opened.path)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_and_is_legible(opened: Any, width: int, scheme: str) -> None:
+    opened.page.set_viewport_size({"width": width, "height": 844})
+    opened.page.emulate_media(color_scheme=scheme)
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+    colours = opened.page.evaluate(
+        "['color', 'backgroundColor'].map(p => getComputedStyle(p === 'color' ? document.body : document.body)[p])"
+    )
+    light = [sum(map(int, colour[4:-1].split(",")[:3])) / 765 for colour in colours]
+    assert (light[0] > 0.8 and light[1] < 0.2) if scheme == "dark" else (light[0] < 0.2 and light[1] > 0.8)
+    image = opened.page.locator(".stage").bounding_box()
+    assert image["width"] / image["height"] == pytest.approx(1.5, rel=0.02)
+    at_rest(opened, opened.path)
+
+
+def test_a_long_trace_opens_in_under_two_seconds(seen: Any, tmp_path: Path) -> None:
+    """512 tokens × 2,000 vision tokens; the page's own processor time, which other programs cannot lengthen."""
+    layout = made_up.even_layout((480, 320), 40, 50)
+    answers = [made_up.answer(512, 2000)]
+    path = page.write(tmp_path / "long.html", Decode([made_up.scene()], "?", "m", layout, answers))
+    tools = seen.page.context.new_cdp_session(seen.page)
+    tools.send("Performance.enable", {"timeDomain": "threadTicks"})
+    seen.page.goto(path.as_uri())
+    seen.page.locator(".spot:visible").wait_for()
+    metrics = {entry["name"]: entry["value"] for entry in tools.send("Performance.getMetrics")["metrics"]}
+    print(f"{metrics['TaskDuration']:.2f} s of work, of which scripts {metrics['ScriptDuration']:.2f} s")
+    assert 0 < metrics["TaskDuration"] < 2
+    assert seen.page.locator(".tok").count() == 512
+    at_rest(seen, path)
+
+
+def test_the_lens_page(seen: Any, tmp_path: Path) -> None:
+    model, processor = families.build("llava")
+    looked = lens.look(model, processor, [families.picture(1, (60, 60))], {"words": ["a", "b", "c"]})
+    path = lens_page.write(tmp_path / "lens.html", looked)
+    seen.page.goto(path.as_uri())
+    stage = seen.page.locator(".stage").bounding_box()
+    seen.page.mouse.click(stage["x"] + stage["width"] * 0.9, stage["y"] + stage["height"] * 0.1)
+    assert spot(seen.page) == pytest.approx(place(3, 4, 4), abs=0.01)
+    maps, top = looked.readings[1].maps, looked.readings[1].top
+    assert maps is not None
+    best = looked.readings[1].entries[int(top[4, 3, 0])]
+    assert seen.page.locator(".where b").inner_text() == best
+    seen.page.keyboard.press("ArrowDown")
+    assert spot(seen.page) == pytest.approx(place(7, 4, 4), abs=0.01)
+    seen.page.keyboard.press("[")
+    assert seen.page.locator("output").inner_text() == "3 of 4"
+    shown = seen.page.locator(".says tr.now td").first.inner_text()
+    assert shown.split() == [
+        looked.readings[1].entries[int(top[3, 7, 0])],
+        f"{100 * float(looked.readings[1].chance[3, 7, 0]):.1f}",
+    ]
+    seen.page.get_by_role("button", name="all tokens").click()
+    assert seen.page.locator(".says tr").count() == 5
+    at_rest(seen, path)

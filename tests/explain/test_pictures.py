@@ -1,0 +1,90 @@
+"""Tables and pictures of a decode and a lens."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import made_up
+import pytest
+from PIL import Image
+from rich.console import Console
+
+import families
+from revisit import RevisitError
+from revisit.explain import figure, lens, terminal
+from revisit.explain.record import Decode
+from revisit.geometry import Layout
+
+
+def printed(table: object) -> str:
+    out = io.StringIO()
+    Console(file=out, width=160).print(table)
+    return out.getvalue()
+
+
+def test_the_table_shows_the_steps_that_mattered() -> None:
+    decode = made_up.decode()
+    text = printed(terminal.table(decode.answers[0], decode.layout, threshold=0.5))
+    assert "3 of 18 steps changed" in text
+    lines = [line for line in text.splitlines() if "other0" in line]
+    assert len(lines) == 3
+    token = made_up.speaker(1, 96)
+    assert f"{token // 12 + 1},{token % 12 + 1}" in lines[0]
+    assert "25.0% → 80.0%" in lines[0]
+    assert " small " in lines[0]
+    assert "wooden" not in text
+    assert "wooden" in printed(terminal.table(decode.answers[0], decode.layout, all_steps=True))
+
+
+def test_the_table_without_a_layout_numbers_the_tokens() -> None:
+    answer = made_up.answer(3, 96)
+    assert f"#{made_up.speaker(1, 96)}" in printed(terminal.table(answer, Layout(((4, 4),), 96, reason="unknown")))
+    calm = made_up.plain_answer(5)
+    assert "moved nothing" in printed(terminal.table(calm))
+
+
+@pytest.mark.parametrize("ending", [".png", ".svg", ".pdf"])
+def test_a_decode_as_a_picture(tmp_path: Path, ending: str) -> None:
+    path = figure.save(figure.decode_figure(made_up.decode()), tmp_path / "sub" / f"out{ending}", dpi=80)
+    if ending == ".png":
+        with Image.open(path) as image:
+            assert image.width == pytest.approx(7 * 80, abs=2)
+            assert image.height > 400
+    elif ending == ".svg":
+        text = path.read_text("utf-8")
+        assert "vision token" in text
+        assert "not other0" in text
+        assert "step 2: small" in text
+    else:
+        assert path.read_bytes().startswith(b"%PDF")
+
+
+def test_chosen_steps_and_bad_ones() -> None:
+    answer = made_up.answer(18, 96)
+    assert figure.steps_to_draw(answer, [4, 1]) == [4, 1]
+    assert [answer.steps[n].instead_of is not None for n in figure.steps_to_draw(answer, None)].count(True) == 3
+    with pytest.raises(RevisitError, match="no step 19"):
+        figure.steps_to_draw(answer, [18])
+    plain = Decode([made_up.scene()], "?", "m", made_up.even_layout((480, 320), 2, 2), [made_up.plain_answer(4)])
+    with pytest.raises(RevisitError, match="nothing to draw"):
+        figure.decode_figure(plain)
+    with pytest.raises(RevisitError, match=r"not '\.gif'"):
+        figure.save(figure.decode_figure(made_up.decode()), "out.gif")
+
+
+def test_a_lens_as_a_picture_and_tables(tmp_path: Path) -> None:
+    model, processor = families.build("llava")
+    seen = lens.look(model, processor, [families.picture(1, (90, 60))], {"words": ["a", "b", "c"]})
+    path = figure.save(figure.lens_figure(seen, 1), tmp_path / "maps.svg")
+    assert "share within the set" in path.read_text("utf-8")
+    with pytest.raises(RevisitError, match="name the words"):
+        figure.lens_figure(seen, 0)
+    maps = seen.readings[1].maps
+    assert maps is not None
+    text = printed(terminal.words_table(seen, 1, 4))
+    best = int(maps[4, :, 0].argmax())
+    row = next(line for line in text.splitlines() if line.startswith("│ a "))
+    assert f"{float(maps[4, best, 0]):.1%}" in row
+    assert f"{best // 4 + 1},{best % 4 + 1}" in row
+    assert "the 3 surest of 16 patches" in printed(terminal.patches_table(seen, 0, 4, most=3))
