@@ -14,20 +14,30 @@ DEFAULT = EvalConfig()  # the one place where defaults are written
 
 def evaluate(
     context: typer.Context,
-    model: list[str] = typer.Option(list(DEFAULT.model), "--model", "-m", help="Local folders or hub ids, separated by commas."),
+    model: list[str] = typer.Option(
+        list(DEFAULT.model), "--model", "-m", help="Local folders or hub ids, separated by commas."
+    ),
     method: list[str] = typer.Option(
         [",".join(DEFAULT.method)], help="Methods, separated by commas; settings as revisit:alpha=0.01:layers=all."
     ),
-    benchmark: list[str] = typer.Option([",".join(DEFAULT.benchmark)], "--benchmark", "-b", help="Benchmarks, separated by commas."),
+    benchmark: list[str] = typer.Option(
+        [",".join(DEFAULT.benchmark)], "--benchmark", "-b", help="Benchmarks, separated by commas."
+    ),
     data: list[str] = typer.Option(
         None,
         help="Folder with the benchmarks' files, or NAME=FOLDER for each, or scenes:SPLIT:NUMBER:SEED to generate "
         f"them. The embedded model's default is {DEFAULT_SCENES}.",
     ),
     limit: int = typer.Option(DEFAULT.limit, min=1, help="Only the first items of each benchmark."),
-    batch_size: int = typer.Option(DEFAULT.batch_size, min=1, help="Answers made together; it does not change them in float32."),
-    max_new_tokens: int = typer.Option(DEFAULT.max_new_tokens, min=1, help="Longest answer; each benchmark's own if not given."),
-    seed: int = typer.Option(DEFAULT.seed, help="Seed of --sample; every item draws with a seed of its own made from it."),
+    batch_size: int = typer.Option(
+        DEFAULT.batch_size, min=1, help="Answers made together; it does not change them in float32."
+    ),
+    max_new_tokens: int = typer.Option(
+        DEFAULT.max_new_tokens, min=1, help="Longest answer; each benchmark's own if not given."
+    ),
+    seed: int = typer.Option(
+        DEFAULT.seed, help="Seed of --sample; every item draws with a seed of its own made from it."
+    ),
     output: Path = typer.Option(Path(DEFAULT.output), "--output", "-o", help="Where answers and results are kept."),
     config: Path = typer.Option(None, "--config", "-c", help="YAML file with these options as keys; flags beat it."),
     set_: list[str] = typer.Option(
@@ -37,7 +47,13 @@ def evaluate(
     temperature: float = typer.Option(DEFAULT.temperature, help="With --sample."),
     top_p: float = typer.Option(DEFAULT.top_p, help="With --sample."),
     beams: int = typer.Option(DEFAULT.beams, min=1, help="Beam search with this many beams."),
-    engine: str = typer.Option(DEFAULT.engine, help="What runs the model: local."),
+    engine: str = typer.Option(DEFAULT.engine, help="What runs the model: local, ray or vllm."),
+    workers: int = typer.Option(
+        DEFAULT.workers, min=1, help="With --engine ray: models loaded; one per GPU or node if not given."
+    ),
+    address: str = typer.Option(
+        DEFAULT.address, help="With --engine ray: the cluster, such as auto or ray://host:10001."
+    ),
     dtype: str = typer.Option(None, help="float32, float16, bfloat16 or auto."),
     device_map: str = typer.Option(None, help="Passed to transformers, for example auto."),
     trust_remote_code: bool = typer.Option(False, "--trust-remote-code", help="Allow code from a model's repository."),

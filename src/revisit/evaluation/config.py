@@ -44,6 +44,8 @@ class EvalConfig:
     top_p: float = 1.0
     beams: int = 1
     engine: str = "local"
+    workers: int | None = None
+    address: str | None = None
     dtype: str | None = None
     device_map: str | None = None
     trust_remote_code: bool = False
@@ -80,8 +82,19 @@ class EvalConfig:
                 "dtype": self.dtype,
                 "device_map": self.device_map,
                 "trust_remote_code": self.trust_remote_code,
+                **self._scale(),
             },
         )
+
+    def _scale(self) -> dict[str, Any]:
+        """Options that only an engine on several machines has."""
+        given = {"workers": self.workers, "address": self.address}
+        if self.engine == "ray":
+            return given
+        for name, value in given.items():
+            if value is not None:
+                raise RevisitError(f"--{name} goes with --engine ray, not with --engine {self.engine}.")
+        return {}
 
     def _methods_and_benchmarks(self) -> tuple[tuple[Any, ...], tuple[benchmarks.Benchmark, ...]]:
         from revisit import methods

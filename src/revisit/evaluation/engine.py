@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from revisit.errors import RevisitError, unknown
 
-ENGINES = ("local",)
+ENGINES = ("local", "ray", "vllm")
 
 T = TypeVar("T")
 
@@ -166,4 +166,12 @@ def open_engine(kind: str, model: str, **options: Any) -> Engine:
 
         engine: Engine = LocalEngine(model, **options)
         return engine
+    if kind == "ray":
+        from revisit.evaluation.ray_engine import RayEngine
+
+        return RayEngine(model, **options)
+    if kind == "vllm":
+        from revisit.evaluation.vllm_engine import VllmEngine
+
+        return VllmEngine(model, **options)
     raise unknown("engine", kind, ENGINES)
