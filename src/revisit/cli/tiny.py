@@ -59,6 +59,7 @@ def evaluate(
     usual: int = typer.Option(500, help="Scenes of the usual split."),
     validation: int = typer.Option(400, help="Unusual scenes on which the settings are chosen."),
     test: int = typer.Option(1000, help="Other unusual scenes on which they are reported."),
+    grid: bool = typer.Option(False, "--grid", help="Report every combination of settings on the test scenes too."),
     batch: int = typer.Option(32, help="Captions generated at once."),
     threads: int = typer.Option(None, help="CPU threads; by default torch's choice."),
 ) -> None:
@@ -72,7 +73,7 @@ def evaluate(
 
     if threads:
         torch.set_num_threads(threads)
-    plan = Plan(usual=usual, validation=validation, test=test, batch=batch)
+    plan = Plan(usual=usual, validation=validation, test=test, batch=batch, grid_on_test=grid)
     typer.echo(report(model, plan, out, say=lambda line: typer.echo(line, err=True)))
 
 

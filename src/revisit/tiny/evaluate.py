@@ -46,6 +46,7 @@ class Plan:
     test_seed: int = 103
     layers: tuple[str, ...] = ("last", "all")
     alphas: tuple[float, ...] = (1e-1, 1e-2, 1e-3, 1e-5)
+    grid_on_test: bool = False  # every combination of layers and alpha on the test scenes too
 
     def __post_init__(self) -> None:
         for name in ("usual", "validation", "test", "batch", "new_tokens"):
@@ -217,7 +218,7 @@ def measure(model: Any, processor: Any, plan: Plan, say: Say = print) -> dict[st
     base, _ = describe(model, processor, test, None, plan)
     result["test"] = [_row("greedy", base)]
     selections = [best, replace(best, select="random"), replace(best, select="max")]
-    others = [m for m in plan.grid() if m != best]
+    others = [m for m in plan.grid() if m != best] if plan.grid_on_test else []
     for method in [*selections, *others]:
         result["test"].append(_row(label(method), describe(model, processor, test, method, plan)[0], base))
         say(f"test: {result['test'][-1]}")

@@ -209,3 +209,4 @@ def save(model: LlavaForConditionalGeneration, processor: Any, folder: Path) -> 
     path = folder / "model.safetensors"
     halves = {name: value.half() if value.is_floating_point() else value for name, value in load_file(path).items()}
     save_file(halves, path, metadata={"format": "pt"})
+    path.chmod(0o644)
