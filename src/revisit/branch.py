@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +23,7 @@ from transformers import GenerationConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from revisit.errors import RevisitError
+from revisit.pixels import refuse_filled_cache
 
 if TYPE_CHECKING:
     from revisit.decoding import Run
@@ -40,9 +41,6 @@ class Branch:
     live: slice | None = None  # its rows in the forward that is running now, None while it is not part of it
     shift: int = 0  # columns of padding that its cache has before its own prompt
     logits: Tensor | None = None  # (rows, V)
-    context: contextlib.AbstractContextManager[Any] = field(
-        default_factory=contextlib.nullcontext
-    )  # around its prefill
 
     def take(self) -> Tensor:
         """The logits of this step, once."""
@@ -56,14 +54,9 @@ class Branch:
 
 def add_branch(run: Run, inputs: dict[str, Any] | None, *, stacked: bool) -> Branch:
     """Put a contrasted run beside the clean one; `inputs` are those of its prompt, None for the same prompt again."""
-    cache = run.model_kwargs.get(CACHE)
-    if cache is not None and cache.get_seq_length() > 0:
-        raise RevisitError(
-            f"{type(run.method).__name__} contrasts two runs of the whole prompt, but the KV cache passed as past_key_values already "
-            "holds a part of it: start from an empty cache."
-        )
+    refuse_filled_cache(run)
     if inputs is None:
-        kwargs = {**run.model_kwargs, CACHE: copy.deepcopy(cache)}
+        kwargs = {**run.model_kwargs, CACHE: copy.deepcopy(run.model_kwargs.get(CACHE))}
         branch = Branch(run.input_ids, kwargs, run.generation_config)
     else:
         branch = Branch(*prepare(run, inputs))
@@ -148,7 +141,7 @@ class Branches:
         prefill = type(self._model)._prefill
         outputs = prefill(self._model, input_ids, generation_config, model_kwargs, **kwargs)
         for branch in self._branches:
-            with self._alone(branch), branch.context:
+            with self._alone(branch):
                 own = prefill(self._model, branch.ids, branch.config, branch.kwargs, **kwargs)
             self._keep(branch, own)
         return outputs

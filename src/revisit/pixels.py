@@ -38,6 +38,7 @@ def changed_pixels(run: Run, change: Change, seed: int, *, pictures: bool = Fals
 
     With `pictures`, it is given (n, channels, height, width), also where a processor packs patches.
     """
+    refuse_filled_cache(run)
     found = {name: run.inputs[name] for name in PIXELS if isinstance(run.inputs.get(name), Tensor)}
     if not found:
         raise RevisitError(
@@ -57,8 +58,19 @@ def changed_pixels(run: Run, change: Change, seed: int, *, pictures: bool = Fals
     return inputs
 
 
+def refuse_filled_cache(run: Run) -> None:
+    """A cache that holds a part of the prompt holds it for the clean run only."""
+    cache = run.model_kwargs.get("past_key_values")
+    if cache is not None and cache.get_seq_length() > 0:
+        raise RevisitError(
+            f"{type(run.method).__name__} contrasts two runs of the whole prompt, but the KV cache passed as past_key_values already "
+            "holds a part of it: start from an empty cache."
+        )
+
+
 def prompt_inputs(run: Run) -> dict[str, Any]:
     """What the caller passed that describes the prompt: no generation settings, no cache, no positions."""
+    refuse_filled_cache(run)
     settings = run.generation_config.to_dict()
     skip = {"past_key_values", "position_ids", "inputs", "generation_config", "input_ids"}
     inputs = {name: value for name, value in run.inputs.items() if name not in settings and name not in skip}

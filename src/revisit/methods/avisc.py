@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -87,54 +86,50 @@ class AvisC(Contrastive):
         mask = run.look()
         branch = add_branch(run, None, stacked=self.mode == "stacked")
         seen: list[Tensor] = []  # one (rows, T) per layer, of the clean prefill
+        hidden: list[Tensor] = []  # the positions to blank, once known
+        watch = contextlib.ExitStack()
+        run.stack.enter_context(watch)
 
         def see(call: Call) -> None:
             if not run.loop_model.contrasting and len(seen) < run.anatomy.depth:
                 seen.append(call.last_attention()[:, : mask.shape[1]])
 
-        watch = contextlib.ExitStack()
-        run.stack.enter_context(watch)
+        def blank(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            states = args[0] if args else kwargs["hidden_states"]  # (rows, q, d)
+            if not run.loop_model.contrasting or states.shape[1] < mask.shape[1]:
+                return None  # not the contrasted prompt
+            if not hidden:
+                watch.close()  # the clean prefill is over
+                hidden.append(self._hidden(seen, mask, run.anatomy.depth))
+            states = self._blanked(states, hidden[0])
+            return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": states})
+
         watch.enter_context(watching(run.anatomy, see, "AvisC"))
-
-        @contextlib.contextmanager
-        def blanked() -> Iterator[None]:
-            watch.close()  # the clean prefill is over
-            if len(seen) < run.anatomy.depth:
-                raise RevisitError(
-                    "AvisC: this model computes its attention without transformers' attention interface, so it could not be seen: use "
-                    "another method."
-                )
-            hide = self._hidden(torch.stack(seen), mask)
-            hook = run.anatomy.layers[0].register_forward_pre_hook(self._blanking(hide), with_kwargs=True)
-            try:
-                yield
-            finally:
-                hook.remove()
-
-        branch.context = blanked()
+        run.stack.callback(run.anatomy.layers[0].register_forward_pre_hook(blank, with_kwargs=True).remove)
         combine = lambda l, other, _: contrast(l, other, self.alpha, self.beta)  # noqa: E731
         return self.contrasted(run, branch, mask.any(-1), combine)
 
-    def _hidden(self, attention: Tensor, mask: Tensor) -> Tensor:
-        """Positions to blank: vision tokens that are not blind.  (layers, rows, T), (rows, T) -> (rows, T)"""
-        hide = mask.clone()
+    def _hidden(self, seen: list[Tensor], mask: Tensor, depth: int) -> Tensor:
+        """Positions to blank: vision tokens that are not blind.  layers × (rows, T), (rows, T) -> (rows, T)"""
+        if len(seen) < depth:
+            raise RevisitError(
+                "AvisC: this model computes its attention without transformers' attention interface, so it could not be seen: use "
+                "another method."
+            )
+        attention, hide = torch.stack(seen), mask.clone()
         for row in mask.any(-1).nonzero().squeeze(-1).tolist():
             columns = mask[row].nonzero().squeeze(-1)
             if len(columns) > 1:
                 hide[row, columns] = ~blind_tokens(attention[:, row, columns], self.gamma, self.sigma).to(mask.device)
         return hide
 
-    def _blanking(self, hide: Tensor) -> Any:
-        def hook(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            states = args[0] if args else kwargs["hidden_states"]  # (rows, T, d)
-            filler = {"zeros": torch.zeros_like, "ones": torch.ones_like}.get(self.blank, self._noise)(states)
-            states = torch.where(hide[..., None].to(states.device), filler, states)
-            return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": states})
-
-        return hook
-
-    def _noise(self, states: Tensor) -> Tensor:
-        """The same noise for every row, counted from the prompt's end, so that padding does not move it."""
-        draw = torch.Generator().manual_seed(self.seed)
-        noise = torch.randn(states.shape[1:], generator=draw).flip(0)  # (T, d)
-        return noise.to(states.device, states.dtype).expand_as(states)
+    def _blanked(self, states: Tensor, hide: Tensor) -> Tensor:
+        """Input states with the hidden positions blanked; there may be later positions than the prompt's.  (rows, q, d)"""
+        if self.blank == "noise":  # counted from the prompt's end, so that padding does not move it
+            draw = torch.Generator().manual_seed(self.seed)
+            noise = torch.randn(hide.shape[1], states.shape[2], generator=draw).flip(0)  # (T, d)
+            filler = noise.to(states.device, states.dtype)
+        else:
+            filler = torch.full_like(states[0, : hide.shape[1]], 0.0 if self.blank == "zeros" else 1.0)
+        prompt = torch.where(hide[..., None].to(states.device), filler, states[:, : hide.shape[1]])
+        return torch.cat([prompt, states[:, hide.shape[1] :]], dim=1)

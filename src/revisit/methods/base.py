@@ -132,7 +132,7 @@ def _parse(text: str, hint: Any, what: str, alone: bool = True) -> Any:
     elif get_origin(hint) is tuple:
         inner = get_args(hint)[0]
         return tuple(_parse(part.strip(), inner, what) for part in text.strip("[]()").split(",") if part.strip())
-    elif hint is str or (get_origin(hint) is Literal and (alone or text in get_args(hint))):
+    elif hint is str or hint is Any or (get_origin(hint) is Literal and (alone or text in get_args(hint))):
         return text  # a wrong name alone is left to the settings' own check, which suggests the nearest
     raise RevisitError(f"{what} must be {_say(hint)}, not {text!r}.")
 

@@ -57,6 +57,7 @@ class SID(Contrastive):
     beta: how unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
     layer: the decoder layer (from 0) from which on the contrasted run sees less; at least 1.
     keep: vision tokens that it still sees: a number, a share of them, or None for the published budget of the family.
+        They are chosen anew for every token; with `use_cache=False` this changes earlier positions too.
     constraint: cut implausible tokens "always", or only when "sampling" as the released code.
     """
 
@@ -125,9 +126,9 @@ class Masker:
             return
         assert self.hidden is not None
         visible = call.visible().expand(call.query.shape[0], -1, -1, -1).clone()  # (rows of all branches, 1, q, n)
-        q, total = visible.shape[-2:]
-        own = torch.eye(total, dtype=torch.bool, device=visible.device)[total - q :]  # a hidden token still sees itself
-        visible[rows] &= ~self.hidden[:, None, None, :] | own
+        seen = visible[rows]
+        itself = seen & (seen.cumsum(-1) == seen.sum(-1, keepdim=True))  # the newest column: a hidden token sees itself
+        visible[rows] = seen & ~self.hidden[:, None, None, :] | itself
         call.hide(visible)
 
     def check(self) -> None:

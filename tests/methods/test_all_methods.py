@@ -1,0 +1,285 @@
+"""Every method on every main family: modes, batches, branches, counters, and what is left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from decoding_cases import CONTRASTIVE, FAMILIES, LENGTH, METHODS, assert_close, batch, decode, new_tokens, single
+
+import families
+import revisit
+from revisit import M3ID, SID, VCD, Chain, DeCo, DoLa, ReVisiT, RevisitError, Trace
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", METHODS)
+def test_a_row_of_a_batch_equals_its_single_run(family: str, name: str) -> None:
+    both, trace = decode(family, batch(family), METHODS[name])
+    for row in (0, 1):
+        alone, own = decode(family, single(family, row), METHODS[name])
+        assert torch.equal(new_tokens(both, batch(family))[row], new_tokens(alone, single(family, row))[0])
+        assert_close(both.scores, alone.scores, slice(row, row + 1))
+        assert trace.rows[row].set_sizes == own.rows[0].set_sizes
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", CONTRASTIVE)
+@pytest.mark.parametrize("how", [{}, {"do_sample": True}, {"num_beams": 3}], ids=["greedy", "sampling", "beams"])
+def test_one_forward_for_both_branches_equals_one_each(family: str, name: str, how: dict[str, Any]) -> None:
+    model, _ = families.build(family)
+    rows: list[int] = []
+    hook = model.register_forward_hook(lambda _module, _args, output: rows.append(len(output.logits)))
+    stacked, trace = decode(family, batch(family), CONTRASTIVE[name], **how)
+    together, rows[:] = list(rows), []
+    one_each = dataclasses.replace(CONTRASTIVE[name], mode="sequential")
+    sequential, _ = decode(family, batch(family), one_each, **how)
+    hook.remove()
+    count = 2 * how.get("num_beams", 1)
+    assert together[-(LENGTH - 1) :] == [2 * count] * (
+        LENGTH - 1
+    )  # after the prompt: one forward a step, twice the rows
+    assert rows[-2 * (LENGTH - 1) :] == [count] * (2 * (LENGTH - 1))
+    assert torch.equal(stacked.sequences, sequential.sequences)
+    assert_close(stacked.scores, sequential.scores)
+    summary = trace.summary()
+    assert summary["steps"] == LENGTH * count
+    assert summary["applied"] > 0
+    assert summary["changed"] > 0 or name in ("code", "sid", "pai", "icd", "m3id")  # mild ones need not move the top
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", ["dola", "deco", "apc", "chain"])
+@pytest.mark.parametrize("how", [{"do_sample": True}, {"num_beams": 3}], ids=["sampling", "beams"])
+def test_other_methods_sample_and_search(family: str, name: str, how: dict[str, Any]) -> None:
+    output, trace = decode(family, batch(family), METHODS[name], **how)
+    summary = trace.summary()
+    assert summary["steps"] == LENGTH * 2 * how.get("num_beams", 1)
+    assert summary["applied"] > summary["steps"] // 2
+    if how.get("num_beams"):  # beams are compared with each other, so every row must be a distribution
+        torch.testing.assert_close(output.scores[0].logsumexp(-1), torch.zeros(6), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_records_are_distributions_over_the_set(name: str) -> None:
+    _, trace = decode("qwen2_5_vl", batch("qwen2_5_vl"), METHODS[name])
+    for row in trace.rows:
+        assert len(row.records) == LENGTH
+        for record in row.records:
+            assert record.token is not None
+            assert record.final == sorted(record.final, reverse=True) or len(record.ids) == trace.candidates
+            if record.set_size <= trace.candidates:
+                for column in (record.base, record.final, record.vision or [1.0]):
+                    assert sum(column) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_counters_say_how_often_the_favourite_changed() -> None:
+    output, trace = decode("llava", batch("llava"), VCD())
+    changed = sum(
+        int((scores.argmax(-1) != logits.argmax(-1)).sum())
+        for scores, logits in zip(output.scores, output.logits, strict=True)
+    )
+    assert trace.summary()["changed"] == changed > 0
+
+
+# -- where theory says that nothing changes ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "method",
+    [
+        VCD(alpha=0.0, beta=1e-30),
+        M3ID(decay=0.0, beta=0.0),
+        SID(keep=1.0, beta=0.0),
+        DeCo(alpha=0.0, top_p=1.0, top_k=families.VOCAB, layers=(1,)),
+        Chain([VCD(alpha=0.0, beta=0.0), M3ID(decay=0.0, beta=0.0)]),
+    ],
+    ids=["vcd", "m3id", "sid", "deco", "chain"],
+)
+def test_reduces_to_the_model(family: str, method: Any) -> None:
+    output, _ = decode(family, batch(family), method)
+    plain, _ = decode(family, batch(family), None)
+    assert torch.equal(output.sequences, plain.sequences)
+    assert_close(output.scores, plain.logits)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_first_token_of_m3id_is_the_models(family: str) -> None:
+    output, _ = decode(family, batch(family), M3ID(decay=5.0))
+    kept = output.scores[0].isfinite()
+    torch.testing.assert_close(output.scores[0][kept], output.logits[0][kept])
+    assert not torch.allclose(
+        output.scores[1][output.scores[1].isfinite()], output.logits[1][output.scores[1].isfinite()]
+    )
+
+
+# -- chains ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_chain_hands_scores_on_in_order(family: str) -> None:
+    alone, _ = decode(family, batch(family), ReVisiT())
+    after_nothing, _ = decode(family, batch(family), Chain([VCD(alpha=0.0, beta=0.0), ReVisiT()]))
+    assert_close(after_nothing.scores, alone.scores)
+    chained, trace = decode(family, batch(family), Chain([VCD(), ReVisiT()]))
+    vcd, _ = decode(family, batch(family), VCD())
+    first = chained.scores[0].isfinite()
+    assert bool((first <= vcd.scores[0].isfinite()).all())  # ReVisiT chooses among what VCD left
+    assert [link.method["name"] for link in trace.links] == ["vcd", "revisit"]
+    assert all(link.summary()["applied"] > 0 for link in trace.links)
+    other_way, _ = decode(family, batch(family), Chain([ReVisiT(), VCD()]))
+    assert not torch.allclose(other_way.scores[0], chained.scores[0])
+
+
+def test_a_chain_of_contrasts_shares_one_batch() -> None:
+    model, _ = families.build("qwen2_5_vl")
+    rows: list[int] = []
+    hook = model.register_forward_hook(lambda _module, _args, output: rows.append(len(output.logits)))
+    output, _ = decode("qwen2_5_vl", batch("qwen2_5_vl"), Chain([VCD(), M3ID(start=1)]))
+    hook.remove()
+    assert rows == [2, 2, 2] + [6] * (LENGTH - 1)
+    in_turn = Chain([VCD(mode="sequential"), M3ID(start=1)])
+    assert_close(output.scores, decode("qwen2_5_vl", batch("qwen2_5_vl"), in_turn)[0].scores)
+
+
+def test_chains_by_name() -> None:
+    chain = revisit.methods.get("chain", methods="vcd, revisit")
+    assert chain == Chain([VCD(), ReVisiT()])
+    assert [link["name"] for link in chain.settings()["methods"]] == ["vcd", "revisit"]
+    with pytest.raises(RevisitError, match="Chain: methods must be a list"):
+        Chain([])
+
+
+# -- other caches, other prompts, and what is left behind ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["vcd", "m3id", "sid", "avisc"])
+@pytest.mark.parametrize("how", [{"use_cache": False}, {"cache_implementation": "static"}], ids=["none", "static"])
+def test_other_caches_run_one_branch_after_the_other(name: str, how: dict[str, Any]) -> None:
+    if name == "sid" and "use_cache" in how:
+        pytest.skip("SID chooses its tokens anew at every step, which without a cache also changes the past")
+    want, _ = decode("llava", batch("llava"), CONTRASTIVE[name])
+    got, _ = decode("llava", batch("llava"), CONTRASTIVE[name], **how)
+    assert torch.equal(got.sequences, want.sequences)
+    assert_close(got.scores, want.scores)
+
+
+@pytest.mark.parametrize("name", CONTRASTIVE)
+def test_the_cache_comes_back_as_plain_decoding_leaves_it(name: str) -> None:
+    output, _ = decode("qwen2_5_vl", batch("qwen2_5_vl"), CONTRASTIVE[name])
+    prompt = batch("qwen2_5_vl")["input_ids"].shape[1]
+    for layer in output.past_key_values.layers:
+        assert layer.keys.shape[:1] + layer.keys.shape[2:3] == (2, prompt + LENGTH - 1)
+
+
+def installed(model: Any) -> list[Any]:
+    """Every hook of the model; transformers keeps some of its own on vision towers."""
+    return [hook for module in model.modules() for hook in (*module._forward_hooks, *module._forward_pre_hooks)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", METHODS)
+def test_an_exception_leaves_the_model_as_it_was(family: str, name: str) -> None:
+    model, _ = families.build(family)
+    before, _ = decode(family, batch(family), None)
+    hooks = installed(model)
+
+    def trouble(input_ids: Any, scores: Any) -> Any:
+        if input_ids.shape[1] > batch(family)["input_ids"].shape[1] + 1:
+            raise KeyError("on purpose")
+        return scores
+
+    with pytest.raises(KeyError, match="on purpose"):
+        decode(family, batch(family), METHODS[name], logits_processor=[trouble])
+    assert installed(model) == hooks
+    assert model.config.get_text_config()._attn_implementation == "sdpa"
+    after, _ = decode(family, batch(family), None)
+    assert torch.equal(before.sequences, after.sequences)
+    if family == "qwen2_5_vl":
+        plain = model.model.rope_deltas.clone()
+        decode(family, batch(family), METHODS[name])
+        assert torch.equal(model.model.rope_deltas, plain)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_row_without_an_image_is_left_to_the_model(name: str) -> None:
+    """LLaVA's processor takes a text without an image beside one with; only the image's row is touched."""
+    mixed = families.inputs("llava", ["what is it", "say something"], [[families.picture(1)], []])
+    output, trace = decode("llava", mixed, METHODS[name])
+    alone, _ = decode("llava", single("llava", 0), METHODS[name])
+    assert torch.equal(new_tokens(output, mixed)[0], new_tokens(alone, single("llava", 0))[0])
+    if name in CONTRASTIVE:
+        plain, _ = decode("llava", mixed, None)
+        assert torch.equal(output.sequences[1], plain.sequences[1])
+        assert trace.rows[1].applied == 0
+
+
+def test_text_alone_is_refused_where_an_image_is_needed() -> None:
+    model, processor = families.build("llava")
+    text = processor.tokenizer(["no picture here"], return_tensors="pt")
+    for method in CONTRASTIVE.values():
+        with pytest.raises(RevisitError, match="There is no image in the prompt"):
+            revisit.generate(model, **text, method=method.bind(processor), max_new_tokens=2)
+    trace = Trace()
+    revisit.generate(model, **text, method=DoLa(), trace=trace, max_new_tokens=2)  # needs none
+    assert trace.summary()["applied"] == 2
+
+
+def test_a_filled_cache_is_refused() -> None:
+    model, _ = families.build("llava")
+    inputs = single("llava", 0)
+    first = model.generate(**inputs, max_new_tokens=2, return_dict_in_generate=True)
+    with pytest.raises(RevisitError, match="start from an empty cache"):
+        revisit.generate(
+            model, input_ids=first.sequences, past_key_values=first.past_key_values, method=VCD(), max_new_tokens=2
+        )
+
+
+def test_pixels_are_needed_to_change_them() -> None:
+    model, _ = families.build("llava")
+    inputs = dict(single("llava", 0))
+    pixels = inputs.pop("pixel_values")
+    encoded = {"image": model.model.get_image_features(pixel_values=pixels, return_dict=True, vision_feature_layer=-2)}
+    with pytest.raises(RevisitError, match="changes the pixels of the image"):
+        revisit.generate(model, **inputs, mm_encoder_outputs=encoded, method=VCD(), max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: VCD(alpha=-1), "VCD: alpha must be at least 0, not -1"),
+        (lambda: VCD(noise_step=1000), "VCD: noise_step must be at least 0 and at most 999"),
+        (lambda: VCD(mode="both"), "Unknown VCD mode 'both'"),  # type: ignore[arg-type]
+        (lambda: DoLa(layers="lower"), "Did you mean 'low'"),  # type: ignore[arg-type]
+        (lambda: SID(layer=0), "SID: layer must be at least 1"),
+        (lambda: revisit.PAI(alpha=0, gamma=None), "nothing left to do"),
+        (lambda: revisit.methods.get("vdc"), "Did you mean 'vcd'"),
+        (lambda: revisit.methods.get("vcd", alfa="1"), "Did you mean 'alpha'"),
+    ],
+)
+def test_bad_settings_are_one_clear_sentence(make: Any, message: str) -> None:
+    with pytest.raises(RevisitError, match=message):
+        make()
+
+
+def test_words_need_a_processor() -> None:
+    model, _ = families.build("llava")
+    for method in (revisit.ICD(), revisit.CODE()):
+        with pytest.raises(RevisitError, match=r"bind\(processor\)"):
+            revisit.generate(model, **single("llava", 0), method=method, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("name", [name for name in revisit.methods.names() if name not in ("greedy", "chain")])
+def test_every_method_says_what_it_is(name: str) -> None:
+    cls = revisit.methods.find(name)
+    assert cls.name == name
+    assert cls.summary
+    assert cls.cost
+    assert cls.source
+    assert isinstance(cls.official(), cls)  # type: ignore[attr-defined]
+    assert (
+        revisit.methods.get(name, **{k: str(v) for k, v in cls().settings().items() if isinstance(v, float)}) == cls()
+    )
