@@ -452,8 +452,8 @@ class Batch:
         for number, part in enumerate(parts):
             if part.overflow is not None and part.overflow.read():
                 parts[number] = self._again(logits, number, uniform)
-        whole = (torch.cat(tensors) for tensors in zip(*(part[:-1] for part in parts), strict=True))
-        return Fixed(*whole, None)
+        scores, sizes, applied, changed = (torch.cat(tensors) for tensors in zip(*(p[:4] for p in parts), strict=True))
+        return Fixed(scores, sizes, applied, changed, None)
 
     def _again(self, logits: Tensor, number: int, uniform: float) -> Fixed:
         """One item's rows by its engine, which takes sets of any size."""

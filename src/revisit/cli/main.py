@@ -19,7 +19,25 @@ app = typer.Typer(
 )
 
 # Each module has `register(app)`, which adds its command(s).
-COMMANDS = ("generate", "bench", "listing", "demo", "score", "scenes", "tiny", "eval", "compare", "explain", "lens", "ui", "serve", "analyze", "ablate", "report", "export")
+COMMANDS = (
+    "generate",
+    "bench",
+    "listing",
+    "demo",
+    "score",
+    "scenes",
+    "tiny",
+    "eval",
+    "compare",
+    "explain",
+    "lens",
+    "ui",
+    "serve",
+    "analyze",
+    "ablate",
+    "report",
+    "export",
+)
 
 for _name in COMMANDS:
     importlib.import_module(f"revisit.cli.{_name}").register(app)

@@ -1,0 +1,118 @@
+"""`revisit bench`: what a method costs, measured beside plain decoding."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import typer
+
+from revisit.errors import RevisitError
+
+
+def bench(
+    methods_: list[str] = typer.Option(
+        ["revisit"], "--method", "-d", help="A method, with settings after a colon: revisit:layers=all,alpha=1e-5."
+    ),
+    model: str = typer.Option("tiny", "--model", "-m", help="Local folder or hub id; 'tiny' is the embedded model."),
+    random_weights: str = typer.Option(
+        None, "--random-weights", help="Random weights: a config.json, or a shape such as qwen2.5-vl-0.5b."
+    ),
+    image: str = typer.Option(None, help="Picture to describe; a plain gradient if not given."),
+    prompt: str = typer.Option("Please describe this image in detail.", "--prompt", "-p", help="What to ask."),
+    vision_tokens: int = typer.Option(346, min=1, help="With --random-weights: vision tokens of the prompt."),
+    median: int = typer.Option(64, min=1, help="With --random-weights: median size of the plausible set."),
+    spread: float = typer.Option(1.3, min=0, help="With --random-weights: deviation of the log size; 0: all alike."),
+    new_tokens: int = typer.Option(64, min=3, help="Tokens per call."),
+    warmups: int = typer.Option(1, min=0, help="Short calls before anything counts."),
+    repeats: int = typer.Option(3, min=1, help="Calls per method; methods take turns."),
+    batch: int = typer.Option(1, min=1, help="Rows per call."),
+    beams: int = typer.Option(1, min=1, help="Beam search with this many beams."),
+    threads: int = typer.Option(None, min=1, help="CPU threads."),
+    dtype: str = typer.Option(None, help="float32, float16 or bfloat16."),
+    device: str = typer.Option("cpu", help="With --random-weights: cpu, cuda, ..."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """Time methods beside plain decoding: first token, ms per token (mean ± deviation over repeats), peak extra memory.
+
+    Examples:
+
+      revisit bench --method revisit --method revisit:layers=all
+
+      revisit bench --random-weights qwen2.5-vl-0.5b --method revisit:layers=all --median 512 --spread 0
+    """
+    import torch
+
+    from revisit import methods
+    from revisit.evaluation import latency
+
+    chosen = {name: _method(methods, name) for name in methods_}
+    if threads is not None:
+        torch.set_num_threads(threads)
+    profile = None
+    if random_weights is not None:
+        kind = getattr(torch, dtype or "float32", None)
+        if not isinstance(kind, torch.dtype):
+            raise RevisitError(f"--dtype must be float32, float16 or bfloat16, not {dtype!r}.")
+        loaded = latency.random_model(random_weights, dtype=kind, device=device)
+        inputs = latency.random_inputs(loaded, vision_tokens, batch=batch)
+        vocabulary = loaded.config.get_text_config().vocab_size
+        profile = latency.Profile(median=median, spread=spread, largest=min(8000, vocabulary // 4), steps=new_tokens)
+    else:
+        from revisit import load
+        from revisit.models.prompts import prepare
+
+        loaded, processor = load(model, dtype=dtype)
+        inputs = dict(prepare(processor, [prompt] * batch, [[_picture(image)]] * batch, loaded.device))
+    plans: dict[str, Any] = {"greedy": (methods.get("greedy"), profile)}
+    plans |= {name: (method, profile) for name, method in chosen.items()}
+    timings = latency.measure(
+        loaded, inputs, plans, new_tokens=new_tokens, repeats=repeats, warmups=warmups, num_beams=beams
+    )
+    rows = latency.table(timings)
+    where = {
+        "model": random_weights or model,
+        "random_weights": random_weights is not None,
+        "profile": profile.describe() if profile else None,
+        "device": str(loaded.device),
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "new_tokens": new_tokens,
+        "repeats": repeats,
+        "warmups": warmups,
+        "batch": batch,
+        "beams": beams,
+    }
+    if as_json:
+        print(json.dumps({**where, "methods": rows}, ensure_ascii=False))
+        return
+    print(", ".join(f"{key} {value}" for key, value in where.items() if value is not None and key != "profile"))
+    if profile is not None:
+        print(f"random weights; {profile.describe()}")
+    print(latency.show(rows))
+    print("× to greedy: first token by the median call, ms/token by the lower quartile of all intervals.")
+
+
+def _method(methods: Any, text: str) -> Any:
+    """`name` or `name:key=value,key=value`."""
+    from revisit.cli.generate import parse_set
+
+    name, _, settings = text.partition(":")
+    return methods.get(name, **parse_set([part for part in settings.split(",") if part]))
+
+
+def _picture(path: str | None) -> Any:
+    from pathlib import Path
+
+    from PIL import Image
+
+    from revisit.models.images import open_image
+
+    if path is not None:
+        return open_image(Path(path))
+    return Image.linear_gradient("L").convert("RGB")
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(bench)
