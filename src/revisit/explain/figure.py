@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from PIL.Image import Image
 
     from revisit.explain.lens import Lens
     from revisit.explain.record import Answer, Decode, Step
@@ -94,7 +95,7 @@ def lens_figure(lens: Lens, reading: int = -1, layer: int = -1) -> Figure:
         drawn = None
         for number, word in enumerate(read.words):
             place = axes[number + 1]
-            place.imshow(lens.images[0])
+            place.imshow(_grey(lens.images[0]))
             drawn = _heat(place, lens.layout, read.maps[layer, :, number].numpy(), low=0.0, high=1.0) or drawn
             place.set_title(word, fontsize=9)
         if drawn is not None:
@@ -117,7 +118,8 @@ def _image(axes: Axes, decode: Decode, step: Step) -> None:
 
     region = decode.layout.region(step.index) if step.index is not None else None
     number = region.image if region is not None else 0
-    axes.imshow(decode.images[number])
+    heated = step.heat is not None and region is not None
+    axes.imshow(_grey(decode.images[number]) if heated else decode.images[number])
     axes.axis("off")
     if step.heat is not None and region is not None:
         _heat(axes, decode.layout, -step.heat, region.image, region.view)
@@ -158,6 +160,11 @@ def _heat(
     axes.set_xlim(0, width)
     axes.set_ylim(height, 0)
     return drawn
+
+
+def _grey(image: Image) -> Image:
+    """Without colours of its own, so that those of a heat map can be read."""
+    return image.convert("L").convert("RGB")
 
 
 def _bars(axes: Axes, step: Step, most: int = 6) -> None:

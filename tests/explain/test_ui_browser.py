@@ -1,0 +1,140 @@
+"""`revisit ui` end to end in a real browser: upload, ask with two methods, watch, inspect, change alpha, download."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+import families
+from revisit.serve import ui
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[tuple[str, Any]]:
+    """The page on a free port of loopback, with a tiny random model."""
+    app = ui.create_app(["llava"], loader=lambda _name: families.build("llava"))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    running = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", ws="none"))
+    thread = threading.Thread(target=running.run, daemon=True)
+    thread.start()
+    while not running.started:
+        time.sleep(0.05)
+    yield f"http://127.0.0.1:{port}", app.state.room
+    running.should_exit = True
+    thread.join(20)
+
+
+@pytest.fixture
+def opened(seen: Any, server: tuple[str, Any], tmp_path: Path) -> Any:
+    seen.picture = tmp_path / "picture.png"
+    families.picture(1, (90, 60)).save(seen.picture)
+    seen.page.goto(server[0])
+    seen.page.set_default_timeout(120_000)
+    return seen
+
+
+def give(page: Any, path: Path) -> None:
+    page.set_input_files("#file", str(path))
+
+
+def ask(page: Any, tokens: int = 6) -> None:
+    page.fill("#length", str(tokens))
+    page.click("#go")
+
+
+def done(page: Any) -> None:
+    page.get_by_text("Done. Click a word").wait_for()
+
+
+def test_upload_ask_stream_inspect_change_download(opened: Any, server: tuple[str, Any], tmp_path: Path) -> None:
+    page, (address, room) = opened.page, server
+    give(page, opened.picture)
+    page.get_by_text("90 × 60").wait_for()
+    ask(page)
+    done(page)
+    assert page.locator(".answer").count() == 2
+    assert page.locator(".answer h2").all_inner_texts() == ["revisit", "greedy"]
+    first = next(reversed(room.runs.things.values()))
+    shown = page.locator(".answer").first.locator(".tok")
+    assert shown.count() == len(first.answers[0].steps) == 6
+    # inspect: the highlight lies where the recorded vision token lies
+    number = next(n for n, step in enumerate(first.answers[0].steps) if step.index is not None)
+    shown.nth(number).click()
+    region = first.layout.region(first.answers[0].steps[number].index)
+    stage, spot = page.locator(".stage").bounding_box(), page.locator(".spot:visible").bounding_box()
+    assert (spot["x"] - stage["x"]) / stage["width"] * 90 == pytest.approx(region.box[0], abs=0.6)
+    assert (spot["y"] - stage["y"]) / stage["height"] * 60 == pytest.approx(region.box[1], abs=0.6)
+    # another alpha: answered anew without being asked
+    page.locator("#alpha-revisit").fill("-1")
+    page.get_by_role("heading", name="revisit (alpha=0.1)").wait_for()
+    done(page)
+    second = next(reversed(room.runs.things.values()))
+    assert second is not first
+    assert second.answers[0].method["alpha"] == pytest.approx(0.1)
+    with page.expect_download() as waiting:
+        page.click("#save")
+    waiting.value.save_as(tmp_path / "saved.html")
+    assert opened.errors == []
+    assert all(url.startswith((address, "data:")) for url in opened.requests)
+    page.goto((tmp_path / "saved.html").as_uri())
+    assert page.locator(".answer h2").all_inner_texts() == ["revisit (alpha=0.1)", "greedy"]
+    assert page.locator(".tok").count() == sum(len(answer.steps) for answer in second.answers)
+    assert opened.errors == []
+
+
+def test_bad_files_and_empty_questions_are_told(opened: Any, tmp_path: Path) -> None:
+    page = opened.page
+    (tmp_path / "notes.png").write_text("just words")
+    give(page, tmp_path / "notes.png")
+    page.get_by_text("'notes.png' is not an image").wait_for()
+    assert page.locator("#go").is_disabled()
+    give(page, opened.picture)
+    page.get_by_text("90 × 60").wait_for()
+    page.fill("#prompt", "   ")
+    page.click("#go")
+    page.get_by_text("The question is empty").wait_for()
+    assert page.locator(".tok").count() == 0
+    assert [error for error in opened.errors if "400" not in error] == []  # the browser logs the refused upload
+
+
+def test_a_closed_tab_frees_the_model(opened: Any, browser: Any, server: tuple[str, Any]) -> None:
+    address, room = server
+    other = browser.new_page()
+    other.set_default_timeout(120_000)
+    other.goto(address)
+    give(other, opened.picture)
+    other.get_by_text("90 × 60").wait_for()
+    ask(other, 1000)
+    other.locator(".tok").nth(3).wait_for()
+    assert room.turn.locked()
+    other.close()
+    give(opened.page, opened.picture)
+    opened.page.get_by_text("90 × 60").wait_for()
+    ask(opened.page, 3)
+    done(opened.page)
+    assert not room.turn.locked() or room.turn.acquire(timeout=5)
+    assert opened.errors == []
+
+
+def test_stop_and_the_narrow_page(opened: Any) -> None:
+    page = opened.page
+    page.set_viewport_size({"width": 390, "height": 844})
+    give(page, opened.picture)
+    page.get_by_text("90 × 60").wait_for()
+    ask(page, 1000)
+    page.locator(".tok").nth(2).wait_for()
+    page.click("#stop")
+    page.get_by_text("Stopped.").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert opened.errors == []

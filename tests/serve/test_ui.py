@@ -1,0 +1,194 @@
+"""The interactive page's server: what it takes, what it refuses, what it streams."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+import families
+from revisit.serve import ui
+
+
+@pytest.fixture(scope="module")
+def app() -> Any:
+    return ui.create_app(["llava"], loader=lambda _name: families.build("llava"))
+
+
+def call(app: Any, method: str, url: str, **kwargs: Any) -> httpx.Response:
+    async def go() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:7861", timeout=200) as client:
+            return await client.request(method, url, **kwargs)
+
+    return asyncio.run(go())
+
+
+def png(size: tuple[int, int] = (90, 60)) -> bytes:
+    out = io.BytesIO()
+    families.picture(1, size).save(out, "PNG")
+    return out.getvalue()
+
+
+def upload(app: Any, data: bytes | None = None) -> str:
+    reply = call(app, "POST", "/api/image?name=a.png", content=data or png())
+    assert reply.status_code == 200, reply.text
+    return str(reply.json()["id"])
+
+
+def ask(image: str, **changes: Any) -> dict[str, Any]:
+    methods = [{"name": "revisit", "settings": {"alpha": "0.05"}}, {"name": "greedy", "settings": {}}]
+    return {"image": image, "prompt": "hi", "model": "llava", "methods": methods, "max_new_tokens": 6, **changes}
+
+
+def events(text: str) -> list[tuple[str, Any]]:
+    found = []
+    for part in text.split("\n\n"):
+        lines = dict(line.split(": ", 1) for line in part.splitlines() if ": " in line and not line.startswith(":"))
+        if "event" in lines:
+            found.append((lines["event"], json.loads(lines["data"])))
+    return found
+
+
+def test_two_methods_stream_and_the_page_can_be_saved(app: Any) -> None:
+    reply = call(app, "POST", "/api/run", json=ask(upload(app)))
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    told = events(reply.text)
+    kinds = [kind for kind, _ in told]
+    assert kinds.index("scene") < kinds.index("step")
+    assert kinds[-1] == "done"
+    scene = dict(told)["scene"]
+    assert scene["grids"][0]["rows"] == 4
+    assert [answer["label"] for answer in scene["answers"]] == ["revisit (alpha=0.05)", "greedy"]
+    steps: dict[int, list[Any]] = {0: [], 1: []}
+    for kind, data in told:
+        if kind == "step":
+            steps[data["answer"]].append(data)
+    run = app.state.room.runs.get(told[-1][1]["run"])
+    for number, answer in enumerate(run.answers):
+        assert [data["step"]["t"] for data in steps[number]] == [step.text for step in answer.steps]
+        assert [data["step"].get("i") for data in steps[number]] == [step.index for step in answer.steps]
+    assert all(data["map"] is None for data in steps[1])
+    assert any(data["map"] is not None for data in steps[0])
+    saved = call(app, "GET", f"/api/page/{told[-1][1]['run']}")
+    assert "attachment" in saved.headers["content-disposition"]
+    assert "new Viewer(" in saved.text
+    assert call(app, "GET", "/api/page/nothing").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"prompt": "  "}, "question is empty"),
+        ({"model": "other"}, "Unknown model 'other'"),
+        ({"methods": []}, "Choose one to 4"),
+        ({"methods": [{"name": "revisti"}]}, "Did you mean 'revisit'"),
+        ({"methods": [{"name": "revisit", "settings": {"alpha": "2"}}]}, "alpha must be"),
+        ({"max_new_tokens": 0}, "1 to 1024 tokens"),
+        ({"image": "gone"}, "no longer in memory"),
+        ({"methods": "x"}, "not what this page sends"),
+    ],
+)
+def test_bad_questions_are_answered_with_a_sentence(app: Any, changes: dict[str, Any], says: str) -> None:
+    reply = call(app, "POST", "/api/run", json=ask(upload(app)) | changes)
+    assert reply.status_code == 400
+    assert says in reply.json()["error"]
+
+
+def test_a_text_file_named_png(app: Any) -> None:
+    reply = call(app, "POST", "/api/image?name=notes.png", content=b"just some words")
+    assert reply.status_code == 400
+    assert "'notes.png' is not an image" in reply.json()["error"]
+    assert call(app, "POST", "/api/image", content=b"").status_code == 400
+    assert "truncated or damaged" in call(app, "POST", "/api/image", content=png()[:200]).json()["error"]
+
+
+def test_a_30_megapixel_photo_is_taken_and_shown_small(app: Any) -> None:
+    out = io.BytesIO()
+    Image.fromarray(np.tile(np.arange(6000, dtype=np.uint8), (5000, 1))).convert("RGB").save(out, "JPEG", quality=60)
+    reply = call(app, "POST", "/api/image?name=photo.jpg", content=out.getvalue()).json()
+    assert (reply["w"], reply["h"]) == (6000, 5000)
+    assert len(reply["src"]) < 1_000_000
+    told = events(call(app, "POST", "/api/run", json=ask(reply["id"], max_new_tokens=2)).text)
+    assert told[-1][0] == "done"
+    grid = dict(told)["scene"]["grids"][0]
+    assert grid["xs"][0][0] == pytest.approx(2 * 6000 / 33, abs=0.01)  # 33 × 28 are seen, of which 2 columns are cut
+
+
+def test_a_file_that_is_too_large(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ui, "MOST_BYTES", 1000)
+    reply = call(app, "POST", "/api/image", content=b"x" * 1001)
+    assert reply.status_code == 413
+
+
+def test_whoever_leaves_stops_the_work(app: Any) -> None:
+    """The reader goes away after the first step: the decode ends long before its 1,000 tokens, and the turn is free."""
+    room = app.state.room
+    question = room.read(json.dumps(ask(upload(app), max_new_tokens=1000)).encode())
+
+    async def read_a_little(job: ui.Job) -> None:
+        async for text in (stream := job.stream()):
+            if text.startswith("event: step"):
+                break
+        await stream.aclose()  # type: ignore[attr-defined]
+
+    job = ui.Job(room, question)
+    asyncio.run(read_a_little(job))
+    job.thread.join(60)
+    assert not job.thread.is_alive()
+    left = [data for kind, data in list(job.events.queue) if kind == "step"]
+    assert len(left) < 1900
+    assert room.turn.acquire(timeout=1)
+    room.turn.release()
+
+
+def test_a_second_question_waits_for_its_turn(app: Any) -> None:
+    room = app.state.room
+    with room.turn:
+        job = ui.Job(room, room.read(json.dumps(ask(upload(app), max_new_tokens=2)).encode()))
+        kind, data = job.events.get(timeout=30)
+        assert (kind, "Another question" in data["text"]) == ("wait", True)
+    job.thread.join(60)
+    assert [kind for kind, _ in list(job.events.queue)][-1] == "done"
+
+
+def test_other_pages_cannot_reach_it(app: Any) -> None:
+    assert call(app, "GET", "/", headers={"host": "evil.example"}).status_code == 403
+    assert call(app, "POST", "/api/sample", headers={"origin": "https://evil.example"}).status_code == 403
+    assert call(app, "GET", "/", headers={"origin": "http://127.0.0.1:7861"}).status_code == 200
+
+
+def test_the_page_offers_every_method_with_its_settings(app: Any) -> None:
+    text = call(app, "GET", "/").text
+    assert "http://" not in text.replace("http://www.w3.org", "")
+    revisit = next(method for method in ui.method_settings() if method["name"] == "revisit")
+    settings = {setting["name"]: setting for setting in revisit["settings"]}
+    assert settings["alpha"] == {"name": "alpha", "kind": "text", "default": "1e-05", "slider": True}
+    assert settings["divergence"]["choices"] == ["jsd", "official", "kl", "cosine"]
+    assert settings["normalize"]["kind"] == "flag"
+    greedy = next(method for method in ui.method_settings() if method["name"] == "greedy")
+    assert greedy["settings"] == []
+
+
+def test_the_shelf_forgets_the_oldest() -> None:
+    shelf = ui.Shelf[int](2)
+    names = [shelf.put(n) for n in range(3)]
+    assert [shelf.get(name) for name in names] == [None, 1, 2]
+
+
+def test_an_error_in_the_model_is_told(app: Any) -> None:
+    def broken(_name: str) -> Any:
+        raise OSError("disk gone")
+
+    room = ui.Room(("llava",), broken)
+    image = room.images.put(families.picture(1))
+    job = ui.Job(room, room.read(json.dumps(ask(image)).encode()))
+    job.thread.join(30)
+    kind, data = list(job.events.queue)[-1]
+    assert (kind, data["text"]) == ("error", "The model could not answer: OSError: disk gone")
