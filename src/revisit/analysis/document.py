@@ -118,7 +118,7 @@ def _table_markdown(table: Table, source: str) -> str:
     place = table.left
     for title, count in table.groups:
         for number in range(place, place + count):
-            heads[number] = f"{title}: {heads[number]}"
+            heads[number] = f"{title}: {heads[number]}" if title else heads[number]
         place += count
     rule = ["---"] * table.left + ["---:"] * (len(heads) - table.left)
     lines = [heads, rule, *([_cell_markdown(cell) for cell in row] for row in table.rows)]
@@ -189,7 +189,8 @@ def to_html(document: Document) -> str:
     toc = "".join(f'<li><a href="#{anchor(s.title)}">{e(s.title)}</a></li>' for s in document.sections if s.level == 2)
     body = [f"<h1>{e(document.title)}</h1>", f'<p class="lead">{e(document.lead)}</p>', f"<nav><ol>{toc}</ol></nav>"]
     for section in document.sections:
-        body.append(f'<h{section.level} id="{anchor(section.title)}">{e(section.title)}</h{section.level}>')
+        mark = f' id="{anchor(section.title)}"' if section.level == 2 else ""
+        body.append(f"<h{section.level}{mark}>{e(section.title)}</h{section.level}>")
         body += [_block_html(block, document.source) for block in section.blocks]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '

@@ -50,7 +50,11 @@ def gather(folder: Path) -> Found:
         if (place / ABLATION).exists():
             ablations.append((place, read_json(place / ABLATION), results))
     files = sorted(path for path in folder.rglob("*.json") if path.parent.name == FOLDER)
-    studies = [study for path in files if (study := read_json(path)).get("study") in STUDY_ORDER]
+    studies = [
+        {**study, "name": slug(path.relative_to(folder).with_suffix("").as_posix(), 100)}
+        for path in files
+        if (study := read_json(path)).get("study") in STUDY_ORDER
+    ]
     studies.sort(key=lambda study: STUDY_ORDER.index(study["study"]))
     if not runs and not studies:
         raise RevisitError(

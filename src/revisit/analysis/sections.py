@@ -58,9 +58,9 @@ def study_section(study: Mapping[str, Any], beside: bool = False) -> Section:
         "case-study": ("Case studies", _cases),
     }
     title, writer = writers[study["study"]]
-    model = study["settings"]["model"]
-    blocks = writer(study["result"], f"{study['study']}-{slug(model)}", beside)
-    return Section(f"{title} · {model}", [*blocks, made(study)], level=3)
+    about = study["settings"]
+    blocks = writer(study["result"], study.get("name") or study["study"], beside)
+    return Section(f"{title} · {about['model']} · {about['data']}", [*blocks, made(study)], level=3)
 
 
 def _steps(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
@@ -155,16 +155,17 @@ def _max_table(rows: Sequence[Mapping[str, Any]], is_published: bool, head: str)
             lines.append(
                 (
                     row["setting"],
-                    f"{row['n']:,}",
                     condition,
+                    f"{row['n']:,}",
                     Cell(number(gt), int(known and gt > hal)),
                     Cell(number(hal), int(known and hal > gt)),
                 )
             )
     return Table(
-        ("Tokens", "N", "Condition", "GT Max Avg", "Hal Max Avg"),
+        ("Tokens", "Condition", "N", "GT Max Avg", "Hal Max Avg"),
         rows_of(lines),
         head + "GT Max Avg and Hal Max Avg (%); the larger is bold.",
+        left=2,
         published=is_published,
     )
 

@@ -70,7 +70,7 @@ class Subject:
         from revisit import methods
         from revisit.evaluation.plan import Plan
         from revisit.evaluation.runner import run
-        from revisit.evaluation.store import read_answers
+        from revisit.evaluation.store import read_answers, read_json
 
         name, *settings = self.method.split(":")
         plan = Plan(
@@ -85,7 +85,10 @@ class Subject:
             engine_options={"dtype": self.dtype, "device_map": self.device_map},
         )
         cell = run(plan, reporter or Silent())["cells"][-1]
-        lines = {line.id: line for line in read_answers(Path(self.output) / cell["path"] / "answers.jsonl")}
+        place = Path(self.output) / cell["path"]
+        asked = read_json(place / "scores.json")["items"]  # id -> hash of prompt and picture
+        stored = read_answers(place / "answers.jsonl")
+        lines = {line.id: line for line in stored if asked.get(line.id) == line.item}
         return [Caption(item, lines[item.id].text, lines[item.id].tokens) for item in self.items]
 
     def settings(self) -> dict[str, Any]:
@@ -121,7 +124,7 @@ def save(subject: Subject, study: str, result: dict[str, Any], extra: dict[str, 
     from revisit.evaluation.store import make_folder, slug, write_json
 
     folder = make_folder(Path(subject.output) / FOLDER)
-    path = folder / f"{study}-{slug(subject.model)}.json"
+    path = folder / f"{study}-{slug(subject.model)}-{slug(subject.data)}.json"
     write_json(
         path,
         {

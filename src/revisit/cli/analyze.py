@@ -85,7 +85,9 @@ def projection(
     """
     from revisit.analysis.projection import projection as study
 
-    _run("projection", _subject(model, data, limit, output, dtype=dtype, device_map=device_map), study, quiet)
+    subject = _subject(model, data, limit, output, dtype=dtype, device_map=device_map)
+    no_captions = {"method": None, "max_new_tokens": None, "batch_size": None}
+    _run("projection", subject, study, quiet, no_captions)
 
 
 def case_study(
@@ -107,10 +109,11 @@ def case_study(
     from revisit import methods
     from revisit.analysis.cases import case_studies
     from revisit.evaluation.config import parse_assignments
+    from revisit.evaluation.plan import label
 
     chosen: Any = methods.get("revisit", **parse_assignments(set_))
     subject = _subject(model, data, limit, output, None, max_new_tokens, 1, dtype, device_map)
-    _run("case-study", subject, lambda s, r: case_studies(s, chosen, count, r), quiet, {"method": chosen.settings()})
+    _run("case-study", subject, lambda s, r: case_studies(s, chosen, count, r), quiet, {"method": label(chosen)})
 
 
 def _subject(
