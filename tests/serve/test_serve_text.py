@@ -43,8 +43,8 @@ def test_pieces_add_up_to_the_answer(text: str, stops: list[str]) -> None:
     pieces, row = unfold(text, stops)
     shown = "".join(pieces)
     whole = text.lstrip()
-    places = [whole.find(stop) for stop in stops if stop in whole]
-    expected = whole[: min(places)] if places else whole.rstrip()
+    seen = next((whole[:i] for i in range(len(whole) + 1) if any(stop in whole[:i] for stop in stops)), None)
+    expected = whole.rstrip() if seen is None else seen[: min(seen.find(stop) for stop in stops if stop in seen)]
     assert shown == row.shown
     # Blanks before a stop text may have been waiting for a word that never came.
     assert shown.rstrip() == expected.rstrip()
