@@ -1,0 +1,107 @@
+"""DoLa on whole models: the last in-library version, token for token, and its early exits against hidden states."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from decoding_cases import FAMILIES, batch, decode
+
+import families
+import revisit
+from revisit import DeCo, DoLa, Trace
+from revisit.methods import deco, dola
+
+
+def pack(shared: Path) -> tuple[Any, dict[int, dict[str, Any]], list[dict[str, Any]]]:
+    import transformers
+    from safetensors.torch import load_file
+
+    folder = shared / "parity" / "qwen2_5_vl"
+    model = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(folder / "model", dtype=torch.float32)
+    cases: dict[int, dict[str, Any]] = {}
+    for name, value in load_file(folder / "inputs.safetensors").items():
+        case, key = name.removeprefix("case").split(".", 1)
+        cases.setdefault(int(case), {})[key] = value
+    for inputs in cases.values():
+        inputs["mm_token_type_ids"] = (inputs["input_ids"] == model.config.image_token_id).long()
+    return model.eval(), cases, json.loads((folder / "golden_dola.json").read_text())
+
+
+def test_every_row_of_the_reference_token_for_token(shared: Path) -> None:
+    model, cases, rows = pack(shared)
+    assert len(rows) == 36
+    for row in rows:
+        layers = row["dola_layers"]
+        method = None if layers is None else DoLa(layers=layers if isinstance(layers, str) else tuple(layers))
+        trace = Trace()
+        output = revisit.generate(
+            model,
+            **cases[row["case"]],
+            method=method,
+            trace=trace,
+            max_new_tokens=len(row["tokens"]),
+            do_sample=False,
+            repetition_penalty=row["repetition_penalty"],
+            eos_token_id=10_000,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        assert output.sequences[0, cases[row["case"]]["input_ids"].shape[1] :].tolist() == row["tokens"], row
+        if method is not None:
+            assert trace.rows[0].set_sizes == row["kept"]
+            for scores, best in zip(output.scores, row["top_scores"], strict=True):
+                assert scores[0].topk(len(best)).values.tolist() == pytest.approx(best, abs=2e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("norm", ["none", "final"])
+def test_early_exits_are_the_hidden_states_through_the_head(family: str, norm: Any) -> None:
+    model, _ = families.build(family)
+    inputs = batch(family)
+    output, trace = decode(family, inputs, DoLa(layers=(0, 1, 3), norm=norm, relative_top=0.05))
+    with torch.no_grad():
+        states = model(**inputs, output_hidden_states=True)
+    final = model.model.language_model.norm
+    early = torch.stack([states.hidden_states[i][:, -1] for i in (0, 1, 3)], dim=1)
+    early = model.lm_head(final(early) if norm == "final" else early)
+    logits = states.logits[:, -1]
+    best = dola.divergences(logits, early).argmax(-1)
+    want = torch.stack([dola.contrast(logits[r], early[r, best[r]], 0.05) for r in (0, 1)])
+    torch.testing.assert_close(output.scores[0], want, atol=1e-4, rtol=1e-4)
+    assert [row.records[0].layer for row in trace.rows] == [(0, 1, 3)[i] for i in best.tolist()]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_deco_uses_the_normed_states(family: str) -> None:
+    model, _ = families.build(family)
+    inputs = batch(family)
+    output, _ = decode(family, inputs, DeCo(layers=(1, 2)))
+    with torch.no_grad():
+        states = model(**inputs, output_hidden_states=True)
+    early = torch.stack([states.hidden_states[i][:, -1] for i in (1, 2)], dim=1)
+    early = model.lm_head(model.model.language_model.norm(early))
+    want, _ = deco.correct(states.logits[:, -1], early, 0.6, 0.9, 20)
+    torch.testing.assert_close(output.scores[0], want, atol=1e-4, rtol=1e-4)
+
+
+def test_one_layer_for_the_batch_is_the_published_rule() -> None:
+    inputs = batch("llava")
+    output, _ = decode("llava", inputs, DoLa.official(layers=(1, 2, 3)))
+    model, _ = families.build("llava")
+    with torch.no_grad():
+        states = model(**inputs, output_hidden_states=True)
+    early = model.lm_head(torch.stack([states.hidden_states[i][:, -1] for i in (1, 2, 3)], dim=1))
+    best = int(dola.divergences(states.logits[:, -1], early).mean(0).argmax())
+    want = dola.contrast(states.logits[:, -1], early[:, best], 0.1)
+    torch.testing.assert_close(output.scores[0], want, atol=1e-4, rtol=1e-4)
+
+
+def test_layers_beyond_the_model_are_refused() -> None:
+    for method in (DoLa(layers=(9,)), DeCo(layers=(9,))):
+        with pytest.raises(revisit.RevisitError, match="numbered 0"):
+            decode("llava", batch("llava"), method)

@@ -1,0 +1,286 @@
+"""Each contrastive method against a plain re-computation: two full forwards at every step, no cache, no stacking.
+
+The references run the model by itself on the clean and on the contrasted prompt with the tokens said so far, so a branch
+that is swapped, stale, shifted or fed the wrong tokens is seen at the step where it happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from decoding_cases import FAMILIES, bound, decode, single
+from torch import Tensor
+
+import families
+from revisit import CODE, ICD, M3ID, PAI, RITUAL, SID, VCD, AvisC
+from revisit.methods import avisc, code, icd, m3id, pai, ritual, sid, vcd
+from revisit.methods.base import Method
+
+ROW = 1  # the prompt whose picture is not square
+
+
+def continued(family: str, inputs: dict[str, Any], tokens: Tensor) -> Tensor:
+    """The model's logits after a prompt and some tokens, in one forward.  -> (V,)"""
+    model, _ = families.build(family)
+    extended = dict(inputs)
+    for name in ("input_ids", "attention_mask", "mm_token_type_ids"):
+        if name in extended:
+            more = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}.get(name, torch.zeros_like(tokens))
+            extended[name] = torch.cat([extended[name], more.to(extended[name].dtype)], dim=1)
+    with torch.no_grad():
+        logits: Tensor = model(**extended, logits_to_keep=1).logits[0, -1]
+    return logits
+
+
+def check(
+    family: str,
+    method: Method,
+    contrasted: Callable[[Any], dict[str, Any]],
+    combine: Callable[[Tensor, Tensor, int], Tensor],
+) -> None:
+    """Every step's scores are combine(clean, contrasted, step), and swapping the two would show."""
+    inputs = dict(single(family, ROW))
+    output, _ = decode(family, inputs, method)
+    other = contrasted(dict(inputs))
+    start = inputs["input_ids"].shape[1]
+    swapped_differs = False
+    for step, scores in enumerate(output.scores):
+        said = output.sequences[:, start : start + step]
+        clean, contrast = continued(family, inputs, said), continued(family, other, said)
+        torch.testing.assert_close(scores[0], combine(clean, contrast, step), atol=2e-4, rtol=1e-4)
+        swapped = combine(contrast, clean, step)
+        swapped_differs |= not torch.allclose(scores[0], swapped, atol=1e-2)
+    assert swapped_differs
+
+
+def without(inputs: dict[str, Any], drop: Tensor) -> dict[str, Any]:
+    """The text of a prompt alone: columns where `drop` is true and everything about the image left out."""
+    keep = ~drop[0]
+    names = [n for n in ("input_ids", "attention_mask", "mm_token_type_ids") if n in inputs]
+    text = {name: inputs[name][:, keep] for name in names}
+    text.pop("mm_token_type_ids", None)
+    return text
+
+
+def image_tokens(family: str, ids: Tensor) -> Tensor:
+    """The vision tokens and the tokens around them, by name."""
+    _, processor = families.build(family)
+    around = {"qwen2_5_vl": ["<|vision_start|>", "<|vision_end|>"], "internvl": ["<img>", "</img>"]}.get(family, [])
+    model, _ = families.build(family)
+    wanted = [model.config.image_token_id, *processor.tokenizer.convert_tokens_to_ids(around)]
+    return torch.isin(ids, torch.tensor(wanted))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_vcd_contrasts_with_the_noisy_image(family: str) -> None:
+    from revisit.pixels import content_seed
+
+    def noisy(inputs: dict[str, Any]) -> dict[str, Any]:
+        pixels = inputs["pixel_values"]
+        parts = [pixels] if family == "qwen2_5_vl" else list(pixels.split(1))  # Qwen packs the patches of one picture
+        draws = [torch.Generator().manual_seed(content_seed(part, 3)) for part in parts]
+        parts = [vcd.add_noise(part, 700, draw) for part, draw in zip(parts, draws, strict=True)]
+        return {**inputs, "pixel_values": torch.cat(parts)}
+
+    method = VCD(alpha=1.0, beta=0.1, noise_step=700, seed=3)
+    check(family, method, noisy, lambda a, b, _: vcd.contrast(a, b, 1.0, 0.1))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_m3id_contrasts_with_the_text_alone(family: str) -> None:
+    method = M3ID(decay=0.3, start=1)
+    check(
+        family,
+        method,
+        lambda inputs: without(inputs, image_tokens(family, inputs["input_ids"])),
+        lambda a, b, step: m3id.contrast(a, b, m3id.weight(step + 1, 0.3), 0.1),
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pai_guides_away_from_the_text_alone(family: str) -> None:
+    check(
+        family,
+        PAI.guidance(gamma=1.5),
+        lambda inputs: without(inputs, image_tokens(family, inputs["input_ids"])),
+        lambda a, b, _: pai.guide(a, b, 1.5, 0.1),
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_icd_contrasts_with_the_disturbed_prompt(family: str) -> None:
+    _, processor = families.build(family)
+
+    def disturbed(inputs: dict[str, Any]) -> dict[str, Any]:
+        words = torch.tensor([processor.tokenizer("You are confused.", add_special_tokens=False)["input_ids"]])
+        at = int(image_tokens(family, inputs["input_ids"]).nonzero()[-1, 1]) + 1
+        for name, new in (("input_ids", words), ("attention_mask", words * 0 + 1), ("mm_token_type_ids", words * 0)):
+            if name in inputs:
+                old = inputs[name]
+                inputs[name] = torch.cat([old[:, :at], new.to(old.dtype), old[:, at:]], dim=1)
+        return inputs
+
+    check(family, ICD(sentence="You are confused."), disturbed, lambda a, b, _: icd.contrast(a, b, 1.0, 0.1))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ritual_adds_the_transformed_picture(family: str) -> None:
+
+    def flipped(inputs: dict[str, Any]) -> dict[str, Any]:
+        if family == "qwen2_5_vl":  # the processor, not our own unpacking, says what a flipped picture looks like
+            from PIL import ImageOps
+
+            text, seed, size = "describe all of it now please", 2, (56, 28)
+            picture = ImageOps.mirror(families.picture(seed, size))
+            return dict(families.inputs(family, [text], [[picture]]))
+        return {**inputs, "pixel_values": inputs["pixel_values"].flip(-1)}
+
+    check(family, RITUAL(transform="flip"), flipped, lambda a, b, _: ritual.combine(a, b, 3.0, 0.1))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_code_contrasts_with_the_description(family: str) -> None:
+    from revisit.describe import forget
+
+    model, processor = families.build(family)
+    forget(model)
+    image_token = model.config.image_token_id
+
+    def described(inputs: dict[str, Any]) -> dict[str, Any]:
+        text = families.PLACEHOLDER[family].rstrip("\n") + "\nList what you see."
+        asked = processor(text=[text], images=[[families.picture(2, (56, 28))]], return_tensors="pt")
+        said = model.generate(**asked, max_new_tokens=4, do_sample=False, eos_token_id=families.VOCAB + 1)
+        words = said[0, asked["input_ids"].shape[1] :]
+        ids = inputs["input_ids"][0]
+        at = int((ids == image_token).nonzero()[0])
+        new = torch.cat([ids[:at], words, ids[at:][ids[at:] != image_token]])[None]
+        return {"input_ids": new, "attention_mask": torch.ones_like(new)}
+
+    method = bound(family, CODE(description_tokens=4, request="List what you see."))
+    check(family, method, described, lambda a, b, _: code.contrast(a, b, 0.7))
+
+
+def eager_attentions(family: str, inputs: dict[str, Any]) -> tuple[Tensor, ...]:
+    """The model's own attention weights, (heads, T, T) of each layer."""
+    model, _ = families.build(family)
+    model.set_attn_implementation("eager")
+    try:
+        with torch.no_grad():
+            output = model(**inputs, output_attentions=True)
+    finally:
+        model.set_attn_implementation("sdpa")
+    return tuple(layer[0] for layer in output.attentions)
+
+
+def first_step(family: str, method: Method) -> Tensor:
+    output, _ = decode(family, single(family, ROW), method)
+    scores: Tensor = output.scores[0][0]
+    return scores
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sid_masks_all_but_the_least_attended(family: str) -> None:
+    model, _ = families.build(family)
+    inputs = dict(single(family, ROW))
+    image = inputs["input_ids"][0] == model.config.image_token_id
+    attention = eager_attentions(family, inputs)[0].mean(0)[-1]  # of layer 0, last position
+    columns = image.nonzero().squeeze(-1)
+    kept = columns[attention[columns].argsort()[:2]]
+    hidden = image.clone()
+    hidden[kept] = False
+
+    def mask(_module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        length = len(hidden)
+        blocked = torch.ones(length, length).triu(1).bool() | (hidden & ~torch.eye(length, dtype=torch.bool))
+        kwargs["attention_mask"] = torch.zeros(length, length).masked_fill(blocked, -1e30)[None, None]
+        return args, kwargs
+
+    layers = model.model.language_model.layers
+    hooks = [layer.register_forward_pre_hook(mask, with_kwargs=True) for layer in layers[1:]]
+    with torch.no_grad():
+        induced = model(**inputs).logits[0, -1]
+    for hook in hooks:
+        hook.remove()
+    clean = continued(family, inputs, torch.zeros(1, 0, dtype=torch.long))
+    got = first_step(family, SID(layer=1, keep=2))
+    torch.testing.assert_close(got, sid.contrast(clean, induced, 0.5, 0.1), atol=2e-4, rtol=1e-4)
+    assert not torch.allclose(got, sid.contrast(induced, clean, 0.5, 0.1), atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["sid", "pai", "avisc"])
+def test_attention_methods_do_the_same_with_every_kernel(name: str) -> None:
+    method = {"sid": SID(), "pai": PAI(alpha=0.5), "avisc": AvisC()}[name]
+    model, _ = families.build("qwen2_5_vl")
+    fused, _ = decode("qwen2_5_vl", single("qwen2_5_vl", 0), method)
+    model.set_attn_implementation("eager")
+    try:
+        eager, _ = decode("qwen2_5_vl", single("qwen2_5_vl", 0), method)
+        assert model.config.text_config._attn_implementation == "eager"
+    finally:
+        model.set_attn_implementation("sdpa")
+    assert torch.equal(fused.sequences, eager.sequences)
+    for mine, other in zip(fused.scores, eager.scores, strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_avisc_blanks_all_but_the_over_attended(family: str) -> None:
+    model, _ = families.build(family)
+    inputs = dict(single(family, ROW))
+    columns = (inputs["input_ids"][0] == model.config.image_token_id).nonzero().squeeze(-1)
+    attention = torch.stack([layer.mean(0)[-1, columns] for layer in eager_attentions(family, inputs)])
+    blind = avisc.blind_tokens(attention, 0.5, 0.5)
+    assert 0 < int(blind.sum()) < len(blind)
+
+    def blank(_module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        states = args[0].clone()
+        states[:, columns[~blind]] = 0
+        return (states, *args[1:]), kwargs
+
+    hook = model.model.language_model.layers[0].register_forward_pre_hook(blank, with_kwargs=True)
+    with torch.no_grad():
+        other = model(**inputs).logits[0, -1]
+    hook.remove()
+    clean = continued(family, inputs, torch.zeros(1, 0, dtype=torch.long))
+    got = first_step(family, AvisC(sigma=0.5))
+    torch.testing.assert_close(got, avisc.contrast(clean, other, 1.0, 0.1), atol=2e-4, rtol=1e-4)
+    assert not torch.allclose(got, avisc.contrast(other, clean, 1.0, 0.1), atol=1e-2)
+
+
+def test_pai_amplifies_attention_as_published() -> None:
+    """Against an attention function that does nothing but the published rule, in full."""
+    from transformers.modeling_utils import AttentionInterface
+    from transformers.models.llama.modeling_llama import repeat_kv
+
+    model, _ = families.build("llava")
+    inputs = dict(single("llava", ROW))
+    image = inputs["input_ids"] == model.config.image_token_id
+
+    def published(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **_: Any) -> Any:
+        key, value = (repeat_kv(x, module.num_key_value_groups) for x in (key, value))
+        scores = query @ key.transpose(2, 3) * scaling
+        if module.layer_idx >= 2:
+            columns = torch.nn.functional.pad(image[0], (0, key.shape[2] - image.shape[1]))
+            last = scores[:, :, -1]
+            scores[:, :, -1] = torch.where(columns, last + 0.4 * last.abs(), last)
+        if query.shape[2] > 1:
+            scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -torch.inf)
+        return (scores.softmax(-1) @ value).transpose(1, 2), None
+
+    got, _ = decode("llava", inputs, PAI(alpha=0.4, gamma=None))
+    AttentionInterface.register("published_pai", published)
+    text = model.model.language_model.config
+    kernel, text._attn_implementation = text._attn_implementation, "published_pai"
+    try:
+        want, _ = decode("llava", inputs, None)
+    finally:
+        text._attn_implementation = kernel
+        AttentionInterface._global_mapping.pop("published_pai")
+    plain, _ = decode("llava", inputs, None)
+    assert torch.equal(got.sequences, want.sequences)
+    for mine, other in zip(got.logits, want.logits, strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(got.logits[0], plain.logits[0], atol=1e-3)
