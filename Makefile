@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: demo test test-browser lint format docs clean
+.PHONY: demo test test-browser test-vllm test-ray lint format docs clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -20,6 +20,27 @@ test: $(VENV)/.installed lint  ## lint, types and the whole test suite
 test-browser: $(VENV)/.installed  ## the pages in a real browser; needs a Chromium
 	@$(BIN)/python tests/chromium.py
 	$(BIN)/python -m pytest -m browser
+
+# vLLM pins an older transformers and other heavy things, so it lives in an environment of its own. Its torchaudio and
+# torchcodec are CUDA builds that cannot be imported beside a CPU torch; its torchvision can, with a little help.
+.venv-vllm/.installed: pyproject.toml constraints-vllm.txt tests/integrations/cpu_torchvision.py
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install -q -r constraints-vllm.txt
+	.venv-vllm/bin/pip uninstall -q -y torchaudio torchcodec
+	.venv-vllm/bin/pip install -q --no-deps -e .
+	.venv-vllm/bin/python tests/integrations/cpu_torchvision.py "$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	touch $@
+
+test-vllm: .venv-vllm/.installed  ## the vLLM plug-in inside real engines (CPU), with the official OpenAI client
+	.venv-vllm/bin/python -m pytest -o addopts= -W default tests/integrations
+
+.venv-ray/.installed: pyproject.toml constraints.txt
+	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/pip install -q -c constraints.txt -e ".[tiny,eval]" ray==2.60.0 pytest pytest-timeout hypothesis sentencepiece protobuf
+	touch $@
+
+test-ray: .venv-ray/.installed  ## evaluation on a two-node Ray cluster of this machine, one node of which is killed
+	.venv-ray/bin/python -m pytest -o addopts= -W default tests/evaluation/test_ray_engine.py tests/evaluation/test_spread.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .

@@ -47,6 +47,7 @@ def mixed(count: int) -> list[dict[str, Any]]:
 REQUESTS = mixed(50)
 DEEP = [{**r, "revisit": {**SETTINGS[i % 3], "layers": "all"}} for i, r in enumerate(REQUESTS[:10]) if r["images"]]
 DEEP += [{**r, "revisit": {**r["revisit"], "norm": "final"}} for r in DEEP[:3]]
+GROWING = [{**r, "max_tokens": 60} for r in REQUESTS[:24]]  # answers that outgrow a small cache
 STOPPED = [{**r, "eos": True, "max_tokens": 40} for r in REQUESTS[:12]]
 FULL = {"enable_chunked_prefill": False, "max_num_batched_tokens": 512}
 CHUNKED = {"enable_chunked_prefill": True, "max_num_batched_tokens": 40}  # images are cut in pieces
@@ -77,7 +78,7 @@ ENGINES = [
             "num_gpu_blocks_override": 12,  # one of them is vLLM's own: room for a single longest request
             "block_size": 32,
         },
-        "requests": REQUESTS,
+        "requests": GROWING,
     },
     {
         "name": "deep",

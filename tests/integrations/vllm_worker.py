@@ -48,6 +48,19 @@ def prompt(request: dict[str, Any], place: str) -> Any:
     return {"prompt": text, "multi_modal_data": {"image": images}} if images else {"prompt": text}
 
 
+def count_preemptions(scheduler: Any) -> list[str]:
+    """The ids of preempted requests, as they are preempted."""
+    seen: list[str] = []
+    original = scheduler._preempt_request
+
+    def preempt(request: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.append(request.request_id)
+        return original(request, *args, **kwargs)
+
+    scheduler._preempt_request = preempt
+    return seen
+
+
 def run_engine(job: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
     """All requests of one engine at once, and what the plug-in held and did afterwards."""
     from vllm import LLM
@@ -62,11 +75,12 @@ def run_engine(job: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
         enforce_eager=True,
         seed=0,
         limit_mm_per_prompt={"image": 2},
-        disable_log_stats=False,
         **({"logits_processors": ["revisit.integrations.vllm:V1"]} if plugged else {}),
         **{"max_model_len": 512, **engine["options"]},
     )
     started = time.perf_counter() - began
+    core = llm.llm_engine.engine_core.engine_core
+    preempted = count_preemptions(core.scheduler)
     requests = engine["requests"]
     began = time.perf_counter()
     outputs = llm.generate(
@@ -83,16 +97,14 @@ def run_engine(job: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
         }
         for o in outputs
     ]
-    core = llm.llm_engine.engine_core.engine_core
     while core.scheduler.has_requests():  # what a server's loop does when requests have ended: tell the workers
         core.step()
-    metrics = {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")}
     result = {
         "name": engine["name"],
         "rows": rows,
         "started": started,
         "seconds": seconds,
-        "preemptions": metrics.get("vllm:num_preemptions", 0),
+        "preemptions": len(preempted),
     }
     if plugged:
         from revisit.integrations.vllm.states import held
