@@ -28,8 +28,7 @@ from revisit.evaluation.engine import BadImage, decode_images
 from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.runner import Checksums, Reporter, Silent, ask, batches, identity, line_of, run
 from revisit.evaluation.store import Cell, locked, write_json
-from revisit.methods import parse_settings
-from revisit.methods.base import Method
+from revisit.methods.base import Method, parse_settings
 from revisit.methods.plain import Plain
 from revisit.methods.revisit import ReVisiT
 

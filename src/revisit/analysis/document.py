@@ -160,7 +160,7 @@ nav ol { margin: 1rem 0 0; padding: .8rem 1rem .8rem 2.2rem; background: var(--c
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem;
   border-top: 2px solid var(--ink); border-bottom: 2px solid var(--ink); }
-caption { text-align: left; padding: 0 0 .45rem; font-size: .92rem; color: var(--ink); }
+.cap { font-size: .92rem; max-width: 52rem; margin: 0 0 .45rem; }
 th, td { padding: .28rem .7rem; text-align: right; white-space: nowrap; vertical-align: top; font-weight: 400; }
 th.w, td.w { text-align: left; }
 thead th { font-weight: 600; } thead tr:last-child th { border-bottom: 1px solid var(--ink); }
@@ -232,8 +232,9 @@ def _table_html(table: Table, source: str) -> str:
         for number, row in enumerate(table.rows)
     )
     text = (
-        f'<div class="block{" pub" if table.published else ""}"><div class="scroll"><table>'
-        f"<caption>{badge}{e(table.caption)}</caption><thead>{groups}<tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></div>"
+        f'<div class="block{" pub" if table.published else ""}"><p class="cap">{badge}{e(table.caption)}</p>'
+        f'<div class="scroll"><table aria-label="{e(table.caption)}"><thead>{groups}<tr>{heads}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div></div>"
     )
     return f"<details><summary>{e(table.caption)}</summary>{text}</details>" if table.folded else text
 

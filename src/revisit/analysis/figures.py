@@ -12,7 +12,7 @@ from revisit.analysis.document import Figure
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", ":", "-", "--", "-.")
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 9,
     "axes.titlesize": 9.5,
@@ -137,8 +137,8 @@ def grounding_bars(name: str, result: dict[str, Any]) -> Figure:
 
     def paint(axes: Any) -> None:
         places = range(len(rows))
-        bars = (("gt_with", "GT, with image", 0, ""), ("hal_with", "Hal, with image", 1, ""))
-        bars += (("gt_without", "GT, without", 0, "////"), ("hal_without", "Hal, without", 1, "////"))
+        bars = [("gt_with", "GT, with image", 0, ""), ("hal_with", "Hal, with image", 1, "")]
+        bars += [("gt_without", "GT, without", 0, "////"), ("hal_without", "Hal, without", 1, "////")]
         for number, (key, label, colour, hatch) in enumerate(bars):
             axes.bar(
                 [p + 0.2 * (number - 1.5) for p in places],

@@ -106,6 +106,7 @@ def _relative(place: Path, folder: Path) -> str:
 def main_sections(found: Found, folder: Path, beside: bool, resamples: int) -> list[Section]:
     """One section per benchmark: values, differences to plain decoding, sub-settings."""
     plain = [(place, results) for place, results in found.runs if not (place / ABLATION).exists()]
+    plain = [(place, results) for place, results in plain if not _captions_only(place, results)]
     tables: dict[str, list[tuple[Path, dict[str, Any], Compared]]] = {}
     for place, results in plain:
         if not any(cell["status"] == "complete" for cell in results["cells"]):
@@ -128,6 +129,11 @@ def main_sections(found: Found, folder: Path, beside: bool, resamples: int) -> l
             blocks += published_tables(benchmark)
         sections.append(Section(TITLES.get(benchmark, benchmark), blocks, level=3))
     return sections
+
+
+def _captions_only(place: Path, results: Mapping[str, Any]) -> bool:
+    """Whether a run is nothing but the captions that the studies beside it read."""
+    return (place / FOLDER).is_dir() and len({cell["method"]["label"] for cell in results["cells"]}) < 2
 
 
 MAIN_TEXT = (
@@ -325,12 +331,12 @@ def latency_section(found: Found, folder: Path, beside: bool) -> list[Section]:
         return []
     if beside:
         data = published.table("latency")
-        rows = [
+        printed = [
             (published.NAMES[method], *(f"{data[m][method]['mean']:.1f} ± {data[m][method]['sd']:.1f}" for m in data))
             for method in next(iter(data.values()))
         ]
         caption = "Time per token (ms) on an RTX A6000, 300 samples."
-        blocks.append(Table(("Method", *data), rows_of(rows), caption, published=True))
+        blocks.append(Table(("Method", *data), rows_of(printed), caption, published=True))
     return [Section("Latency", blocks)]
 
 

@@ -113,7 +113,7 @@ def _base(given: Any, assignments: list[str], model: Any) -> Any:
     import dataclasses
 
     from revisit.evaluation.config import parse_assignments
-    from revisit.methods import parse_settings
+    from revisit.methods.base import parse_settings
     from revisit.methods.revisit import ReVisiT
     from revisit.models.loading import load_config
 
