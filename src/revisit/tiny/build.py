@@ -96,7 +96,8 @@ def _described(image_id: int, drawn: Scene) -> dict[str, Any]:
 def _coco(folder: Path, scenes: dict[int, Scene]) -> None:
     names = {**{c.id: c.name for c in CATEGORIES}, **OTHER_COCO}
     images = [{"id": i, "file_name": file_name(i), "width": SIZE, "height": SIZE} for i in scenes]
-    boxes, captions = [], []
+    boxes: list[dict[str, Any]] = []
+    captions: list[dict[str, Any]] = []
     for image_id, drawn in scenes.items():
         for item in drawn.items:
             boxes.append(

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from revisit.errors import RevisitError
 from revisit.tiny.catalog import CATEGORIES, COLOURS, PATCH_WORDS
 from revisit.tiny.dice import Dice
-from revisit.tiny.model import ASSISTANT, BOS, EOS, IMAGE, MEAN, SLOTS, STD, USER, word_id
+from revisit.tiny.model import ASSISTANT, BOS, EOS, MEAN, SLOTS, STD, USER, token_id, word_id
 from revisit.tiny.scenes import GRID, SIZE, Scene, patch_labels, render, scene
 from revisit.tiny.text import DESCRIBE, Turn, caption, checklist, questions
 
@@ -130,10 +130,8 @@ class Writer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, mixture: Mixture, seed: int) -> None:
         self.tokenizer, self.mixture, self.seed = tokenizer, mixture, seed
-        ids = tokenizer.convert_tokens_to_ids
-        self.bos, self.eos, self.user, self.assistant = (ids(t) for t in (BOS, EOS, USER, ASSISTANT))
+        self.bos, self.eos, self.user, self.assistant = (token_id(tokenizer, t) for t in (BOS, EOS, USER, ASSISTANT))
         self.newline = tokenizer.encode("\n")
-        self.image = ids(IMAGE)
         self.word_ids = np.array([word_id(tokenizer, w) for w in PATCH_WORDS])
         self.tint_ids = np.array([-1] + [word_id(tokenizer, c) for c in COLOURS])
         forms = [form for c in CATEGORIES for form in (c.noun, c.plural)]

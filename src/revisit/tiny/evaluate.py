@@ -7,8 +7,10 @@ paired intervals over the same scenes. All captions answer CHAIR's prompt, greed
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ class Plan:
     validation: int = 400
     test: int = 1000
     batch: int = 32
+    workers: int = 1  # processes that decode side by side, one thread each if more than one
     new_tokens: int = 96
     usual_seed: int = 101
     validation_seed: int = 102
@@ -49,7 +52,7 @@ class Plan:
     grid_on_test: bool = False  # every combination of layers and alpha on the test scenes too
 
     def __post_init__(self) -> None:
-        for name in ("usual", "validation", "test", "batch", "new_tokens"):
+        for name in ("usual", "validation", "test", "batch", "workers", "new_tokens"):
             if getattr(self, name) < 1:
                 raise RevisitError(f"{name} is {getattr(self, name)}; it must be at least 1.")
 
@@ -84,6 +87,27 @@ def describe(
     asked = [(drawn, chair.PROMPT) for drawn in scenes]
     captions = ask(model, processor, asked, method, plan.batch, plan.new_tokens)
     return chair.score_captions((s.key, told, truth(s)) for s, told in zip(scenes, captions, strict=True)), captions
+
+
+def _describe_alone(job: tuple[str, list[Scene], Method | None, Plan]) -> tuple[Scores, list[str]]:
+    """One method in a process of its own."""
+    name, scenes, method, plan = job
+    torch.set_num_threads(1)
+    model, processor = load(name)
+    return describe(model, processor, scenes, method, plan)
+
+
+def describe_all(
+    name: str, scenes: Sequence[Scene], methods: Sequence[Method | None], plan: Plan
+) -> Iterator[tuple[Scores, list[str]]]:
+    """`describe` for several methods, in their order, `plan.workers` at a time."""
+    if plan.workers == 1:
+        model, processor = load(name)
+        yield from (describe(model, processor, scenes, method, plan) for method in methods)
+        return
+    jobs = [(name, list(scenes), method, plan) for method in methods]
+    with ProcessPoolExecutor(plan.workers, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(_describe_alone, jobs)
 
 
 def presence(
@@ -185,45 +209,29 @@ def label(method: ReVisiT) -> str:
     return f"ReVisiT {method.layers}, alpha {method.alpha:g}{special}"
 
 
-def measure(model: Any, processor: Any, plan: Plan, say: Say = print) -> dict[str, Any]:
+def measure(name: str, plan: Plan, say: Say = print) -> dict[str, Any]:
     """All figures of the model card."""
-    usual = [scene("usual", plan.usual_seed, i) for i in range(plan.usual)]
+    model, processor = load(name)
     validation = [scene("unusual", plan.validation_seed, i) for i in range(plan.validation)]
     test = [scene("unusual", plan.test_seed, i) for i in range(plan.test)]
-    result: dict[str, Any] = {"plan": asdict(plan)}
+    result: dict[str, Any] = {"plan": asdict(plan), **_usual(model, processor, plan, say)}
 
-    scores, captions = describe(model, processor, usual, None, plan)
-    result["usual"] = _row("greedy", scores)
-    result["examples"] = captions[:8]
-    result["usual presence"] = presence(model, processor, usual, None, plan).metrics["accuracy"]
-    result["usual presence, likely"] = presence(model, processor, usual, None, plan, likely=True).metrics["accuracy"]
-    say(f"usual: {result['usual']}, presence {result['usual presence']:.3f}")
-    result["lens"] = [asdict(row) for row in lens(model, processor, usual[:200], plan.batch)]
-    for row in result["lens"]:
-        say(
-            f"lens layer {row['layer']}: objects {row['objects']:.3f}, full {row['full']:.3f}, inside {row['inside']:.3f}"
-        )
-
-    base, _ = describe(model, processor, validation, None, plan)
-    tried: list[tuple[ReVisiT, Scores]] = []
-    result["validation"] = [_row("greedy", base)]
-    for method in plan.grid():
-        tried.append((method, describe(model, processor, validation, method, plan)[0]))
-        result["validation"].append(_row(label(method), tried[-1][1], base))
-        say(f"validation: {result['validation'][-1]}")
+    grid = plan.grid()
+    scores = [scores for scores, _ in describe_all(name, validation, [None, *grid], plan)]
+    base, tried = scores[0], list(zip(grid, scores[1:], strict=True))
+    result["validation"] = [_row("greedy", base), *(_row(label(m), s, base) for m, s in tried)]
+    say(_table(result["validation"]))
     best = chosen(base, tried)
     result["chosen"] = asdict(best)
-    say(f"chosen: {label(best)}")
 
-    base, _ = describe(model, processor, test, None, plan)
-    result["test"] = [_row("greedy", base)]
-    selections = [best, replace(best, select="random"), replace(best, select="max")]
-    others = [m for m in plan.grid() if m != best] if plan.grid_on_test else []
-    for method in [*selections, *others]:
-        result["test"].append(_row(label(method), describe(model, processor, test, method, plan)[0], base))
-        say(f"test: {result['test'][-1]}")
-    asked = test[: plan.validation]
+    methods = [best, replace(best, select="random"), replace(best, select="max")]
+    methods += [m for m in grid if m != best] if plan.grid_on_test else []
+    scores = [scores for scores, _ in describe_all(name, test, [None, *methods], plan)]
+    rows = (_row(label(m), s, scores[0]) for m, s in zip(methods, scores[1:], strict=True))
+    result["test"] = [_row("greedy", scores[0]), *rows]
+    say(_table(result["test"]))
     for likely in (False, True):
+        asked = test[: plan.validation]
         plain, refined = (presence(model, processor, asked, m, plan, likely) for m in (None, best))
         apart = paired(plain.per_item["accuracy"], refined.per_item["accuracy"])
         result["test presence" + (", likely" if likely else "")] = {
@@ -232,6 +240,20 @@ def measure(model: Any, processor: Any, plan: Plan, say: Say = print) -> dict[st
             "difference": [apart.difference, apart.low, apart.high],
         }
     return result
+
+
+def _usual(model: Any, processor: Any, plan: Plan, say: Say) -> dict[str, Any]:
+    """Greedy quality and the lens on usual scenes."""
+    usual = [scene("usual", plan.usual_seed, i) for i in range(plan.usual)]
+    scores, captions = describe(model, processor, usual, None, plan)
+    out: dict[str, Any] = {"usual": _row("greedy", scores), "examples": captions[:8]}
+    out["usual presence"] = presence(model, processor, usual, None, plan).metrics["accuracy"]
+    out["usual presence, likely"] = presence(model, processor, usual, None, plan, likely=True).metrics["accuracy"]
+    say(f"usual: {out['usual']}, presence {out['usual presence']:.3f}")
+    out["lens"] = [asdict(row) for row in lens(model, processor, usual[:200], plan.batch)]
+    for row in out["lens"]:
+        say(f"lens {row['layer']}: objects {row['objects']:.3f}, full {row['full']:.3f}, inside {row['inside']:.3f}")
+    return out
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
@@ -289,8 +311,7 @@ Unusual scenes, questions:
 
 def report(name: str, plan: Plan, out: Path, say: Say = print) -> str:
     """Measure a model and write report.json and report.md."""
-    model, processor = load(name)
-    result = measure(model, processor, plan, say)
+    result = measure(name, plan, say)
     out.mkdir(parents=True, exist_ok=True)
     (out / "report.json").write_text(json.dumps(result, indent=1) + "\n")
     (out / "report.md").write_text(markdown(result))

@@ -116,6 +116,13 @@ def _check_single(tokenizer: PreTrainedTokenizerFast) -> None:
         )
 
 
+def token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
+    """The id of a token by its name."""
+    found = tokenizer.convert_tokens_to_ids(token)
+    assert isinstance(found, int)
+    return found
+
+
 def word_id(tokenizer: PreTrainedTokenizerFast, word: str) -> int:
     """The token of a word inside a sentence."""
     (token,) = tokenizer.encode(" " + word)
@@ -168,7 +175,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, shape: Shape, seed: int) -> L
     config = LlavaConfig(
         vision_config=vision,
         text_config=text,
-        image_token_index=tokenizer.convert_tokens_to_ids(IMAGE),
+        image_token_index=token_id(tokenizer, IMAGE),
         image_seq_length=SLOTS,
         vision_feature_layer=-1,
         vision_feature_select_strategy="default",
@@ -189,7 +196,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, shape: Shape, seed: int) -> L
 def _scale_language(model: LlavaForConditionalGeneration, shape: Shape) -> None:
     """Start with logits of unit size and quiet branches, so that token identity survives the first layers."""
     with torch.no_grad():
-        embedding = model.get_input_embeddings().weight
+        embedding = model.model.language_model.embed_tokens.weight
         embedding.mul_(shape.text_width**-0.5 / embedding.std())
         for layer in model.model.language_model.layers:
             for branch in (layer.self_attn.o_proj, layer.mlp.down_proj):

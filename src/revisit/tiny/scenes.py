@@ -219,8 +219,8 @@ def _background(scene: Scene) -> Bytes:
         "speckle": (_noise(dice.bits()) < 10) * -26,
     }[scene.place.pattern]
     grain = _noise(dice.bits()) // 20 - 6
-    painted = ground + (lines + grain - shade)[..., None]
-    return np.clip(painted, 0, 255).astype(np.uint8)
+    painted: Bytes = np.clip(ground + (lines + grain - shade)[..., None], 0, 255).astype(np.uint8)
+    return painted
 
 
 def render(scene: Scene) -> Image.Image:

@@ -188,7 +188,7 @@ class Trainer:
         writer = Writer(self.tokenizer(), self.recipe.mixture, self.recipe.seed)
         model.requires_grad_(False)
         projector = model.model.multi_modal_projector.requires_grad_(True)
-        embed = model.get_input_embeddings().weight
+        embed = model.model.language_model.embed_tokens.weight
         word_ids, tint_ids = torch.from_numpy(writer.word_ids), torch.from_numpy(writer.tint_ids)
         talk_rows = max(1, stage.rows // 6)
 
@@ -278,13 +278,15 @@ def _written(model: LlavaForConditionalGeneration, batch: Batch) -> Tensor:
     """Input embeddings with the slots written as words, plus their tints. (rows, length, width)"""
     embed = model.get_input_embeddings()
     tint = embed(batch.tint.clamp(min=0)) * (batch.tint >= 0)[..., None]
-    return embed(batch.ids) + tint
+    written: Tensor = embed(batch.ids) + tint
+    return written
 
 
 def _placed(model: LlavaForConditionalGeneration, batch: Batch, said: Tensor) -> Tensor:
     """Input embeddings with the projector's outputs in the slots. (rows, length, width)"""
     embedded = model.get_input_embeddings()(batch.ids)
-    return embedded.masked_scatter(batch.slot[..., None], said)
+    placed: Tensor = embedded.masked_scatter(batch.slot[..., None], said)
+    return placed
 
 
 def _spoken(model: LlavaForConditionalGeneration, batch: Batch, embedded: Tensor) -> tuple[Tensor, dict[str, float]]:
