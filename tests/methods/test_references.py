@@ -128,7 +128,6 @@ def test_icd_contrasts_with_the_disturbed_prompt(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ritual_adds_the_transformed_picture(family: str) -> None:
-
     def flipped(inputs: dict[str, Any]) -> dict[str, Any]:
         if family == "qwen2_5_vl":  # the processor, not our own unpacking, says what a flipped picture looks like
             from PIL import ImageOps

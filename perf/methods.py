@@ -1,0 +1,137 @@
+"""What every method costs per token, beside greedy in one interleaved run on a random model of a real shape.
+
+A contrastive method runs two rows per sequence, so its yardstick is greedy at twice the batch: its step may cost at most
+1.05 of that, and never more than its own sequential mode. DoLa may cost at most 1.15 of greedy. The prompt is reported
+apart. Before anything is timed, both modes of every contrastive method must give the same tokens.
+
+    python perf/methods.py                                   # 0.5 B text model; about 20 minutes on 2 idle cores
+    python perf/methods.py --shape qwen2.5-vl-toy --tokens 6 --rounds 1     # a look at the script
+    python perf/methods.py --method vcd --method dola --check               # exit status 1 beyond a limit
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import sys
+from typing import Any
+
+import torch
+
+import revisit
+from revisit import APC, CODE, ICD, M3ID, PAI, RITUAL, SID, VCD, AvisC, Chain, DeCo, DoLa, ReVisiT
+from revisit.evaluation import latency
+from revisit.evaluation.latency import Timing
+from revisit.methods.base import Method
+
+GREEDY, DOUBLE = "greedy", "greedy, twice the batch"
+STACKED_LIMIT, DOLA_LIMIT = 1.05, 1.15
+
+WORDS = tuple(range(30, 40))
+CONTRASTIVE: dict[str, Method] = {
+    "vcd": VCD(),
+    "m3id": M3ID(),
+    "code": CODE(request_ids=(WORDS, WORDS), description_tokens=8),
+    "sid": SID(),
+    "icd": ICD(sentence_ids=WORDS),
+    "pai": PAI(),
+    "pai (guidance)": PAI.guidance(),
+    "ritual": RITUAL(transform="flip"),
+    "avisc": AvisC(),
+}
+OTHERS: dict[str, Method] = {
+    "apc": APC(),
+    "dola (low)": DoLa(layers="low"),
+    "dola (high)": DoLa(layers="high"),
+    "dola (one layer)": DoLa(layers=(2,)),
+    "deco": DeCo(),
+    "revisit": ReVisiT(),
+    "vcd, then revisit": Chain([VCD(), ReVisiT()]),
+}
+
+
+def in_turn(method: Method) -> Method:
+    return dataclasses.replace(method, mode="sequential")
+
+
+def same_tokens(model: Any, inputs: Any, label: str, method: Method, tokens: int) -> None:
+    """Both modes say the same, or nothing is measured."""
+    made = [
+        revisit.generate(model, **inputs, method=m, max_new_tokens=tokens, do_sample=False)
+        for m in (method, in_turn(method))
+    ]
+    if not torch.equal(*made):
+        sys.exit(f"{label}: the stacked branches say something else than the sequential ones; nothing was measured.")
+
+
+def plans(names: list[str] | None, single: Any, double: Any) -> dict[str, tuple[Method, Any]]:
+    """What to run, in the order of one round."""
+    plain = revisit.methods.get("greedy")
+    chosen: dict[str, tuple[Method, Any]] = {GREEDY: (plain, single), DOUBLE: (plain, double)}
+    for label, method in {**CONTRASTIVE, **OTHERS}.items():
+        if names is None or label.split(" ")[0].strip(",") in names:
+            chosen[label] = (method, single)
+            if label in CONTRASTIVE:
+                chosen[f"{label}, sequential"] = (in_turn(method), single)
+    return chosen
+
+
+def main() -> None:
+    """Check, time in turns, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="qwen2.5-vl-0.5b")
+    parser.add_argument("--vision-tokens", type=int, default=300)
+    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--method", action="append", help="only these (by registry name); all by default")
+    parser.add_argument("--check", action="store_true", help="exit with status 1 if a limit is exceeded")
+    options = parser.parse_args()
+    model = latency.random_model(options.shape)
+    single, double = (latency.random_inputs(model, options.vision_tokens, batch=rows) for rows in (1, 2))
+    chosen = plans(options.method, single, double)
+    for label in chosen.keys() & CONTRASTIVE.keys():
+        same_tokens(model, single, label, CONTRASTIVE[label], 4)
+    timings = {label: Timing(label) for label in chosen}
+    length = {"max_new_tokens": options.tokens, "min_new_tokens": options.tokens, "do_sample": False}
+    for turn in range(-1, options.rounds):  # the first turn warms up
+        for label, (method, inputs) in chosen.items():
+            timing = Timing(label) if turn < 0 else timings[label]
+            latency.time_call(model, inputs, method, timing, None, **{**length, **({} if turn >= 0 else WARM)})
+    beyond = report(options, timings)
+    if options.check and beyond:
+        sys.exit(f"beyond the limit: {', '.join(beyond)}")
+
+
+WARM = {"max_new_tokens": 3, "min_new_tokens": 3}
+
+
+def report(options: argparse.Namespace, timings: dict[str, Timing]) -> list[str]:
+    """Print the table; the methods that exceed their limit."""
+    greedy, double = timings[GREEDY], timings[DOUBLE]
+    first = statistics.median(greedy.first)
+    print(f"{options.shape}, {options.vision_tokens} vision tokens, {torch.get_num_threads()} threads")
+    print(f"{'method':28} {'prompt ms':>10} {'× greedy':>9} {'ms/token':>9} {'× greedy':>9} {'× 2 rows':>9}  limit")
+    beyond = []
+    for label, timing in timings.items():
+        ratio, twice = timing.quick / greedy.quick, timing.quick / double.quick
+        verdict = ""
+        if label in CONTRASTIVE:
+            in_turns = timings[f"{label}, sequential"].quick
+            verdict = verdict_of(twice <= STACKED_LIMIT and timing.quick <= in_turns, f"{STACKED_LIMIT} × 2 rows")
+        elif label.startswith("dola"):
+            verdict = verdict_of(ratio <= DOLA_LIMIT, f"{DOLA_LIMIT} × greedy")
+        beyond += [label] if verdict.startswith("beyond") else []
+        prompt = statistics.median(timing.first)
+        print(
+            f"{label:28} {1e3 * prompt:10.0f} {prompt / first:9.2f} {1e3 * timing.quick:9.1f} {ratio:9.3f} {twice:9.3f}  {verdict}"
+        )
+    return beyond
+
+
+def verdict_of(met: bool, limit: str) -> str:
+    return f"{'within' if met else 'beyond'} {limit}"
+
+
+if __name__ == "__main__":
+    main()
