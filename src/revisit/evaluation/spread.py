@@ -58,6 +58,7 @@ def spread(batches: Iterable[Batch], pool: Pool, workers: int, patience: int = 3
     losses: dict[int, int] = {}
     crew: dict[Any, _Worker] = {}  # by handle: a worker's own while it starts, then those of its work
     team: list[_Worker] = []
+    idle = stillborn = 0
 
     def hire() -> None:
         worker, ready = pool.start()
@@ -99,7 +100,6 @@ def spread(batches: Iterable[Batch], pool: Pool, workers: int, patience: int = 3
         for member in team:
             pool.discard(member.handle)
 
-    idle = stillborn = 0
     try:
         for _ in range(workers):
             hire()

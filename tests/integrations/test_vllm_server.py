@@ -1,0 +1,119 @@
+"""vLLM's own OpenAI-compatible server with the plug-in, asked by the official client. Run by `make test-vllm`."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("vLLM is not in this environment: run `make test-vllm`", allow_module_level=True)
+
+import openai
+import vllm_models
+from vllm_worker import SETTINGS
+
+import families
+from revisit import ReVisiT, generate
+
+pytestmark = pytest.mark.timeout(3000)
+TEXT = "What is this?"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """The api_server module in a process of its own (the `vllm` command of the CPU build cannot start it)."""
+    folder = tmp_path_factory.mktemp("served")
+    model, processor = vllm_models.build("llava")
+    vllm_models.save(model, processor, folder / "model")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder / "model")]
+    command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
+    command += ["--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "4"]
+    command += ["--logits-processors", "revisit.integrations.vllm:V1"]
+    environment = {**os.environ, **SETTINGS, "REVISIT_VLLM": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        wait_for(f"http://127.0.0.1:{port}/health", process, folder / "log")
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=600)
+        yield {"client": client, "model": model, "processor": processor}
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    until = time.monotonic() + 1800
+    while time.monotonic() < until:
+        assert process.poll() is None, log.read_text()[-4000:]
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(1)
+    raise AssertionError("the server was not ready in time")
+
+
+def ask(server: dict[str, Any], xargs: dict[str, Any] | None, seed: int = 1) -> list[int]:
+    """The token ids of an answer about a picture."""
+    buffer = io.BytesIO()
+    families.picture(seed).save(buffer, "PNG")
+    uri = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    content = [{"type": "image_url", "image_url": {"url": uri}}, {"type": "text", "text": TEXT}]
+    answer = server["client"].chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": content}],
+        max_tokens=10,
+        temperature=0,
+        extra_body={"ignore_eos": True, "return_token_ids": True, **({"vllm_xargs": xargs} if xargs else {})},
+    )
+    return list(answer.choices[0].token_ids)
+
+
+def expected(server: dict[str, Any], method: Any, seed: int = 1) -> list[int]:
+    image = families.picture(seed)
+    inputs = server["processor"](text=[f"<image>\n{TEXT}"], images=[[image]], return_tensors="pt")
+    output = generate(server["model"], **inputs, method=method, max_new_tokens=10, do_sample=False, eos_token_id=None)
+    return list(output[0, inputs["input_ids"].shape[1] :].tolist())
+
+
+def test_the_official_client_opts_in_and_out_per_request(server: dict[str, Any]) -> None:
+    for settings in ({"alpha": 1e-3}, {"alpha": 0.1, "divergence": "official"}):
+        assert ask(server, {"revisit": json.dumps(settings)}) == expected(server, ReVisiT(**settings))
+    assert ask(server, {"revisit": 1}, seed=2) == expected(server, ReVisiT(), seed=2)
+    assert ask(server, None) == expected(server, None)
+    assert expected(server, None) != expected(server, ReVisiT(alpha=1e-3))
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        ('{"alhpa": 1}', "Did you mean 'alpha'"),
+        ('{"alpha": 7}', "at most 1"),
+        ("{", "not JSON"),
+        ('{"layers": "all"}', "REVISIT_VLLM_LAYERS=all"),
+        ({"alpha": 1e-3}, "vllm_xargs"),  # vLLM's schema lets no mapping through: a JSON string is the way
+    ],
+)
+def test_bad_settings_are_a_400_with_a_sentence_and_the_server_lives_on(
+    server: dict[str, Any], value: Any, part: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=part):
+        ask(server, {"revisit": value})
+    assert ask(server, {"revisit": '{"alpha": 1e-3}'}) == expected(server, ReVisiT(alpha=1e-3))
