@@ -38,6 +38,7 @@ class Mixture:
     checklist: int = 7  # absent objects in the checklist at the end of each sequence; 0: no checklist
     assume: float = 0.5  # chance that a caption names a missing core object of its place
     text_only: float = 0.15  # share of sequences without picture, for the language model
+    back: bool = True  # captions may refer back to objects they named ("near the dog")
     turns: int = 2  # questions beside each caption
     noise: float = 0.06  # share of wrong patch words in half of the written scenes
 
@@ -144,7 +145,7 @@ class Writer:
 
     def turns(self, drawn: Scene, dice: Dice) -> list[Turn]:
         """A caption and questions, the caption first half of the time and anywhere otherwise."""
-        told = Turn("caption", dice.pick(DESCRIBE), caption(drawn, dice, self.mixture.assume))
+        told = Turn("caption", dice.pick(DESCRIBE), caption(drawn, dice, self.mixture.assume, self.mixture.back))
         asked = questions(drawn, dice, self.mixture.turns)
         turns = [told, *asked] if dice.chance(0.5) else dice.shuffled([told, *asked])
         if self.mixture.checklist:  # at the end, where nothing before it can be copied from it

@@ -43,8 +43,8 @@ class _Mention:
     centre: tuple[int, int] | None
 
 
-def caption(scene: Scene, dice: Dice, assume: float = 0.0) -> str:
-    """One to four sentences that name the scene's objects."""
+def caption(scene: Scene, dice: Dice, assume: float = 0.0, back: bool = True) -> str:
+    """One to four sentences that name the scene's objects; with `back` some refer back to an object named before."""
     mentions = [_mention(scene, noun, dice) for noun in scene.nouns if dice.chance(0.96)] or [
         _mention(scene, scene.nouns[0], dice)
     ]
@@ -58,7 +58,7 @@ def caption(scene: Scene, dice: Dice, assume: float = 0.0) -> str:
     named = mentions[:head]
     while rest:
         take = 1 + dice.below(min(2, len(rest)))
-        sentences.append(_further(rest[:take], named, dice))
+        sentences.append(_further(rest[:take], named if back else [], dice))
         named, rest = named + rest[:take], rest[take:]
     return " ".join(sentences)
 
@@ -113,11 +113,14 @@ def _further(mentions: list[_Mention], named: list[_Mention], dice: Dice) -> str
     first_plural = mentions[0].plural
     options = [
         f"There {'are' if first_plural else 'is'} also {listed}.",
-        f"{_capital(listed)} {'are' if plural else 'is'} near {dice.pick(named).definite}.",
-        f"Next to {dice.pick(named).definite} there {'are' if first_plural else 'is'} {listed}.",
         f"We can also see {listed}.",
         f"{_capital(listed)} can be seen as well.",
     ]
+    if named:
+        options[1:1] = [
+            f"{_capital(listed)} {'are' if plural else 'is'} near {dice.pick(named).definite}.",
+            f"Next to {dice.pick(named).definite} there {'are' if first_plural else 'is'} {listed}.",
+        ]
     if len(mentions) == 1 and mentions[0].centre and (where := _where(mentions[0].centre)):
         options += [
             f"{_capital(listed)} {'are' if plural else 'is'} {where} of the image.",

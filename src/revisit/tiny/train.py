@@ -63,7 +63,7 @@ class Recipe:
     vision: Stage = Stage(steps=2400, rows=64, rate=1.5e-3)
     language: Stage = Stage(steps=1100, rows=16, rate=1.5e-3)
     projector: Stage = Stage(steps=300, rows=48, rate=2e-3)
-    tune: Stage = Stage(steps=800, rows=16, rate=8e-4)
+    tune: Stage = Stage(steps=850, rows=16, rate=1e-3)
     first_steps: int = 400  # of the language stage, mostly on flat scenes and without checklists
     tokenizer_scenes: int = 6000
 
@@ -210,7 +210,8 @@ class Trainer:
     def tune(self) -> None:
         """Tune projector and language model lightly on pictures, every position still predicted."""
         model, pictures, stage = self._model("vision", "language", "projector"), self.pictures(), self.recipe.tune
-        mixture = replace(self.recipe.mixture, noise=0.0, turns=1, checklist=4)  # mostly captions
+        # Mostly captions that name each object once, so that naming it again is unlearnt.
+        mixture = replace(self.recipe.mixture, noise=0.0, turns=1, checklist=4, back=False)
         writer = Writer(self.tokenizer(), mixture, self.recipe.seed)
         model.requires_grad_(False)
         learner = nn.ModuleDict(
