@@ -31,7 +31,7 @@ GROUP = 128  # the vocabulary is searched for plausible tokens in groups of this
 BLOCK = 1 << 18  # numbers per block of the divergence arithmetic: three such buffers stay in the cache
 SLICE = 1 << 24  # numbers projected at a time when a set is too large for the store
 GATHER = 8192  # head rows gathered at a time
-COLUMNS = 2048  # most columns a store keeps
+COLUMNS = 2560  # most columns a store keeps
 STORE_BYTES = 256 << 20  # most memory for the columns of all items of one call
 ROUNDING = (
     1e-5  # divergences nearer to each other than this, relative to their scale, are compared by the reference formula

@@ -141,12 +141,14 @@ class Profile:
     The set sizes, for alpha = 1e-5, are log-normal: `median`, with `spread` the standard deviation of their logarithm
     (0 makes every step alike), at most `largest`. Logits are a word-frequency prior, −`zipf`·ln(rank + 2.7), plus Gumbel
     noise of each step's own, scaled until the step has its size; so frequent tokens come back and rare ones are new.
+    With the default exponent 83 % of the 64 best and 85 % of the 512 best tokens of a step were among the best of an
+    earlier one, over 200 steps; of SmolLM2-135M-Instruct's, describing a scene, 77 % and 88 % were.
     """
 
     median: int = 64
     spread: float = 1.3
     largest: int = 8000
-    zipf: float = 1.0
+    zipf: float = 1.5
     steps: int = 200
     seed: int = 0
     made: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)

@@ -1,0 +1,103 @@
+"""What ReVisiT adds to decoding, beside greedy in one interleaved run.
+
+First the engine must give the reference's tokens on the very model and profile that are timed.
+
+    python perf/decode.py                       # 0.5 B text model, 200 tokens; about 15 minutes on 2 idle cores
+    python perf/decode.py --part batch --part beams --tokens 20
+    python perf/decode.py --shape qwen2.5-vl-toy --tokens 20 --repeats 1
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import revisit
+from revisit import ReVisiT, core
+from revisit.evaluation import latency
+from revisit.evaluation.latency import Profile
+from revisit.vision import resolve_layers
+
+GREEDY = revisit.methods.get("greedy")
+
+
+@dataclass(frozen=True)
+class Reference(ReVisiT):
+    """The same method by `core.refine`, row by row, step by step."""
+
+    def begin(self, run: Any) -> Any:
+        mask = run.look()
+        capture = run.capture(mask, resolve_layers(self.layers, run.anatomy.depth, run.anatomy.tied))
+        banks: list[Any] = []
+
+        def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
+            banks.extend([] if banks else run.banks(capture, logits, model_dtype=False))
+            results = [
+                self.step(logits[row], banks[run.item(row)], normalize=True, uniform=0.0) for row in range(len(logits))
+            ]
+            for row, result in enumerate(results):
+                run.note_refinement(row, result, banks[run.item(row)])
+            return torch.stack([core.scatter(result, logits.shape[-1]) for result in results])
+
+        return refine
+
+
+def same(model: Any, inputs: Any, profile: Profile, layers: str, tokens: int, **options: Any) -> None:
+    """The engine's tokens are the reference's, or nothing is measured."""
+    kept = []
+    for method in (Reference(layers=layers), ReVisiT(layers=layers)):
+        kept.append(
+            revisit.generate(
+                model,
+                **inputs,
+                method=latency.Timed(method, profile),
+                do_sample=False,
+                max_new_tokens=tokens,
+                **options,
+            )
+        )
+    assert torch.equal(*kept), f"layers={layers}: tokens differ from the reference"
+    print(f"layers={layers}: {tokens} tokens equal to the reference", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="qwen2.5-vl-0.5b")
+    parser.add_argument("--vision-tokens", type=int, default=346)
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--part", action="append", choices=["single", "batch", "beams"], default=None)
+    arguments = parser.parse_args()
+    tokens, parts = arguments.tokens, arguments.part or ["single", "batch", "beams"]
+    model = latency.random_model(arguments.shape)
+    largest = model.config.get_text_config().vocab_size // 20
+    usual = Profile(median=64, steps=tokens, largest=largest)
+    wide = Profile(median=min(512, largest), spread=0, steps=tokens)
+    print(f"{arguments.shape}, {arguments.vision_tokens} vision tokens, {torch.get_num_threads()} threads")
+    print(f"usual: {usual.describe()}\nwide: {wide.describe()}", flush=True)
+
+    def run(batch: int, plans: dict[str, Any], new: int, **options: Any) -> None:
+        inputs = latency.random_inputs(model, arguments.vision_tokens, batch=batch)
+        for layers in ("last", "all"):
+            same(model, inputs, usual, layers, min(new, 12), **options)
+        rows = latency.table(
+            latency.measure(model, inputs, plans, new_tokens=new, repeats=arguments.repeats, **options)
+        )
+        print(f"batch {batch}, {options or 'greedy search'}, {new} tokens\n{latency.show(rows)}", flush=True)
+
+    last, every = ReVisiT(layers="last"), ReVisiT(layers="all")
+    both = {"greedy": (GREEDY, usual), "last": (last, usual), "all": (every, usual)}
+    if "single" in parts:
+        run(1, {**both, "all, 512 each": (every, wide)}, tokens)
+    if "batch" in parts:
+        run(8, both, max(4, tokens // 10))
+    if "beams" in parts:
+        run(1, both, max(4, tokens // 5), num_beams=4)
+
+
+if __name__ == "__main__":
+    main()
