@@ -79,7 +79,7 @@ class Panel:
 def shown(value: Any) -> str:
     """A setting's value as a table prints it."""
     if isinstance(value, float):
-        return f"{value:g}"
+        return f"{value:g}".replace("e-0", "e-")
     if isinstance(value, (tuple, list)):
         return ", ".join(map(str, value))
     return VALUES.get(str(value), str(value))
