@@ -44,7 +44,7 @@ class ShardedHead:
 
 
 class Rows:
-    """A matrix of vision states as a `core.Projector`."""
+    """A matrix of vision states as an `engine.Indexable`."""
 
     def __init__(self, matrix: Tensor, head: ShardedHead, model_dtype: bool) -> None:
         self.matrix, self.head, self.model_dtype = matrix, head, model_dtype
@@ -55,3 +55,6 @@ class Rows:
 
     def logits(self, start: int, stop: int, ids: Tensor) -> Tensor:
         return self.head.logits(self.matrix[start:stop], ids, self.model_dtype)
+
+    def at(self, rows: Tensor, ids: Tensor) -> Tensor:
+        return self.head.logits(self.matrix[rows], ids, self.model_dtype)

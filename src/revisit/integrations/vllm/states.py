@@ -10,8 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from revisit.engine import Engine, Scratch
+from revisit.integrations.vllm.head import Rows, ShardedHead
 from revisit.methods.revisit import ReVisiT
 
+STORE_BYTES = 8 << 20  # projected columns that a request keeps, beside its states
+_SCRATCH = Scratch()  # one worker takes one step at a time
 _LIVE: weakref.WeakSet[RequestStates] = weakref.WeakSet()
 
 
@@ -50,6 +54,7 @@ class RequestStates:
         self._draws: list[float] = []
         self._generator = random.Random(method.seed)
         self._matrix: Tensor | None = None
+        self._engine: Engine | None = None
         _LIVE.add(self)
 
     @property
@@ -94,6 +99,15 @@ class RequestStates:
                 self._matrix = torch.cat([self.by_layer[layer] for layer in self.layers])
                 self.by_layer = dict(zip(self.layers, self._matrix.chunk(len(self.layers)), strict=True))
         return self._matrix
+
+    def engine(self, head: ShardedHead) -> Engine:
+        """What takes this request's steps; it keeps projected columns from step to step."""
+        if self._engine is None:
+            rule = self.method.rule(normalize=self.method.normalize)
+            self._engine = Engine(
+                Rows(self.matrix(), head, rule.model_dtype), rule, store_bytes=STORE_BYTES, scratch=_SCRATCH
+            )
+        return self._engine
 
     def uniform(self) -> float:
         """The draw that belongs to the token being decided; the same however often the request was interrupted."""

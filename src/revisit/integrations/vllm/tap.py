@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from revisit.core import scatter
+from revisit.engine import Peaks
 from revisit.errors import RevisitError
-from revisit.integrations.vllm.head import Rows, ShardedHead
+from revisit.integrations.vllm.head import ShardedHead
 from revisit.integrations.vllm.states import RequestStates
 from revisit.methods.revisit import ReVisiT
 from revisit.vision import resolve_layers
@@ -122,7 +123,7 @@ class Tap:
 
     def _decide(self, logits: Tensor, row: Row, end: int | None) -> None:
         """Refine one row of logits, or refuse to guess where states are missing."""
-        states, method = row.states, row.states.method
+        states = row.states
         states.index = states.index + 1 if end is None else end - states.prompt_length
         self.counters["steps"] += 1
         if states.tokens == 0:  # no image in this prompt: decoded as the model would
@@ -133,8 +134,8 @@ class Tap:
                 "never passed through the model (a cache or a captured graph skipped them), and decoding without them would "
                 "be something else; run vLLM with enforce_eager=True and without KV transfer."
             )
-        vision = Rows(states.matrix(), self.head, method.precision == "model")
-        result = method.step(logits[row.logits], vision, normalize=method.normalize, uniform=states.uniform())
+        peaks = Peaks.of(logits[row.logits : row.logits + 1])
+        result = states.engine(self.head).refine(peaks, uniform=states.uniform())
         if result.row >= 0:
             self.counters["applied"] += 1
             self.counters["changed"] += int(result.final.argmax()) != int(result.base.argmax())
