@@ -231,6 +231,8 @@ def _permutation(terms: Floats, resamples: int, seed: int) -> float:
     differs = (terms[0] != terms[1]) | (terms[2] != terms[3])
     fixed = terms[:, ~differs].sum(-1)  # (4,): units whose terms agree are the same under every swap
     changed = np.flatnonzero(differs)
+    if len(changed) == 1:  # either order is as likely: nothing can be told from one unit
+        return 1.0
     numerators, denominators = terms[:2].reshape(-1), terms[2:].reshape(-1)  # (2 * units,), baseline then method
 
     def on_swap(first: NDArray[np.int64], second: NDArray[np.int64], axis: int = -1) -> Any:
