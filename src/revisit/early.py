@@ -1,21 +1,54 @@
 """Early exits: what intermediate layers would say at the last position, through the model's own head.
 
 The states are added as further rows to the head's own product of the same step, so its weight, the largest matrix of
-a small model, is read once for the final and all early logits.
+a small model, is read once for the final and all early logits. CPUs are slow at products of a few rows with a large
+matrix as it is stored: there a copy of the weight is kept, packed for such products, as long as the model lives.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from revisit.errors import RevisitError
 from revisit.models.anatomy import Anatomy, describe
+
+PACK_FROM = 1 << 24  # numbers in a head's weight, from which on packing it pays
+
+# head -> (version of its weight, the packed copy)
+_PACKED: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[int, int], Tensor]] = weakref.WeakKeyDictionary()
+
+
+def packs(head: nn.Module) -> bool:
+    """Whether products with this head are better done with a packed copy of its weight."""
+    weight = getattr(head, "weight", None)
+    return (
+        type(head) is nn.Linear
+        and weight is not None
+        and weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+        and weight.numel() >= PACK_FROM
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+
+
+def packed_product(head: nn.Linear, rows: Tensor) -> Tensor:
+    """What the head makes of (n, d) rows, by way of its packed weight.  -> (n, V)"""
+    weight, bias = head.weight.detach(), head.bias
+    version = (weight.data_ptr(), head.weight._version)
+    known = _PACKED.get(head)
+    if known is None or known[0] != version:
+        known = _PACKED[head] = version, torch.ops.mkldnn._reorder_linear_weight(weight, len(rows))
+    bias = None if bias is None else bias.detach()
+    made: Tensor = torch.ops.mkldnn._linear_pointwise(rows, known[1], bias, "none", [], "")
+    return made
 
 
 class EarlyExits:
@@ -41,6 +74,7 @@ class EarlyExits:
         self.logits: Tensor | None = None
         self._states: dict[int, Tensor] = {}  # layer -> (rows, d), of the running forward
         self._shape: torch.Size | None = None
+        self._rows: Tensor | None = None  # all rows of the head's product, where it is not left to the head
         self._final: Tensor | None = None  # (d,) first row's final state, to learn what follows the head
         self._handles: list[Any] = []
         stack.callback(self.release)
@@ -101,12 +135,17 @@ class EarlyExits:
         self._states.clear()
         if self.norm is not None:
             early = self.norm(early.to(hidden.device))
-        flat = [hidden.flatten(0, -2), early.to(hidden.device, hidden.dtype).flatten(0, 1)]
-        return (torch.cat(flat),)  # (batch·positions + rows·layers, d)
+        rows = torch.cat([hidden.flatten(0, -2), early.to(hidden.device, hidden.dtype).flatten(0, 1)])
+        if packs(self.anatomy.head.module):
+            self._rows = rows
+            return (rows[:0],)  # nothing is left for the head to do
+        return (rows,)  # (batch·positions + rows·layers, d)
 
     def _after_head(self, _module: Any, _args: Any, output: Tensor) -> Tensor | None:
         if not self._mine() or self._shape is None:
             return None
+        if self._rows is not None:
+            output, self._rows = packed_product(_module, self._rows), None
         own = self._shape[:-1].numel()
         shape, self._shape = self._shape, None
         self.logits = output[own:].unflatten(0, (self.rows, len(self.layers)))  # (rows, layers, V)

@@ -105,3 +105,29 @@ def test_layers_beyond_the_model_are_refused() -> None:
     for method in (DoLa(layers=(9,)), DeCo(layers=(9,))):
         with pytest.raises(revisit.RevisitError, match="numbered 0"):
             decode("llava", batch("llava"), method)
+
+
+def test_tokens_that_cannot_be_said_are_not_compared() -> None:
+    final, early = torch.tensor([[2.0, 1.0, -torch.inf]]), torch.tensor([[[0.5, 1.0, 7.0], [0.0, 3.0, -2.0]]])
+    want = dola.divergences(final[:, :2], early[..., :2]) * 2 / 3  # a mean over three tokens instead of two
+    torch.testing.assert_close(dola.divergences(final, early), want)
+
+
+def test_packed_head_gives_the_heads_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    from revisit import early
+
+    want, _ = decode("llava", batch("llava"), DoLa())
+    monkeypatch.setattr(early, "PACK_FROM", 1)
+    model, _ = families.build("llava")
+    if not early.packs(model.lm_head):
+        pytest.skip("torch was built without oneDNN")
+    got, _ = decode("llava", batch("llava"), DoLa())
+    assert torch.equal(got.sequences, want.sequences)
+    for mine, other in zip(got.scores, want.scores, strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
+    rows = torch.randn(3, model.lm_head.in_features)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2)  # a changed weight is packed again
+        torch.testing.assert_close(early.packed_product(model.lm_head, rows), model.lm_head(rows))
+        model.lm_head.weight.mul_(0.5)
+    early._PACKED.pop(model.lm_head)
