@@ -185,6 +185,14 @@ def hostile(url: str) -> dict[str, int]:
     }
 
 
+def inside(url: str) -> int:
+    """Requests that wait or are decoded."""
+    import httpx
+
+    lines = httpx.get(url + "/metrics", timeout=60).text.splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("revisit_queue_length", "revisit_running")))
+
+
 def load(options: argparse.Namespace) -> dict[str, Any]:
     import httpx
 
@@ -206,13 +214,14 @@ def load(options: argparse.Namespace) -> dict[str, Any]:
             last: list[int] = []
 
             def final() -> None:
-                body = question("tiny", data_uri(1), 64)
+                body = question("tiny", data_uri(1), 256)
                 last.append(httpx.post(server.url + "/v1/chat/completions", json=body, timeout=300).status_code)
 
             begun = [threading.Thread(target=final) for _ in range(20)]
             for thread in begun:
                 thread.start()
-            time.sleep(1.0)
+            while inside(server.url) < len(begun):  # begun means: arrived at the server
+                time.sleep(0.05)
             server.process.send_signal(signal.SIGTERM)
             for thread in begun:
                 thread.join(300)
