@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,6 +42,13 @@ def test_defaults_are_the_papers_and_presets_are_named() -> None:
     assert ReVisiT(fusion="interpolation").weight == 0.5
     assert ReVisiT.recommended("qwen2_5_vl").layers == "all"
     assert ReVisiT.recommended("llava").layers == ReVisiT.recommended("internvl").layers == "last"
+
+
+def test_a_models_own_recommendation_comes_first() -> None:
+    config = SimpleNamespace(model_type="llava")
+    model = SimpleNamespace(config=config, generation_config=SimpleNamespace(revisit={"alpha": 0.01, "layers": "all"}))
+    assert ReVisiT.recommended(model) == ReVisiT(alpha=0.01, layers="all")
+    assert ReVisiT.recommended(model, alpha=0.1).alpha == 0.1
 
 
 def test_settings_are_frozen() -> None:

@@ -85,9 +85,14 @@ class ReVisiT(Method):
 
     @classmethod
     def recommended(cls, model: Any, **overrides: Any) -> ReVisiT:
-        """The paper's choice of layers for a model (or model type): all for the Qwen-VL family, last for the others."""
+        """The settings recommended for a model, or for a model type.
+
+        A model's own recommendation (`revisit` in its generation_config.json) comes first; otherwise the paper's choice
+        of layers: all for the Qwen-VL family, last for the others.
+        """
         kind = model if isinstance(model, str) else model.config.model_type
-        return cls(**{"layers": "all" if kind.startswith("qwen") else "last", **overrides})
+        own = getattr(getattr(model, "generation_config", None), "revisit", None) or {}
+        return cls(**{"layers": "all" if kind.startswith("qwen") else "last", **own, **overrides})
 
     def rule(self, *, normalize: bool) -> Rule:
         """These settings as those of one step."""
