@@ -220,7 +220,8 @@ def load(options: argparse.Namespace) -> dict[str, Any]:
             begun = [threading.Thread(target=final) for _ in range(20)]
             for thread in begun:
                 thread.start()
-            while inside(server.url) < len(begun):  # begun means: arrived at the server
+            until = time.monotonic() + 30
+            while inside(server.url) < len(begun) and time.monotonic() < until:  # begun means: arrived at the server
                 time.sleep(0.05)
             server.process.send_signal(signal.SIGTERM)
             for thread in begun:
