@@ -41,12 +41,12 @@ def packs(head: nn.Module) -> bool:
 
 def packed_product(head: nn.Linear, rows: Tensor) -> Tensor:
     """What the head makes of (n, d) rows, by way of its packed weight.  -> (n, V)"""
-    weight, bias = head.weight.detach(), head.bias
+    weight = head.weight.detach()
     version = (weight.data_ptr(), head.weight._version)
     known = _PACKED.get(head)
     if known is None or known[0] != version:
         known = _PACKED[head] = version, torch.ops.mkldnn._reorder_linear_weight(weight, len(rows))
-    bias = None if bias is None else bias.detach()
+    bias = None if head.bias is None else head.bias.detach()
     made: Tensor = torch.ops.mkldnn._linear_pointwise(rows, known[1], bias, "none", [], "")
     return made
 

@@ -40,7 +40,7 @@ def divergences(final: Tensor, early: Tensor) -> Tensor:
     m = log_q.exp().add_(final.softmax(-1).unsqueeze(-2)).mul_(0.5)
     log_q.nan_to_num_(neginf=0.0)
     # Σ M·(2·ln M − ln P − ln Q) as sums of products: no array of the difference is made
-    apart = 2 * torch.linalg.vecdot(m, m.clamp_min(torch.finfo(m.dtype).tiny).log_())
+    apart: Tensor = 2 * torch.linalg.vecdot(m, m.clamp_min(torch.finfo(m.dtype).tiny).log_())
     apart -= (m @ log_p.unsqueeze(-1)).squeeze(-1) + torch.linalg.vecdot(m, log_q)
     return apart.mul_(0.5 / final.shape[-1])
 
