@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True)
 class Cell:
-    """One entry of a table; `small` is printed below it."""
+    """One entry of a table; `small` is printed below it, line by line."""
 
     text: str
     rank: int = 0  # 1 is printed bold, 2 underlined
@@ -148,7 +148,7 @@ STYLE = """
   --tint: #1d2c3f; --pub: #2d2412; --pubink: #f0c674; --code: #22262d; --card: #fff; --link: #7db7f0; } }
 * { box-sizing: border-box; }
 body { font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; color: var(--ink);
-  background: var(--page); margin: 0 auto; max-width: 66rem; padding: 2.2rem 1.2rem 4rem; }
+  background: var(--page); margin: 0 auto; max-width: 74rem; padding: 2.2rem 1.2rem 4rem; }
 h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .4rem; letter-spacing: -.01em; }
 h2 { font-size: 1.3rem; margin: 3rem 0 .5rem; padding-bottom: .25rem; border-bottom: 2px solid var(--ink); }
 h3 { font-size: 1.06rem; margin: 2rem 0 .3rem; }
@@ -161,7 +161,7 @@ nav ol { margin: 1rem 0 0; padding: .8rem 1rem .8rem 2.2rem; background: var(--c
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem;
   border-top: 2px solid var(--ink); border-bottom: 2px solid var(--ink); }
 .cap { font-size: .92rem; max-width: 52rem; margin: 0 0 .45rem; }
-th, td { padding: .28rem .7rem; text-align: right; white-space: nowrap; vertical-align: top; font-weight: 400; }
+th, td { padding: .26rem .6rem; text-align: right; white-space: nowrap; vertical-align: top; font-weight: 400; }
 th.w, td.w { text-align: left; }
 thead th { font-weight: 600; } thead tr:last-child th { border-bottom: 1px solid var(--ink); }
 thead th.g { text-align: center; border-bottom: 1px solid var(--line); }
@@ -248,7 +248,8 @@ def _cell_html(cell: Cell | str) -> str:
         return html.escape(cell)
     text = html.escape(cell.text)
     text = {1: f"<b>{text}</b>", 2: f"<u>{text}</u>"}.get(cell.rank, text)
-    return text + (f"<small>{html.escape(cell.small)}</small>" if cell.small else "")
+    small = html.escape(cell.small).replace("\n", "<br>")
+    return text + (f"<small>{small}</small>" if small else "")
 
 
 def write(document: Document, folder: Path) -> list[Path]:

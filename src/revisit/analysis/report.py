@@ -187,7 +187,7 @@ def difference_tables(tables: Sequence[Compared]) -> list[Table]:
                 line.append(
                     Cell(
                         f"{test.difference * metric.show:+.{metric.decimals}f}",
-                        small=f"[{low}, {high}], p {p_value(row.values[metric.name].p_holm)}",
+                        small=f"[{low}, {high}]\np {p_value(row.values[metric.name].p_holm)}",
                     )
                 )
             lines.append(line)
@@ -210,7 +210,7 @@ def detail_tables(results: Mapping[str, Any], benchmark: str) -> list[Table]:
         names = [name for name in own[0]["metrics"] if "/" in name and own[0]["metrics"][name]["better"]]
         parts = list(dict.fromkeys(name.rsplit("/", 1)[0] for name in names))
         kinds = [k for k in dict.fromkeys(name.rsplit("/", 1)[1] for name in names) if k != "recall"]
-        if not parts:
+        if len(parts) < 2:
             continue
         lines = []
         for part in parts:
@@ -232,7 +232,7 @@ def detail_tables(results: Mapping[str, Any], benchmark: str) -> list[Table]:
                 rows_of(lines),
                 f"{TITLES.get(benchmark, benchmark)}, {model}: {SUBTITLES.get(benchmark, 'every sub-setting')}.",
                 groups=tuple((kind, len(own)) for kind in kinds),
-                folded=len(parts) > 12,
+                folded=len(parts) > 9,
             )
         )
     return found
@@ -301,11 +301,14 @@ def latency_section(found: Found, folder: Path, beside: bool) -> list[Section]:
     for place, results in found.runs:
         if (place / ABLATION).exists():
             continue
+        longest, before = _longest_answers(results), len(blocks)
         groups: dict[tuple[str, str], list[tuple[str, float, float, int]]] = {}
         for cell in results["cells"]:
+            key = (cell["model"]["name"], cell["benchmark"]["name"])
+            if cell["status"] != "complete" or longest[key[0]] != key[1]:
+                continue
             times = per_token(place / cell["path"] / "answers.jsonl")
-            if len(times) >= 2 and cell["status"] == "complete":
-                key = (cell["model"]["name"], cell["benchmark"]["name"])
+            if len(times) >= 2:
                 row = (cell["method"]["label"], mean(times), stdev(times), cell["batch_size"])
                 groups.setdefault(key, []).append(row)
         for (model, benchmark), rows in groups.items():
@@ -321,11 +324,10 @@ def latency_section(found: Found, folder: Path, beside: bool) -> list[Section]:
                     f"deviation over answers (batches of {rows[0][3]}; an answer has its share of its batch's time).",
                 )
             )
-            if benchmark == "chair":
-                name = f"latency-{slug(_relative(place, folder))}-{slug(model)}"
-                caption = f"Time per generated token, {model}, CHAIR; bars are standard deviations over answers."
-                blocks.append(figures.latency(name, [(n, m, sd) for n, m, sd, _ in rows], caption))
-        if groups and blocks:
+            name = f"latency-{slug(_relative(place, folder))}-{slug(model)}"
+            caption = f"Time per generated token, {model}; bars are standard deviations over answers."
+            blocks.append(figures.latency(name, [(n, m, sd) for n, m, sd, _ in rows], caption))
+        if len(blocks) > before:
             blocks.append(made_run(results))
     if not blocks:
         return []
@@ -338,6 +340,18 @@ def latency_section(found: Found, folder: Path, beside: bool) -> list[Section]:
         caption = "Time per token (ms) on an RTX A6000, 300 samples."
         blocks.append(Table(("Method", *data), rows_of(printed), caption, published=True))
     return [Section("Latency", blocks)]
+
+
+def _longest_answers(results: Mapping[str, Any]) -> dict[str, str]:
+    """Model -> the benchmark with the longest answers: short ones say more about the prefill than about a method."""
+    lengths: dict[str, dict[str, float]] = {}
+    for cell in results["cells"]:
+        if cell["answers"]:
+            own = lengths.setdefault(cell["model"]["name"], {})
+            own[cell["benchmark"]["name"]] = max(
+                own.get(cell["benchmark"]["name"], 0), cell["new_tokens"] / cell["answers"]
+            )
+    return {model: max(own, key=own.__getitem__) for model, own in lengths.items()}
 
 
 def per_token(path: Path) -> list[float]:
