@@ -70,7 +70,13 @@ def test_states_are_the_models_own_with_and_without_the_norm(family: str, monkey
     inputs = families.inputs(family, ["what is it?"], [[families.picture(2)]])
     monkeypatch.setattr("revisit.models.prompts.prepare", lambda *_: inputs)
     states = States(model, processor)
+    projected: list[int] = []  # positions that the model itself projects onto the vocabulary
+    handle = model.get_output_embeddings().register_forward_hook(
+        lambda _m, _a, out: projected.append(out[..., 0].numel())
+    )
     by_layer, raw = states.of("what is it?", [families.picture(2)])
+    handle.remove()
+    assert projected == [1]
     with torch.inference_mode():
         hidden = model(**inputs, output_hidden_states=True).hidden_states
         mask = torch.isin(inputs["input_ids"][0], torch.tensor(states.anatomy.vision_ids))

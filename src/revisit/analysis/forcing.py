@@ -5,6 +5,7 @@ One caption at a time, so that nothing is padded and every state is the one that
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -57,11 +58,19 @@ class Forced:
     def _run(self, inputs: dict[str, Any], tokens: Sequence[int]) -> Tensor:
         length = inputs["input_ids"].shape[1]
         with _position_state(self.model), _last_states(self.anatomy) as seen:
-            outputs = self.model(**forced_inputs(inputs, tokens[:-1]), use_cache=False)
+            outputs = self.model(**forced_inputs(inputs, tokens[:-1]), use_cache=False, **last_logits(self.model))
         states = seen[0][0]  # (positions, d)
         if self.anatomy.head.transform is None:
             self.anatomy.head.calibrate(states[-1], outputs.logits[0, -1], describe(self.model))
         return states[length - 1 :]
+
+
+def last_logits(model: Any) -> dict[str, int]:
+    """The argument that makes a forward compute logits of the last position only, where the model takes it.
+
+    Without it the model itself would project every position onto the whole vocabulary.
+    """
+    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
 
 
 def forced_inputs(inputs: dict[str, Any], tokens: Sequence[int]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from revisit.analysis.forcing import last_logits
 from revisit.analysis.objects import ObjectVocabulary, best_rank, recalls
 from revisit.analysis.study import Subject, track
 from revisit.core import CHUNK_NUMBERS
@@ -87,7 +88,7 @@ class States:
         with ExitStack() as stack:
             capture = Capture(self.anatomy, mask, tuple(range(depth + 1)), 1, stack)
             stack.callback(self.anatomy.layers[-1].register_forward_hook(keep).remove)
-            outputs = self.model(**inputs, use_cache=False)
+            outputs = self.model(**inputs, use_cache=False, **last_logits(self.model))
         assert capture.last is not None
         if self.anatomy.head.transform is None:
             self.anatomy.head.calibrate(capture.last[0], outputs.logits[0, -1], describe(self.model))
