@@ -25,6 +25,15 @@ def test_a_row_of_a_batch_equals_its_single_run(family: str, name: str) -> None:
         assert trace.rows[row].set_sizes == own.rows[0].set_sizes
 
 
+@pytest.mark.parametrize("family", [family for family in families.FAMILIES if family not in FAMILIES])
+def test_every_other_family_decodes_with_every_method(family: str) -> None:
+    for name, method in METHODS.items():
+        both, trace = decode(family, batch(family), method, max_new_tokens=2)
+        alone, _ = decode(family, single(family, 1), method, max_new_tokens=2)
+        assert trace.summary()["steps"] == 4, name
+        assert_close(both.scores, alone.scores, slice(1, 2))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", CONTRASTIVE)
 @pytest.mark.parametrize("how", [{}, {"do_sample": True}, {"num_beams": 3}], ids=["greedy", "sampling", "beams"])
