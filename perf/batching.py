@@ -1,7 +1,8 @@
 """Images per second in batches of 8 against one at a time, through the engine that `revisit eval` uses.
 
 First every answer of the batched run is held against the single run, token for token; then both are timed, in turns,
-in one process, and the ratio of the best turns is printed.
+in one process, and the ratio of the best turns is printed. Captions differ in length, and a batch lasts as long as its
+longest answer, so they gain less than short answers of similar length do.
 
     python perf/batching.py [--model tiny] [--images 64] [--batch 8] [--turns 3] [--methods greedy,revisit] [--tokens 64]
 """
@@ -9,8 +10,8 @@ in one process, and the ratio of the best turns is printed.
 from __future__ import annotations
 
 import argparse
+import json
 import platform
-import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,10 +26,20 @@ from revisit.evaluation.scenes import scene_folder
 PROMPT = "Please describe this image in detail."
 
 
-def jobs(folder: Path, count: int) -> list[Job]:
+def captions(folder: Path, count: int) -> list[Job]:
     """One description per picture."""
     paths = sorted((folder / "val2014").iterdir())[:count]
     return [Job(path.stem, PROMPT, (path,), seed=number) for number, path in enumerate(paths)]
+
+
+def questions(folder: Path, count: int) -> list[Job]:
+    """One question per picture: is there a ... in the image?"""
+    rows = [json.loads(line) for line in (folder / "pope" / "coco_pope_random.json").read_text().splitlines()]
+    first = {row["image"]: row["text"] for row in reversed(rows)}
+    return [Job(name, first[name], (folder / "val2014" / name,), seed=0) for name in sorted(first)[:count]]
+
+
+TASKS = {"captions": captions, "questions": questions}
 
 
 def run(
@@ -52,39 +63,42 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--methods", default="greedy,revisit")
+    parser.add_argument("--tasks", default="captions,questions")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=0, help="torch threads; 0 leaves torch's choice")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
     engine = LocalEngine(options.model)
-    work = jobs(scene_folder(f"scenes:usual:{options.images}"), options.images)
+    folder = scene_folder(f"scenes:usual:{options.images}")
     decoding = Decoding(options.tokens)
     print(
         f"{options.model}, {options.images} pictures, at most {options.tokens} tokens, {torch.get_num_threads()} threads, "
         f"torch {torch.__version__}, {platform.machine()}\n"
     )
-    print(f"| method | images/s, batch 1 | images/s, batch {options.batch} | ratio | ratio per turn |")
-    print("| --- | ---: | ---: | ---: | --- |")
-    for name in options.methods.split(","):
-        method = methods.get(name)
-        single, _ = run(engine, method, decoding, work, 1)
-        batched, _ = run(engine, method, decoding, work, options.batch)
-        different = [id for id in single if single[id].tokens != batched[id].tokens]
-        assert not different, (
-            f"{name}: {len(different)} answers differ between batch 1 and {options.batch}: {different}"
-        )
-        times = [
-            (run(engine, method, decoding, work, 1)[1], run(engine, method, decoding, work, options.batch)[1])
-            for _ in range(options.turns)
-        ]
-        ones, eights = (min(column) for column in zip(*times, strict=True))
-        ratios = [one / eight for one, eight in times]
-        print(
-            f"| {name} | {len(work) / ones:.2f} | {len(work) / eights:.2f} | {ones / eights:.2f} | "
-            f"{', '.join(f'{r:.2f}' for r in ratios)} (median {statistics.median(ratios):.2f}) |",
-            flush=True,
-        )
+    print(f"| task | method | images/s, batch 1 | images/s, batch {options.batch} | ratio | ratio per turn |")
+    print("| --- | --- | ---: | ---: | ---: | --- |")
+    for task in options.tasks.split(","):
+        work = TASKS[task](folder, options.images)
+        for name in options.methods.split(","):
+            print(f"| {task} | {name} | {measure(engine, methods.get(name), decoding, work, options)} |", flush=True)
+
+
+def measure(
+    engine: LocalEngine, method: object, decoding: Decoding, work: Sequence[Job], options: argparse.Namespace
+) -> str:
+    """Equality first, then the times of both in turns: the last four columns of a row."""
+    single, _ = run(engine, method, decoding, work, 1)
+    batched, _ = run(engine, method, decoding, work, options.batch)
+    different = [id for id in single if single[id].tokens != batched[id].tokens]
+    assert not different, f"{len(different)} answers differ between batch 1 and {options.batch}: {different}"
+    times = [
+        (run(engine, method, decoding, work, 1)[1], run(engine, method, decoding, work, options.batch)[1])
+        for _ in range(options.turns)
+    ]
+    one, many = (min(column) for column in zip(*times, strict=True))
+    turns = ", ".join(f"{a / b:.2f}" for a, b in times)
+    return f"{len(work) / one:.2f} | {len(work) / many:.2f} | {one / many:.2f} | {turns}"
 
 
 if __name__ == "__main__":
