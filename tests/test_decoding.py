@@ -203,7 +203,7 @@ def test_several_images_images_after_text_and_rows_without_image() -> None:
 
 
 def test_video_tokens_are_vision_tokens() -> None:
-    model, processor = families.build("qwen2_5_vl")
+    model, _ = families.build("qwen2_5_vl")
     pad, start, end = (families.token_id(f"<|{name}|>") for name in ("video_pad", "vision_start", "vision_end"))
     ids = torch.tensor([[start, *[pad] * 8, end, 80, 90]])  # two frames pairs of 4 × 4 patches, merged 2 × 2
     generator = torch.Generator().manual_seed(0)

@@ -49,7 +49,8 @@ def changed_pixels(run: Run, change: Change, seed: int, *, pictures: bool = Fals
     for name, pixels in found.items():
         grid = run.inputs.get(PACKED.get(name, ""))
         found_pictures = pixels.split(units(pixels, grid))
-        sizes = _sizes(pixels, run.inputs.get("image_sizes")) or [None] * len(found_pictures)
+        known = _sizes(pixels, run.inputs.get("image_sizes"))
+        sizes: list[Any] = list(known) if known else [None] * len(found_pictures)
         pieces = []
         for number, (picture, size) in enumerate(zip(found_pictures, sizes, strict=True)):
             own = _on_pictures(run, change, grid[number] if grid is not None else None) if pictures else change

@@ -10,19 +10,16 @@ from revisit.errors import RevisitError
 from revisit.evaluation.config import DEFAULT_SCENES, EvalConfig
 
 DEFAULT = EvalConfig()  # the one place where defaults are written
+MODELS, METHODS, BENCHMARKS = list(DEFAULT.model), [",".join(DEFAULT.method)], [",".join(DEFAULT.benchmark)]
 
 
 def evaluate(
     context: typer.Context,
-    model: list[str] = typer.Option(
-        list(DEFAULT.model), "--model", "-m", help="Local folders or hub ids, separated by commas."
-    ),
+    model: list[str] = typer.Option(MODELS, "--model", "-m", help="Local folders or hub ids, separated by commas."),
     method: list[str] = typer.Option(
-        [",".join(DEFAULT.method)], help="Methods, separated by commas; settings as revisit:alpha=0.01:layers=all."
+        METHODS, help="Methods, separated by commas; settings as revisit:alpha=0.01:layers=all."
     ),
-    benchmark: list[str] = typer.Option(
-        [",".join(DEFAULT.benchmark)], "--benchmark", "-b", help="Benchmarks, separated by commas."
-    ),
+    benchmark: list[str] = typer.Option(BENCHMARKS, "--benchmark", "-b", help="Benchmarks, separated by commas."),
     data: list[str] = typer.Option(
         None,
         help="Folder with the benchmarks' files, or NAME=FOLDER for each, or scenes:SPLIT:NUMBER:SEED to generate "

@@ -45,7 +45,7 @@ def read_image(source: Any, what: str, *, max_pixels: int = MAX_PIXELS, formats:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is ours
-            image: Image.Image = Image.open(source, formats=formats)
+            image: Image.Image = Image.open(source, formats=None if formats is None else list(formats))
         width, height = image.size
         if width * height > max_pixels:
             raise RevisitError(
