@@ -104,19 +104,12 @@ def projection_recall(name: str, result: dict[str, Any]) -> Figure:
         left.plot(ks, values, color="#777777", linestyle=":", label="object words, random order")
         left.set(xscale="log", xlabel="k", ylabel="recall@k (%)", ylim=(0, 102), title="final layer")
         left.legend(loc="best")
-        number = 0
-        for key, label in kinds:
+        for number, (key, label) in enumerate(kinds):  # colours as on the left; hollow: without the norm
             for normed in (True, False):
                 rows = [row for row in result["layers"] if row["norm"] is normed]
-                values = [100 * row[key][0]["recall"] for row in rows]
-                line(
-                    right,
-                    number,
-                    [r["layer"] for r in rows],
-                    values,
-                    f"{label}, {'final norm' if normed else 'no norm'}",
-                )
-                number += 1
+                layers, values = [row["layer"] for row in rows], [100 * row[key][0]["recall"] for row in rows]
+                hollow = {} if normed else {"markerfacecolor": "none", "markersize": 8, "linestyle": ":"}
+                line(right, number, layers, values, f"{label}, {'final norm' if normed else 'no norm'}", **hollow)
         right.set(xlabel="hidden state (0: projector output)", ylabel="recall@1 (%)", title="by layer")
         right.set_ylim(bottom=0)
         right.xaxis.get_major_locator().set_params(integer=True)
