@@ -70,6 +70,8 @@ def main() -> None:
     parser.add_argument("--vision-tokens", type=int, default=346)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--warmups", type=int, default=1)
+    parser.add_argument("--checked", type=int, default=12, help="tokens compared with the reference first")
     parser.add_argument("--part", action="append", choices=["single", "batch", "beams"], default=None)
     arguments = parser.parse_args()
     tokens, parts = arguments.tokens, arguments.part or ["single", "batch", "beams"]
@@ -83,9 +85,17 @@ def main() -> None:
     def run(batch: int, plans: dict[str, Any], new: int, **options: Any) -> None:
         inputs = latency.random_inputs(model, arguments.vision_tokens, batch=batch)
         for layers in ("last", "all"):
-            same(model, inputs, usual, layers, min(new, 12), **options)
+            same(model, inputs, usual, layers, min(new, arguments.checked), **options)
         rows = latency.table(
-            latency.measure(model, inputs, plans, new_tokens=new, repeats=arguments.repeats, **options)
+            latency.measure(
+                model,
+                inputs,
+                plans,
+                new_tokens=new,
+                repeats=arguments.repeats,
+                warmups=arguments.warmups,
+                **options,
+            )
         )
         print(f"batch {batch}, {options or 'greedy search'}, {new} tokens\n{latency.show(rows)}", flush=True)
 

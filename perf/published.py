@@ -83,6 +83,8 @@ def main() -> None:
     parser.add_argument("--vision-tokens", type=int, default=346)
     parser.add_argument("--tokens", type=int, default=40)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--warmups", type=int, default=1)
+    parser.add_argument("--checked", type=int, default=20, help="tokens that must be identical first")
     parser.add_argument("--median", type=int, default=64)
     arguments = parser.parse_args()
     model = latency.random_model(arguments.shape)
@@ -91,7 +93,7 @@ def main() -> None:
     print(f"{arguments.shape}, {arguments.vision_tokens} vision tokens, {torch.get_num_threads()} threads")
     print(profile.describe())
     for layers in ("last", "all"):
-        same(model, inputs, profile, layers, min(arguments.tokens, 20))
+        same(model, inputs, profile, layers, min(arguments.tokens, arguments.checked))
         methods = {
             "greedy": revisit.methods.get("greedy"),
             f"cached algorithm, {layers}": Published(layers=layers),
@@ -104,6 +106,7 @@ def main() -> None:
             {name: (method, profile) for name, method in methods.items()},
             new_tokens=arguments.tokens,
             repeats=arguments.repeats,
+            warmups=arguments.warmups,
         )
         rows = latency.table(timings)
         print(latency.show(rows))
