@@ -71,6 +71,19 @@ def test_other_methods_sample_and_search(family: str, name: str, how: dict[str, 
         torch.testing.assert_close(output.scores[0].logsumexp(-1), torch.zeros(6), atol=1e-4, rtol=0)
 
 
+def test_return_sequences_are_rows_of_their_own() -> None:
+    for name in ("vcd", "m3id", "sid"):
+        pair, trace = decode(
+            "qwen2_5_vl", batch("qwen2_5_vl"), CONTRASTIVE[name], do_sample=True, num_return_sequences=2
+        )
+        in_turn = dataclasses.replace(CONTRASTIVE[name], mode="sequential")
+        other, _ = decode("qwen2_5_vl", batch("qwen2_5_vl"), in_turn, do_sample=True, num_return_sequences=2)
+        assert len(pair.sequences) == 4
+        assert len({tuple(row) for row in pair.sequences.tolist()}) == 4
+        assert torch.equal(pair.sequences, other.sequences)
+        assert trace.summary()["steps"] == 4 * LENGTH
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_records_are_distributions_over_the_set(name: str) -> None:
     _, trace = decode("qwen2_5_vl", batch("qwen2_5_vl"), METHODS[name])
@@ -158,6 +171,8 @@ def test_chains_by_name() -> None:
     chain = revisit.methods.get("chain", methods="vcd, revisit")
     assert chain == Chain([VCD(), ReVisiT()])
     assert [link["name"] for link in chain.settings()["methods"]] == ["vcd", "revisit"]
+    mild = Chain([VCD(alpha=0.5), DoLa(layers=(1, 2))])
+    assert revisit.methods.get("chain", **mild.settings()) == mild
     with pytest.raises(RevisitError, match="Chain: methods must be a list"):
         Chain([])
 

@@ -13,7 +13,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -213,6 +213,9 @@ class Timed(Method):
 
     def settings(self) -> dict[str, Any]:
         return self.inner.settings()
+
+    def bind(self, processor: Any) -> Timed:
+        return replace(self, inner=self.inner.bind(processor))
 
     def begin(self, run: Run) -> Refine:
         refine = self.inner.begin(run)

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -87,7 +88,7 @@ class AvisC(Contrastive):
         branch = add_branch(run, None, stacked=self.mode == "stacked")
         seen: list[Tensor] = []  # one (rows, T) per layer, of the clean prefill
         hidden: list[Tensor] = []  # the positions to blank, once known
-        watch = contextlib.ExitStack()
+        watch, thread = contextlib.ExitStack(), threading.get_ident()
         run.stack.enter_context(watch)
 
         def see(call: Call) -> None:
@@ -96,7 +97,8 @@ class AvisC(Contrastive):
 
         def blank(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             states = args[0] if args else kwargs["hidden_states"]  # (rows, q, d)
-            if not run.loop_model.contrasting or states.shape[1] < mask.shape[1]:
+            mine = threading.get_ident() == thread and run.loop_model.contrasting
+            if not mine or states.shape[1] < mask.shape[1]:
                 return None  # not the contrasted prompt
             if not hidden:
                 watch.close()  # the clean prefill is over

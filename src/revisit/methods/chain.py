@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 class Chain(Method):
     """Settings of a chain.
 
-    methods: the methods in the order in which they act, or their names, as in "vcd,revisit".
+    methods: the methods in the order in which they act; also their names, as in "vcd,revisit", or what `settings()` says.
     """
 
-    methods: tuple[Any, ...] = ()
+    methods: tuple[Any, ...] = ("vcd", "revisit")
 
     name = "chain"
     summary = "several methods one after the other, as in methods=vcd,revisit"
@@ -37,8 +37,6 @@ class Chain(Method):
     source = "—"
 
     def __post_init__(self) -> None:
-        from revisit.methods import get
-
         given: Any = self.methods
         if isinstance(given, str):
             given = [name.strip() for name in given.split(",") if name.strip()]
@@ -46,7 +44,7 @@ class Chain(Method):
             raise RevisitError(
                 "Chain: methods must be a list of methods or of their names, such as [VCD(), ReVisiT()]."
             )
-        made = tuple(get(method) if isinstance(method, str) else method for method in given)
+        made = tuple(_made(method) for method in given)
         for method in made:
             if not isinstance(method, Method) or isinstance(method, Chain):
                 raise RevisitError(f"Chain: {method!r} cannot be a link; it takes methods such as VCD() and ReVisiT().")
@@ -91,3 +89,12 @@ class Chain(Method):
             return scores
 
         return refine
+
+
+def _made(link: Any) -> Any:
+    """A method from its name, or from its name and settings."""
+    from revisit.methods import get
+
+    if isinstance(link, str):
+        return get(link)
+    return get(**link) if isinstance(link, dict) else link
