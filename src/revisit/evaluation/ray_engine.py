@@ -6,6 +6,7 @@ the jobs; only the model has to be reachable from the workers' machines.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -50,6 +51,7 @@ class RayEngine(Engine):
         except ImportError:
             raise RevisitError("--engine ray needs its extra: pip install 'revisit-decoding[ray]'.") from None
         if not ray.is_initialized():
+            check_reachable(self.address)
             try:
                 ray.init(address=self.address, log_to_driver=False, include_dashboard=False)
             except (ConnectionError, ValueError, RuntimeError) as error:
@@ -77,6 +79,17 @@ class RayEngine(Engine):
         if self._ours:
             self.ray.shutdown()
             self._ours = False
+
+
+def check_reachable(address: str | None) -> None:
+    """One sentence at once where nobody listens; Ray itself would try for many minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=20).close()
+    except OSError as error:
+        raise RevisitError(f"There is no Ray cluster at {address!r}: {error.strerror or error}.") from None
 
 
 class Actors:
