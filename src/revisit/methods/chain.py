@@ -58,8 +58,9 @@ class Chain(Method):
         return cls(methods=tuple(find(m).official() if isinstance(m, str) else m for m in methods), **overrides)  # type: ignore[attr-defined]
 
     def settings(self) -> dict[str, Any]:
-        """Every link with its settings, in order."""
-        return {"methods": [{"name": method.name, **method.settings()} for method in self.methods]}
+        """Every link in order: its name, with its settings where they are not the defaults."""
+        links = [m.name if m == type(m)() else {"name": m.name, **m.settings()} for m in self.methods]
+        return {"methods": links}
 
     def bind(self, processor: Any) -> Chain:
         """This chain with every link bound."""
