@@ -140,7 +140,21 @@ def _gemma3_crops() -> tuple[Any, Any]:
     return resized("gemma3", {"image_size": 56, "patch_size": 7}, processor, mm_tokens_per_image=16)
 
 
+def _deepseek_vl() -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    config = transformers.DeepseekVLConfig(
+        vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **families.TOWER},
+        text_config={"model_type": "llama", **families.TEXT},
+        image_token_id=families.token_id("<image>"),
+    )
+    images = transformers.DeepseekVLImageProcessorPil(size={"height": 28, "width": 28}, min_size=7)
+    tok = families.tokenizer(image_token="<image>")
+    model = transformers.DeepseekVLForConditionalGeneration(config).float().eval()
+    return silence(model), transformers.DeepseekVLProcessor(images, tok, num_image_tokens=16)
+
+
 BUILT = {
+    "deepseek_vl": _deepseek_vl,
     "llava": _llava,
     "llava padded to a square": lambda: _llava(do_pad=True),
     "llava_next": _llava_next,
@@ -169,7 +183,7 @@ def states(name: str, images: list[Image.Image]) -> tuple[torch.Tensor, Any]:
     """What enters the decoder at the vision positions (N, d), and the processor's output."""
     model, processor = case(name)
     family = name.split()[0]
-    texts = [families.PLACEHOLDER[family] * len(images) + "hi"]
+    texts = [families.PLACEHOLDER.get(family, "<image>") * len(images) + "hi"]
     inputs = processor(text=texts, images=[images], return_tensors="pt")
     anatomy = Anatomy.of(model)
     mask = vision_mask(inputs["input_ids"], anatomy.vision_ids)[0]
@@ -246,6 +260,7 @@ SIZES: dict[str, list[Size]] = {
     "mistral3": [(120, 60)],
     "aya_vision": [(120, 60), (90, 90)],
     "glm4v": [(120, 60)],
+    "deepseek_vl": [(90, 60), (60, 120)],
 }
 CASES = [(name, size) for name, sizes in SIZES.items() for size in sizes]
 

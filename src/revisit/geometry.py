@@ -242,8 +242,6 @@ class _Context:
             return patches // int(self.config.downsample_factor)
         if kind in ("idefics3", "smolvlm"):
             return patches // int(self.config.scale_factor)
-        if kind == "got_ocr2":
-            return patches // 4  # two convolutions of stride 2
         return patches
 
 
@@ -532,10 +530,8 @@ FAMILIES: dict[str, Callable[[_Context, int, Size], Guess]] = {
         ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe"), _merged
     ),
     "mistral3": _native,
-    "lighton_ocr": _native,
     "internvl": _tiles,
     "aya_vision": _tiles,
-    "got_ocr2": _tiles,
     "idefics3": _splits,
     "smolvlm": _splits,
     "gemma3": _pan_and_scan,

@@ -54,7 +54,7 @@ def decode_figure(decode: Decode, answer: int = 0, steps: Sequence[int] | None =
         raise RevisitError("No step of this answer had more than one plausible token, so there is nothing to draw.")
     with matplotlib.rc_context(STYLE):
         texts = [_wrapped(f"{label(a.method)}: {a.text}") for a in decode.answers]
-        head = 0.17 * sum(text.count("\n") + 1 for text in texts) + 0.35
+        head = 0.17 * sum(text.count("\n") + 1 for text in texts) + 0.1
         figure = Figure(figsize=(7.0, 2.15 * len(chosen) + head), layout="constrained")
         parts: Any = figure.subfigures(2, 1, height_ratios=[head, 2.15 * len(chosen)])
         top, bottom = parts

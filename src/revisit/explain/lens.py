@@ -71,7 +71,7 @@ def look(
     `layers` are hidden states as in ReVisiT (every one, unless given); `norm="final"` applies the decoder's final norm
     to those below the last.
     """
-    from revisit.explain.record import layout_of
+    from revisit.explain.record import layout_of, name_of
     from revisit.models.prompts import prepare
 
     inputs = prepare(processor, [prompt], [list(images)], model.device)
@@ -90,8 +90,8 @@ def look(
                 f"it has {len(variants)} of {len(words)}."
             )
         readings.append(_among(head, states, name, variants, best))
-    name = model_name or type(model).__name__
-    return Lens(list(images), layout_of(model, processor, images, inputs), name, chosen, readings, notes)
+    layout = layout_of(model, processor, images, inputs)
+    return Lens(list(images), layout, model_name or name_of(model), chosen, readings, notes)
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ import difflib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
@@ -104,8 +105,18 @@ def explain(
         )
     inputs = prepare(processor, [prompt], [list(images)], model.device)
     answers = [answer_with(model, processor, inputs, method, **generate_kwargs) for method in methods]
-    name = model_name or str(getattr(model.config, "_name_or_path", "")) or type(model).__name__
+    name = model_name or name_of(model)
     return Decode(list(images), prompt, name, layout_of(model, processor, images, inputs), answers)
+
+
+def name_of(model: Any) -> str:
+    """What to call a model: its hub id, or the name of its folder; never where on this machine it lies."""
+    from revisit.tiny import __file__ as tiny
+
+    where = str(getattr(model.config, "_name_or_path", ""))
+    if where and Path(where).is_dir():
+        return "tiny" if Path(tiny).parent in Path(where).resolve().parents else Path(where).resolve().name
+    return where or type(model).__name__
 
 
 def answer_with(model: Any, processor: Any, inputs: Any, method: Method, **generate_kwargs: Any) -> Answer:

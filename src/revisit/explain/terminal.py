@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 def table(answer: Answer, layout: Layout | None = None, *, all_steps: bool = False, threshold: float = 0.1) -> Table:
     """The steps at which the method mattered: it changed the best token, or moved at least `threshold` of probability."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
@@ -25,21 +26,21 @@ def table(answer: Answer, layout: Layout | None = None, *, all_steps: bool = Fal
         if all_steps or step.instead_of is not None or step.shift >= threshold
     ]
     title = f"{label(answer.method)}: {len(answer.changed)} of {len(answer.steps)} steps changed"
-    made = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
-    for name in ("step", "token", "instead of", "moved", "set", "layer", "patch", "divergence", "model → after"):
-        made.add_column(name, justify="right" if name in ("step", "moved", "set", "layer", "divergence") else "left")
+    made = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    left = ("token", "instead of", "patch", "model → after")
+    for name in ("step", "token", "instead of", "model → after", "set", "layer", "patch", "divergence"):
+        made.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     for number, step in kept:
         own = next((c for c in step.candidates if c.token == step.token), None)
         made.add_row(
             str(number),
             Text(_plain(step.text), style="bold" if step.instead_of is not None else ""),
             Text(_plain(step.instead_of) if step.instead_of is not None else ""),
-            f"{step.shift:.0%}",
+            "" if own is None else f"{_percent(own.base)} → {_percent(own.final)}",
             str(step.set_size),
             "" if step.layer is None else str(step.layer),
             place(step, layout),
-            "" if step.divergence is None else f"{step.divergence:.3g}",
-            "" if own is None else f"{own.base:.1%} → {own.final:.1%}",
+            "" if step.divergence is None else f"{step.divergence:.3f}",
         )
     if not kept:
         made.caption = "The method moved nothing worth showing."
@@ -105,6 +106,10 @@ def patches_table(lens: Lens, reading: int, layer: int, most: int = 20) -> Table
 def _spot(lens: Lens, token: int) -> str:
     region = lens.layout.region(token)
     return f"#{token}" if region is None else f"{region.row + 1},{region.column + 1}"
+
+
+def _percent(p: float) -> str:
+    return f"{p:.1%}" if p < 0.01 else f"{p:.0%}"
 
 
 def _plain(text: str) -> str:

@@ -15,7 +15,7 @@ class Studio {
     this.save = make("a", { class: "quiet", id: "save", hidden: true, download: "revisit.html" }, "Download the page");
     this.sample = make("button", { type: "button", class: "quiet", id: "sample", hidden: !setup.samples, onclick: () => this.upload(null) }, "Sample image");
     this.tell = make("p", { class: "tell", role: "status", "aria-live": "polite" }, "Choose an image to begin.");
-    this.chosen = make("div", { class: "chosen" });
+    this.chosen = make("div", { class: "methods" });
     this.show = make("div", {});
     root.append(make("div", { class: "ui" }, make("section", { class: "ask", "aria-label": "Ask" }, make("div", {}, this.drop, make("p", { class: "line", style: "margin-top:8px" }, this.sample)),
       make("div", { class: "form" }, this.prompt, make("div", { class: "line" }, make("label", {}, "Model", this.model), make("label", { for: "length" }, "At most", this.length, "tokens"), this.add),

@@ -175,13 +175,13 @@ class Viewer {
 
   dispose() { this.life.abort(); this.stage.watch.disconnect(); }
 
-  first() { // begin where the method mattered
-    for (let a = 0; a < this.data.answers.length; a++) {
-      const s = this.data.answers[a].steps.findIndex((step) => step.was !== undefined);
-      if (s >= 0) return this.select(a, s, true, false);
-    }
-    const a = this.data.answers.findIndex((answer) => answer.steps.length);
-    return a >= 0 ? this.select(a, Math.max(0, this.data.answers[a].steps.findIndex((step) => step.i !== undefined)), true, false) : this.show();
+  first() { // begin where the method mattered most
+    let best = null, most = -1;
+    this.data.answers.forEach((answer, a) => answer.steps.forEach((step, s) => {
+      const weight = (step.was !== undefined ? 1 : 0) + (step.v || 0) + (step.i !== undefined ? 1e-6 : 0);
+      if (weight > most) { most = weight; best = [a, s]; }
+    }));
+    return best ? this.select(...best, true, false) : this.show();
   }
 
   addCard(i) {

@@ -1,0 +1,101 @@
+"""Makes the screenshots of docs/explain.md anew, with the embedded model and a Chromium: python docs/screenshots.py"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from revisit import ReVisiT, load
+from revisit.explain import figure, lens, lens_page, page, record
+from revisit.methods.plain import Plain
+from revisit.tiny.scenes import render, scene
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+import chromium
+
+IMAGES = Path(__file__).parent / "images"
+PROMPT = "Please describe this image in detail."
+SCENE = ("unusual", 1, 0)  # the scene of `revisit demo`
+WIDTHS = {1280: 860, 390: 844}
+PORT = 7867
+
+
+def shoot(
+    browser: Any, name: str, url: str, prepare: Any, scheme: str = "light", heights: dict[int, int] = WIDTHS
+) -> None:
+    """One picture of a page at each width, small enough to be kept."""
+    for width, height in heights.items():
+        scale = 1 if width > 500 else 2
+        view = {"width": width, "height": height}
+        context = browser.new_context(viewport=view, color_scheme=scheme, device_scale_factor=scale)
+        opened = context.new_page()
+        opened.set_default_timeout(300_000)
+        opened.goto(url)
+        prepare(opened)
+        opened.wait_for_timeout(300)
+        path = IMAGES / f"{name}-{width}.png"
+        opened.screenshot(path=path)
+        with Image.open(path) as taken:
+            taken.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+                path, optimize=True
+            )
+        context.close()
+
+
+def ask(picture: Path) -> Any:
+    def prepare(opened: Any) -> None:
+        opened.set_input_files("#file", str(picture))
+        opened.get_by_text("128 × 128").wait_for()
+        opened.click("#go")
+        opened.get_by_text("Done. Click").wait_for()
+        opened.evaluate("studio.viewer.data.answers.forEach((a, i) => studio.viewer.finish(i, null, a.text))")
+        opened.evaluate("studio.viewer.first()")
+
+    return prepare
+
+
+def main() -> None:
+    import uvicorn
+    from playwright.sync_api import sync_playwright
+
+    from revisit.serve.ui import create_app
+
+    model, processor = load("tiny")
+    picture = render(scene(*SCENE))
+    decode = record.explain(
+        model, processor, [picture], PROMPT, [ReVisiT.recommended(model), Plain()], max_new_tokens=128
+    )
+    for answer in decode.answers:
+        answer.seconds = None  # this machine's, of no use to a reader
+    figure.save(figure.decode_figure(decode), IMAGES / "figure.png", dpi=110)
+    words = ["oven", "suitcase", "airplane", "ball", "sky", "snow"]
+    looked = lens.look(model, processor, [picture], {"words": words})
+    figure.save(figure.lens_figure(looked), IMAGES / "lens-figure.png", dpi=110)
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(["tiny"]), host="127.0.0.1", port=PORT, log_level="error", ws="none")
+    )
+    threading.Thread(target=server.run, daemon=True).start()
+    while not server.started:
+        time.sleep(0.05)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+        saved = Path(folder) / "scene.png"
+        picture.save(saved)
+        decoded = page.write(Path(folder) / "decode.html", decode).as_uri()
+        lensed = lens_page.write(Path(folder) / "lens.html", looked).as_uri()
+        browser = driver.chromium.launch(executable_path=chromium.path(), args=["--no-sandbox"])
+        shoot(browser, "page", decoded, lambda opened: None)
+        shoot(browser, "page-dark", decoded, lambda opened: None, "dark", {1280: 860})
+        shoot(browser, "lens", lensed, lambda opened: opened.evaluate("lens.token = 29; lens.show()"))
+        shoot(browser, "ui", f"http://127.0.0.1:{PORT}", ask(saved), heights={1280: 1180, 390: 1900})
+        browser.close()
+    server.should_exit = True
+
+
+if __name__ == "__main__":
+    main()
