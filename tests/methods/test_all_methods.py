@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +70,43 @@ def test_other_methods_sample_and_search(family: str, name: str, how: dict[str, 
     assert summary["applied"] > summary["steps"] // 2
     if how.get("num_beams"):  # beams are compared with each other, so every row must be a distribution
         torch.testing.assert_close(output.scores[0].logsumexp(-1), torch.zeros(6), atol=1e-4, rtol=0)
+
+
+def test_beams_without_a_cache() -> None:
+    want, _ = decode("llava", batch("llava"), VCD(), num_beams=2)
+    got, _ = decode("llava", batch("llava"), VCD(), num_beams=2, use_cache=False)
+    assert torch.equal(got.sequences, want.sequences)
+
+
+def test_a_stream_shows_the_clean_rows() -> None:
+    from transformers.generation.streamers import BaseStreamer
+
+    class Listener(BaseStreamer):
+        def __init__(self) -> None:
+            self.heard: list[int] = []
+
+        def put(self, value: torch.Tensor) -> None:
+            self.heard += value.flatten().tolist()
+
+        def end(self) -> None:
+            self.heard.append(-1)
+
+    listener = Listener()
+    output, _ = decode("qwen2_5_vl", single("qwen2_5_vl", 0), M3ID(), streamer=listener)
+    assert listener.heard == [*output.sequences[0].tolist(), -1]
+
+
+def test_a_loaded_model_knows_its_words(tmp_path: Path) -> None:
+    """`revisit.load` remembers the processor, so methods with words in their settings need no further help."""
+    model, processor = families.build("llava")
+    model.save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    loaded, _ = revisit.load(tmp_path)
+    inputs = single("llava", 0)
+    options = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": families.VOCAB + 1}
+    for method in (revisit.ICD(), revisit.CODE(description_tokens=3), Chain(["icd", "revisit"])):
+        got = revisit.generate(loaded, **inputs, method=method, **options)
+        assert torch.equal(got, revisit.generate(model, **inputs, method=method.bind(processor), **options))
 
 
 def test_return_sequences_are_rows_of_their_own() -> None:

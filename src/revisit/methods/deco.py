@@ -38,7 +38,7 @@ def correct(logits: Tensor, early: Tensor, alpha: float, top_p: float, top_k: in
     keep = candidates(logits, top_p, top_k)
     sure = early.softmax(-1).masked_fill(~keep.unsqueeze(-2), 0.0).amax(-1)  # (rows, layers)
     m, layer = sure.max(-1)
-    chosen = early[torch.arange(len(early), device=early.device), layer]  # (rows, V)
+    chosen = early.take_along_dim(layer[..., None, None], -2).squeeze(-2)  # (rows, V)
     scores = logits + (alpha * m).unsqueeze(-1) * chosen if alpha else logits
     return scores.masked_fill(~keep, -torch.inf), layer
 
@@ -105,7 +105,7 @@ class DeCo(Method):
             scores, layer = correct(logits, early, self.alpha, self.top_p, self.top_k)
             if run.beams:
                 scores = scores.log_softmax(-1)
-            chosen = early[torch.arange(len(early), device=early.device), layer] if run.trace.record else None
+            chosen = early.take_along_dim(layer[..., None, None], -2).squeeze(-2) if run.trace.record else None
             run.note_scores(input_ids, logits, scores, chosen, layers=[layers[i] for i in layer.tolist()])
             return scores
 

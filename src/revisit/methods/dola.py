@@ -127,7 +127,7 @@ class DoLa(Method):
             else:
                 apart = divergences(run.raw, early)  # (rows, layers)
                 best = (apart if self.per_row else apart.mean(0, keepdim=True).expand_as(apart)).argmax(-1)
-            chosen = early[torch.arange(len(early), device=early.device), best]  # (rows, V)
+            chosen = early.take_along_dim(best[..., None, None], -2).squeeze(-2)  # (rows, V)
             scores = contrast(logits, chosen, self.relative_top)
             if run.beams:
                 scores = scores.log_softmax(-1)
