@@ -32,7 +32,7 @@ test-browser: $(VENV)/.installed  ## the pages in a real browser; needs a Chromi
 	touch $@
 
 test-vllm: .venv-vllm/.installed  ## the vLLM plug-in inside real engines (CPU), with the official OpenAI client
-	.venv-vllm/bin/python -m pytest -o addopts= -W default tests/integrations
+	.venv-vllm/bin/python -m pytest -o addopts= -W default tests/integrations/test_vllm_*.py
 
 .venv-ray/.installed: pyproject.toml constraints.txt
 	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray

@@ -11,7 +11,7 @@ import functools
 from importlib import import_module
 from typing import Any
 
-from vllm.config import VllmConfig
+from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.distributed import tensor_model_parallel_all_reduce
 from vllm.forward_context import get_forward_context, is_forward_context_available
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
@@ -128,12 +128,19 @@ def refuse(config: VllmConfig) -> None:
         "context parallelism": getattr(parallel, "decode_context_parallel_size", 1) > 1
         or getattr(parallel, "prefill_context_parallel_size", 1) > 1,
         "speculative decoding": config.speculative_config is not None,
+        "whole-model graphs for prefills (cudagraph_mode FULL; use FULL_AND_PIECEWISE)": replays_prefills(config),
     }
     for what, asked in reasons.items():
         if asked:
             raise RevisitError(
                 f"ReVisiT's vLLM plug-in does not work with {what}: switch it off, or leave the plug-in out."
             )
+
+
+def replays_prefills(config: VllmConfig) -> bool:
+    """Whether prefills run as one replayed graph, of which Python sees nothing."""
+    mode = config.compilation_config.cudagraph_mode
+    return mode is not None and mode.mixed_mode() is CUDAGraphMode.FULL
 
 
 @functools.cache
