@@ -9,6 +9,8 @@ import made_up
 import pytest
 
 import families
+from revisit import tiny
+from revisit.cli.demo import demo
 from revisit.explain import lens, lens_page, page
 from revisit.explain.record import Decode
 
@@ -163,6 +165,26 @@ def test_a_long_trace_opens_in_under_two_seconds(seen: Any, tmp_path: Path) -> N
     print(f"{metrics['TaskDuration']:.2f} s of work, of which scripts {metrics['ScriptDuration']:.2f} s")
     assert 0 < metrics["TaskDuration"] < 2
     assert seen.page.locator(".tok").count() == 512
+    at_rest(seen, path)
+
+
+def test_the_demo_page(seen: Any, tmp_path: Path) -> None:
+    """The embedded model: every token that points at a patch moves the highlight there, by click and by key."""
+    if not (Path(tiny.__file__).parent / "weights" / "model.safetensors").is_file():
+        pytest.skip("the embedded model's weights are not here")
+    demo(output=tmp_path, scene=0)
+    path = tmp_path / "demo.html"
+    seen.page.goto(path.as_uri())
+    steps = seen.page.evaluate("viewer.data.answers[0].steps.map((step) => step.i ?? null)")
+    assert sum(index is not None for index in steps) > 3
+    tokens = seen.page.locator(".answer").first.locator(".tok")
+    pointed = [number for number, index in enumerate(steps) if index is not None]
+    for number in pointed[:6]:
+        tokens.nth(number).click()
+        assert spot(seen.page) == pytest.approx(place(steps[number], 8, 8), abs=0.01)
+    tokens.nth(pointed[1] - 1).click()
+    seen.page.keyboard.press("ArrowRight")
+    assert spot(seen.page) == pytest.approx(place(steps[pointed[1]], 8, 8), abs=0.01)
     at_rest(seen, path)
 
 

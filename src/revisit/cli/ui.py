@@ -28,7 +28,6 @@ def ui(
 
     for name in model:
         load_config(name)  # a wrong name is said now, not at the first question
-    print(f"The page is at http://{host}:{port} (Ctrl-C ends it).", flush=True)
     serve(model, host, port)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
-from revisit.explain.record import label
+from revisit.explain.record import label, printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -186,10 +186,11 @@ def _bars(axes: Axes, step: Step, most: int = 6) -> None:
 
 def _word(text: str) -> str:
     """A token as matplotlib should print it: dollar signs are not mathematics."""
-    return (text.strip().replace("\n", "⏎") or repr(text)).replace("$", r"\$")
+    return printable(text).replace("$", r"\$")
 
 
 def _wrapped(text: str, width: int = 108) -> str:
     import textwrap
 
-    return "\n".join(textwrap.wrap(text.replace("$", r"\$"), width)) or text
+    shown = "".join(c if c.isprintable() else " " for c in text)
+    return "\n".join(textwrap.wrap(shown.replace("$", r"\$"), width)) or text

@@ -250,6 +250,12 @@ def token_text(tokenizer: Any, token: int) -> str:
     return text or (raw if isinstance(raw, str) else f"#{token}")  # a vocabulary may be padded beyond its tokens
 
 
+def printable(text: str) -> str:
+    """A token that shows: blanks around it dropped, line breaks and what does not print made visible."""
+    bare = text.strip()
+    return (bare if bare.isprintable() else repr(bare)[1:-1]) or repr(text)
+
+
 def mark_differences(answers: Sequence[Answer]) -> None:
     """Mark the tokens that an answer does not share with the plain one (or the first, if none is plain)."""
     if len(answers) < 2:

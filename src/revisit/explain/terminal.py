@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from revisit.explain.record import label
+from revisit.explain.record import label, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,8 +34,8 @@ def table(answer: Answer, layout: Layout | None = None, *, all_steps: bool = Fal
         own = next((c for c in step.candidates if c.token == step.token), None)
         made.add_row(
             str(number),
-            Text(_plain(step.text), style="bold" if step.instead_of is not None else ""),
-            Text(_plain(step.instead_of) if step.instead_of is not None else ""),
+            Text(printable(step.text), style="bold" if step.instead_of is not None else ""),
+            Text(printable(step.instead_of) if step.instead_of is not None else ""),
             "" if own is None else f"{_percent(own.base)} → {_percent(own.final)}",
             str(step.set_size),
             "" if step.layer is None else str(step.layer),
@@ -96,7 +96,7 @@ def patches_table(lens: Lens, reading: int, layer: int, most: int = 20) -> Table
     made.add_column("says")
     for token in order:
         said = Text("  ").join(
-            Text(f"{_plain(read.entries[int(n)])} {float(p):.1%}")
+            Text(f"{printable(read.entries[int(n)])} {float(p):.1%}")
             for n, p in zip(read.top[layer, token], read.chance[layer, token], strict=True)
         )
         made.add_row(_spot(lens, token), said)
@@ -110,9 +110,3 @@ def _spot(lens: Lens, token: int) -> str:
 
 def _percent(p: float) -> str:
     return f"{p:.1%}" if p < 0.01 else f"{p:.0%}"
-
-
-def _plain(text: str) -> str:
-    """A token that shows: blanks around it dropped, line breaks and what does not print made visible."""
-    bare = text.strip()
-    return (bare if bare.isprintable() else repr(bare)[1:-1]) or repr(text)

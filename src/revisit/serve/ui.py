@@ -430,9 +430,20 @@ def _text(value: Any) -> str:
 
 def serve(models: typing.Sequence[str], host: str = "127.0.0.1", port: int = 7861) -> None:
     """Serve the page until interrupted."""
+    import socket
+
     import uvicorn
 
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise RevisitError(
+                f"The page cannot listen on {host}:{port} ({error.strerror or error}); choose another --port."
+            ) from None
     app = create_app(models)
     if host not in app.state.hosts:
         app.state.hosts = (*app.state.hosts, host)
+    print(f"The page is at http://{host}:{port} (Ctrl-C ends it).", flush=True)
     uvicorn.run(app, host=host, port=port, log_level="warning")
