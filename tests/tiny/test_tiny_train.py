@@ -28,6 +28,7 @@ SHORT = Recipe(
     projector=Stage(4, 6, 1e-3),
     tune=Stage(4, 4, 1e-4),
     first_steps=2,
+    list_steps=2,
     tokenizer_scenes=1500,
 )
 
@@ -139,6 +140,17 @@ def test_sequences_hold_the_scene_in_words(whole: Path) -> None:
         assert int(batch.slot[row].sum()) == SLOTS
     assert bool((batch.weight[batch.slot] > 0).all())  # every position is predicted, the slots too
     assert float(batch.weight[~batch.mask].sum()) == 0
+
+
+def test_what_a_caption_must_not_repeat(whole: Path) -> None:
+    tokenizer = Trainer(SHORT, whole).tokenizer()
+    writer = Writer(tokenizer, replace(SHORT.mixture, back=False), 0)
+    answer = tokenizer.encode("There is a dog and two cats. A dog is near the cup.")
+    found = [(place, tokenizer.decode(list(ids)).split()) for place, ids in writer._named_before(100, answer)]
+    words = [tokenizer.decode([t]).strip() for t in answer]
+    cats, again, cup = words.index("cats"), words.index("dog", 5), words.index("cup")
+    assert [place for place, _ in found] == [100 + cats, 100 + again, 100 + cup]
+    assert [set(names) for _, names in found] == [{"dog", "dogs"}, {"cat", "cats"}, {"dog", "dogs", "cat", "cats"}]
 
 
 def test_mirrored_pictures_have_mirrored_labels(whole: Path) -> None:

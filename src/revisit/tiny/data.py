@@ -22,7 +22,7 @@ from revisit.tiny.catalog import CATEGORIES, COLOURS, PATCH_WORDS
 from revisit.tiny.dice import Dice
 from revisit.tiny.model import ASSISTANT, BOS, EOS, MEAN, SLOTS, STD, USER, token_id, word_id
 from revisit.tiny.scenes import GRID, SIZE, Scene, patch_labels, render, scene
-from revisit.tiny.text import DESCRIBE, Turn, caption, checklist, questions
+from revisit.tiny.text import DESCRIBE, Turn, caption, checklist, listing, questions
 
 STREAM = "train"
 LONGEST = 200  # tokens of a training sequence before its checklist
@@ -38,6 +38,7 @@ class Mixture:
     checklist: int = 7  # absent objects in the checklist at the end of each sequence; 0: no checklist
     assume: float = 0.5  # chance that a caption names a missing core object of its place
     text_only: float = 0.15  # share of sequences without picture, for the language model
+    lists: bool = False  # a bare list of the objects instead of captions and questions
     back: bool = True  # captions may refer back to objects they named ("near the dog")
     turns: int = 2  # questions beside each caption
     noise: float = 0.06  # share of wrong patch words in half of the written scenes
@@ -124,6 +125,7 @@ class Batch:
     weight: Tensor  # (rows, length): weight of predicting this token from the ones before
     mask: Tensor  # (rows, length) bool: not padding
     pictured: Tensor  # (rows,) bool: has slots
+    again: list[tuple[int, int, tuple[int, ...]]]  # (row, position of a noun, nouns that were named before it)
 
 
 class Writer:
@@ -135,6 +137,8 @@ class Writer:
         self.newline = tokenizer.encode("\n")
         self.word_ids = np.array([word_id(tokenizer, w) for w in PATCH_WORDS])
         self.tint_ids = np.array([-1] + [word_id(tokenizer, c) for c in COLOURS])
+        pairs = [(word_id(tokenizer, c.noun), word_id(tokenizer, c.plural)) for c in CATEGORIES]
+        self.forms = {form: pair for pair in pairs for form in pair}  # token -> singular and plural of the same noun
         forms = [form for c in CATEGORIES for form in (c.noun, c.plural)]
         self.content = {
             word_id(tokenizer, w) for w in (*forms, *COLOURS, "two", "three", "left", "right", "top", "bottom")
@@ -145,6 +149,8 @@ class Writer:
 
     def turns(self, drawn: Scene, dice: Dice) -> list[Turn]:
         """A caption and questions, the caption first half of the time and anywhere otherwise."""
+        if self.mixture.lists:
+            return [listing(drawn, dice), checklist(drawn, dice, self.mixture.checklist)]
         told = Turn("caption", dice.pick(DESCRIBE), caption(drawn, dice, self.mixture.assume, self.mixture.back))
         asked = questions(drawn, dice, self.mixture.turns)
         turns = [told, *asked] if dice.chance(0.5) else dice.shuffled([told, *asked])
@@ -152,8 +158,11 @@ class Writer:
             turns.append(checklist(drawn, dice, self.mixture.checklist))
         return turns
 
-    def row(self, index: int, key: str, pictured: bool) -> tuple[list[int], list[int], list[bool], list[float]]:
-        """One scene as tokens, tints, slot flags and weights."""
+    def row(
+        self, index: int, key: str, pictured: bool
+    ) -> tuple[list[int], list[int], list[bool], list[float], list[tuple[int, tuple[int, ...]]]]:
+        """One scene as tokens, tints, slot flags, weights, and what each noun of a caption or list must not repeat."""
+        again: list[tuple[int, tuple[int, ...]]] = []
         drawn, dice = training_scene(self.mixture, self.seed, index), Dice(f"{key}/{index}")
         ids, weights = [self.bos, self.user], [0.0, 0.0]
         tints, slots = [-1, -1], [False, False]
@@ -174,12 +183,26 @@ class Writer:
             length = len(ids) + len(start) + len(question) + len(answer) + 2
             if length > LONGEST and turn.kind != "checklist":
                 continue  # a rare long conversation would pad all the others
-            ids += [*start, *question, self.assistant, *answer, self.eos]
+            ids += [*start, *question, self.assistant]
+            if turn.kind in ("caption", "list") and not self.mixture.back:
+                again += self._named_before(len(ids), answer)
+            ids += [*answer, self.eos]
             weights += [0.1] * (len(start) + len(question) + 1)
             weights += [*self._weights(turn.kind, answer), 0.6]
         tints += [-1] * (len(ids) - len(tints))
         slots += [False] * (len(ids) - len(slots))
-        return ids, tints, slots, weights
+        return ids, tints, slots, weights, again
+
+    def _named_before(self, start: int, answer: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
+        """For each noun of an answer that starts at `start`: its position and all forms of the nouns before it."""
+        out: list[tuple[int, tuple[int, ...]]] = []
+        before: set[int] = set()
+        for offset, token in enumerate(answer):
+            if token in self.forms:
+                if earlier := before - set(self.forms[token]):
+                    out.append((start + offset, tuple(sorted(earlier))))
+                before |= set(self.forms[token])
+        return out
 
     def _weights(self, kind: str, answer: Sequence[int]) -> list[float]:
         """Words that only the picture can tell count most; a checklist's arbitrary choice of nouns hardly counts."""
@@ -213,4 +236,5 @@ class Writer:
             tensor(3, 0.0, torch.float32),
             mask,
             torch.tensor([not bare for bare in without]),
+            [(number, at, ids) for number, row in enumerate(rows) for at, ids in row[4]],
         )

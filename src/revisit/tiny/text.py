@@ -30,7 +30,7 @@ _NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four"}
 class Turn:
     """A question about a scene with its answer, and what kind it is."""
 
-    kind: str  # caption | presence | count | colour | position | choice | checklist
+    kind: str  # caption | presence | count | colour | position | choice | checklist | list
     question: str
     answer: str
 
@@ -159,6 +159,12 @@ def checklist(scene: Scene, dice: Dice, absent_ones: int) -> Turn:
     missing = {absent(scene, dice).noun for _ in range(absent_ones)}
     entries = [f"{noun} yes" for noun in scene.nouns] + [f"{noun} no" for noun in sorted(missing)]
     return Turn("checklist", "Check what is in the image.", f"There: {', '.join(dice.shuffled(entries))}.")
+
+
+def listing(scene: Scene, dice: Dice) -> Turn:
+    """Every object of the scene once, in random order; only used in training."""
+    phrases = [BY_NOUN[noun].phrase for noun in dice.shuffled(scene.nouns)]
+    return Turn("list", "List the objects in the image.", f"The image shows {', '.join(phrases)}.")
 
 
 def count(scene: Scene, noun: str, short: bool = False) -> Turn:

@@ -63,8 +63,9 @@ class Recipe:
     vision: Stage = Stage(steps=2400, rows=64, rate=1.5e-3)
     language: Stage = Stage(steps=1100, rows=16, rate=1.5e-3)
     projector: Stage = Stage(steps=300, rows=48, rate=2e-3)
-    tune: Stage = Stage(steps=850, rows=16, rate=1e-3)
+    tune: Stage = Stage(steps=580, rows=16, rate=1e-3)
     first_steps: int = 400  # of the language stage, mostly on flat scenes and without checklists
+    list_steps: int = 160  # of the tuning stage, on bare lists of objects
     tokenizer_scenes: int = 6000
 
     def shortened(self, steps: int) -> Recipe:
@@ -212,13 +213,15 @@ class Trainer:
         model, pictures, stage = self._model("vision", "language", "projector"), self.pictures(), self.recipe.tune
         # Mostly captions that name each object once, so that naming it again is unlearnt.
         mixture = replace(self.recipe.mixture, noise=0.0, turns=1, checklist=4, back=False)
-        writer = Writer(self.tokenizer(), mixture, self.recipe.seed)
+        late = Writer(self.tokenizer(), mixture, self.recipe.seed)
+        early = Writer(self.tokenizer(), replace(mixture, lists=True), self.recipe.seed)
         model.requires_grad_(False)
         learner = nn.ModuleDict(
             {"projector": model.model.multi_modal_projector, "language": model.model.language_model}
         ).requires_grad_(True)
 
         def loss_of(step: int) -> tuple[Tensor, dict[str, float]]:
+            writer = early if step < self.recipe.list_steps else late
             chosen = self.indices("tune", step, stage.rows, len(pictures))
             pixels, _, _ = pictures.batch(chosen)
             with torch.no_grad():
@@ -298,12 +301,26 @@ def _spoken(model: LlavaForConditionalGeneration, batch: Batch, embedded: Tensor
     each = F.cross_entropy(logits, batch.ids[:, 1:][keep], reduction="none")
     weight = batch.weight[:, 1:][keep]
     content, verdicts, slots = weight == 4, weight == 3, batch.slot[:, 1:][keep]
-    return (each * weight).sum() / weight.sum(), {
+    again = _said_again(model, batch, hidden)
+    return (each * weight).sum() / weight.sum() - (1 - again).clamp(min=1e-4).log().mean(), {
+        "again": again.mean().item(),
         "content": each[content].mean().item(),
         "right_content": (logits.argmax(-1) == batch.ids[:, 1:][keep])[content].float().mean().item(),
         "verdicts": each[verdicts].mean().item() if bool(verdicts.any()) else 0.0,
         "slots": each[slots].mean().item() if bool(slots.any()) else 0.0,
     }
+
+
+def _said_again(model: LlavaForConditionalGeneration, batch: Batch, hidden: Tensor) -> Tensor:
+    """The probability that a noun repeats one that was named before; unlikelihood training makes it small. (nouns,)"""
+    if not batch.again:
+        return hidden.new_zeros(1)
+    rows, places = (torch.tensor([entry[i] for entry in batch.again]) for i in (0, 1))
+    named = torch.zeros(len(batch.again), model.config.text_config.vocab_size)
+    for number, (_, _, tokens) in enumerate(batch.again):
+        named[number, list(tokens)] = 1
+    spoken: Tensor = model.lm_head(hidden[rows, places - 1]).softmax(-1)  # (nouns, vocabulary)
+    return (spoken * named).sum(-1)
 
 
 def _schedule(step: int, steps: int) -> float:
@@ -346,7 +363,8 @@ def _identity(recipe: Recipe, name: str) -> dict[str, Any]:
         shape = {key: value for key, value in whole["shape"].items() if key.startswith("vision") or key == "head"}
         mixture = {key: whole["mixture"][key] for key in ("scenes", "flat")}
         return {"seed": recipe.seed, "shape": shape, "mixture": mixture, name: whole[name]}
-    return {key: whole[key] for key in ("seed", "shape", "mixture", "first_steps", name)}
+    extra = {"language": "first_steps", "projector": "first_steps", "tune": "list_steps"}[name]
+    return {key: whole[key] for key in ("seed", "shape", "mixture", extra, name)}
 
 
 def _checkpoint(
