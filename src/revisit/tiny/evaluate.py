@@ -186,7 +186,13 @@ def lens(model: Any, processor: Any, scenes: Sequence[Scene], batch: int) -> lis
 
 
 def chosen(greedy: Scores, tried: Sequence[tuple[ReVisiT, Scores]]) -> ReVisiT:
-    """The settings with the least CHAIR_I among those whose F1 is no worse than greedy's; else those of the best F1."""
+    """The settings with the least CHAIR_I among those whose F1 is no worse than greedy's; else those of the best F1.
+
+    Settings whose captions are half as long again as greedy's do not count: a caption that falls into repeating one
+    object that is there has a splendid CHAIR_I and says nothing.
+    """
+    longest = 1.5 * greedy.metrics["Len"]
+    tried = [pair for pair in tried if pair[1].metrics["Len"] <= longest] or tried
     good = [pair for pair in tried if pair[1].metrics["F1"] >= greedy.metrics["F1"]]
     if good:
         return min(good, key=lambda pair: pair[1].metrics["CHAIRi"])[0]
@@ -200,6 +206,7 @@ def _row(name: str, scores: Scores, base: Scores | None = None) -> dict[str, Any
         if base is not None:
             apart = paired(base.per_item[metric], scores.per_item[metric])
             row[f"{metric} difference"] = [100 * v for v in (apart.difference, apart.low, apart.high)]
+    row["Len"] = 100 * scores.metrics["Len"]
     return row
 
 
@@ -257,14 +264,14 @@ def _usual(model: Any, processor: Any, plan: Plan, say: Say) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| decoding | CHAIR_S | CHAIR_I | recall | F1 |", "|---|---|---|---|---|"]
+    lines = ["| decoding | CHAIR_S | CHAIR_I | recall | F1 | words |", "|---|---|---|---|---|---|"]
     for row in rows:
         cells = []
         for metric in ("CHAIRs", "CHAIRi", "Recall", "F1"):
             apart = row.get(f"{metric} difference")
             extra = "" if apart is None else f" ({apart[0]:+.2f} [{apart[1]:+.2f}, {apart[2]:+.2f}])"
             cells.append(f"{row[metric]:.2f}{extra}")
-        lines.append(f"| {row['decoding']} | {' | '.join(cells)} |")
+        lines.append(f"| {row['decoding']} | {' | '.join(cells)} | {row['Len']:.0f} |")
     return "\n".join(lines)
 
 
