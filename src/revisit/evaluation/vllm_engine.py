@@ -127,15 +127,15 @@ class VllmEngine(Engine):
                 seed=job.seed if decoding.temperature else None,
                 max_tokens=decoding.max_new_tokens,
                 extra_args=extra if images else None,  # no picture: nothing to revisit
+                detokenize=False,  # texts are made as the local engine makes them
             )
             for job, images in good
         ]
         outputs = self.llm.generate([self._prompt(job, images) for job, images in good], parameters, use_tqdm=False)
-        for (job, _), output in zip(good, outputs, strict=True):
-            made = output.outputs[0]
-            outcomes.append(
-                Outcome(job, Answer(made.text.strip(), tuple(made.token_ids), {"steps": len(made.token_ids)}))
-            )
+        tokens = [tuple(output.outputs[0].token_ids) for output in outputs]
+        texts = self.processor.batch_decode(tokens, skip_special_tokens=True)
+        for (job, _), row, text in zip(good, tokens, texts, strict=True):
+            outcomes.append(Outcome(job, Answer(text.strip(), row, {"steps": len(row)})))
         return outcomes
 
     def _prompt(self, job: Job, images: list[Any]) -> dict[str, Any]:
