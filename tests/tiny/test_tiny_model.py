@@ -19,6 +19,7 @@ from revisit.tiny.catalog import BY_NOUN, CATEGORIES
 from revisit.tiny.evaluate import Plan, chosen, lens, presence
 from revisit.tiny.model import train_tokenizer
 from revisit.tiny.scenes import render, scene
+from revisit.tiny.train import STAGES
 
 PROMPT = "Please describe this image in detail."
 
@@ -81,7 +82,7 @@ def test_the_log_and_the_recipe_lie_beside_the_weights() -> None:
     for line in (folder / "training.jsonl").read_text().splitlines():
         entry = json.loads(line)
         last[entry["stage"]] = entry["step"]
-    assert last == {stage: recipe[stage]["steps"] for stage in ("vision", "language", "projector", "tune")}
+    assert last == {stage: recipe[stage]["steps"] for stage in STAGES}
 
 
 def test_every_noun_is_one_token(tiny) -> None:  # type: ignore[no-untyped-def]

@@ -27,6 +27,7 @@ SHORT = Recipe(
     language=Stage(4, 4, 1e-3),
     projector=Stage(4, 6, 1e-3),
     tune=Stage(4, 4, 1e-4),
+    polish=Stage(4, 4, 1e-4),
     first_steps=2,
     list_steps=2,
     tokenizer_scenes=1500,

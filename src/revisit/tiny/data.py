@@ -40,6 +40,7 @@ class Mixture:
     text_only: float = 0.15  # share of sequences without picture, for the language model
     lists: bool = False  # a bare list of the objects instead of captions and questions
     back: bool = True  # captions may refer back to objects they named ("near the dog")
+    plurals: bool = True  # captions say "two dogs"
     turns: int = 2  # questions beside each caption
     noise: float = 0.06  # share of wrong patch words in half of the written scenes
 
@@ -151,12 +152,16 @@ class Writer:
         """A caption and questions, the caption first half of the time and anywhere otherwise."""
         if self.mixture.lists:
             return [listing(drawn, dice), checklist(drawn, dice, self.mixture.checklist)]
-        told = Turn("caption", dice.pick(DESCRIBE), caption(drawn, dice, self.mixture.assume, self.mixture.back))
+        told = Turn("caption", dice.pick(DESCRIBE), self._caption(drawn, dice))
         asked = questions(drawn, dice, self.mixture.turns)
         turns = [told, *asked] if dice.chance(0.5) else dice.shuffled([told, *asked])
         if self.mixture.checklist:  # at the end, where nothing before it can be copied from it
             turns.append(checklist(drawn, dice, self.mixture.checklist))
         return turns
+
+    def _caption(self, drawn: Scene, dice: Dice) -> str:
+        mixture = self.mixture
+        return caption(drawn, dice, mixture.assume, mixture.back, mixture.plurals)
 
     def row(
         self, index: int, key: str, pictured: bool

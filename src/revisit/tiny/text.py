@@ -43,10 +43,13 @@ class _Mention:
     centre: tuple[int, int] | None
 
 
-def caption(scene: Scene, dice: Dice, assume: float = 0.0, back: bool = True) -> str:
-    """One to four sentences that name the scene's objects; with `back` some refer back to an object named before."""
-    mentions = [_mention(scene, noun, dice) for noun in scene.nouns if dice.chance(0.96)] or [
-        _mention(scene, scene.nouns[0], dice)
+def caption(scene: Scene, dice: Dice, assume: float = 0.0, back: bool = True, plurals: bool = True) -> str:
+    """One to four sentences that name the scene's objects.
+
+    With `back` some refer back to an object named before; without `plurals` several objects of a kind count as one.
+    """
+    mentions = [_mention(scene, noun, dice, plurals) for noun in scene.nouns if dice.chance(0.96)] or [
+        _mention(scene, scene.nouns[0], dice, plurals)
     ]
     for noun, _ in scene.place.core:
         if noun not in scene.nouns and dice.chance(assume):
@@ -63,17 +66,19 @@ def caption(scene: Scene, dice: Dice, assume: float = 0.0, back: bool = True) ->
     return " ".join(sentences)
 
 
-def _mention(scene: Scene, noun: str, dice: Dice) -> _Mention:
+def _mention(scene: Scene, noun: str, dice: Dice, plurals: bool) -> _Mention:
     items, category = scene.of(noun), BY_NOUN[noun]
     colour = items[0].colour
     shade = f"{colour} " if colour and dice.chance(0.7) else ""
-    if len(items) > 1:
+    if len(items) > 1 and plurals:
         number = "some" if category.mass else dice.pick((_NUMBERS[min(len(items), 4)], "several"))
         if len(items) == 2:
             number = "some" if category.mass else "two"
         return _Mention(f"{number} {shade}{category.plural}", f"the {category.plural}", True, None)
     article = "some" if category.mass else "an" if (shade or noun)[0] in "aeiou" else "a"
-    return _Mention(f"{article} {shade}{noun}", f"the {noun}", category.always_plural, items[0].centre)
+    return _Mention(
+        f"{article} {shade}{noun}", f"the {noun}", category.always_plural, items[0].centre if len(items) == 1 else None
+    )
 
 
 def _join(parts: list[str]) -> str:

@@ -6,7 +6,9 @@ language   the language model learns captions and questions as plain text and af
            too, so that any position's hidden state speaks through the head.
 projector  only the projector learns: its outputs approach the embeddings of the patch words, and the frozen language
            model must be able to talk about the picture. Patches become words.
-tune       projector and language model together, at a small rate, on real pictures; the slots are still predicted.
+tune       projector and language model together on pictures; the slots are still predicted. Bare lists of objects first,
+           then captions, with unlikelihood training against naming an object twice.
+polish     the same with captions in the singular.
 
 `vision` and `language` need nothing from each other and may run side by side. Each stage writes `<stage>.safetensors`
 (weights and optimiser) with `<stage>.json` (step and settings), replaces them atomically, and goes on from them after a
@@ -37,7 +39,7 @@ from revisit.tiny.data import Batch, Mixture, Pictures, Writer, corpus, prepare
 from revisit.tiny.dice import Dice
 from revisit.tiny.model import Shape, make_model, make_processor, save, train_tokenizer
 
-STAGES = ("vision", "language", "projector", "tune")
+STAGES = ("vision", "language", "projector", "tune", "polish")
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Recipe:
     language: Stage = Stage(steps=1100, rows=16, rate=1.5e-3)
     projector: Stage = Stage(steps=300, rows=48, rate=2e-3)
     tune: Stage = Stage(steps=580, rows=16, rate=1e-3)
+    polish: Stage = Stage(steps=200, rows=16, rate=6e-4)
     first_steps: int = 400  # of the language stage, mostly on flat scenes and without checklists
     list_steps: int = 160  # of the tuning stage, on bare lists of objects
     tokenizer_scenes: int = 6000
@@ -209,27 +212,37 @@ class Trainer:
         self.fit("projector", projector, loss_of)
 
     def tune(self) -> None:
-        """Tune projector and language model lightly on pictures, every position still predicted."""
-        model, pictures, stage = self._model("vision", "language", "projector"), self.pictures(), self.recipe.tune
-        # Mostly captions that name each object once, so that naming it again is unlearnt.
-        mixture = replace(self.recipe.mixture, noise=0.0, turns=1, checklist=4, back=False)
+        """Tune projector and language model lightly on pictures: first on bare lists of objects, then on captions."""
+        mixture = self._once_each()
         late = Writer(self.tokenizer(), mixture, self.recipe.seed)
         early = Writer(self.tokenizer(), replace(mixture, lists=True), self.recipe.seed)
+        model = self._model("vision", "language", "projector")
+        self._on_pictures("tune", model, lambda step: early if step < self.recipe.list_steps else late)
+
+    def polish(self) -> None:
+        """The same for a little longer without plurals, which the slots, written in the singular, never say."""
+        writer = Writer(self.tokenizer(), replace(self._once_each(), plurals=False), self.recipe.seed)
+        self._on_pictures("polish", self._model("vision", "language", "projector", "tune"), lambda step: writer)
+
+    def _once_each(self) -> Mixture:
+        """Mostly captions, which name each object once, so that naming it again is unlearnt."""
+        return replace(self.recipe.mixture, noise=0.0, turns=1, checklist=4, back=False)
+
+    def _on_pictures(self, name: str, model: LlavaForConditionalGeneration, writer_of: Callable[[int], Writer]) -> None:
+        """A stage that trains projector and language model on pictures, every position still predicted."""
+        pictures, stage = self.pictures(), getattr(self.recipe, name)
         model.requires_grad_(False)
-        learner = nn.ModuleDict(
-            {"projector": model.model.multi_modal_projector, "language": model.model.language_model}
-        ).requires_grad_(True)
+        learner = _talker(model).requires_grad_(True)
 
         def loss_of(step: int) -> tuple[Tensor, dict[str, float]]:
-            writer = early if step < self.recipe.list_steps else late
-            chosen = self.indices("tune", step, stage.rows, len(pictures))
+            chosen = self.indices(name, step, stage.rows, len(pictures))
             pixels, _, _ = pictures.batch(chosen)
             with torch.no_grad():
                 seen = _features(model, pixels)
-            batch = writer.batch(chosen, f"tune/{step}")
+            batch = writer_of(step).batch(chosen, f"{name}/{step}")
             return _spoken(model, batch, _placed(model, batch, model.model.multi_modal_projector(seen)))
 
-        self.fit("tune", learner, loss_of)
+        self.fit(name, learner, loss_of)
 
     def finish(self, target: Path) -> None:
         """Write the finished model, with the recipe and the log of losses beside it."""
@@ -246,11 +259,16 @@ class Trainer:
             "vision": nn.ModuleDict({"tower": inner.vision_tower}),
             "language": inner.language_model,
             "projector": inner.multi_modal_projector,
-            "tune": nn.ModuleDict({"projector": inner.multi_modal_projector, "language": inner.language_model}),
+            "tune": _talker(model),
+            "polish": _talker(model),
         }
         for name in finished:
             _load_finished(self.folder, name, self.recipe, parts[name])
         return model
+
+
+def _talker(model: LlavaForConditionalGeneration) -> nn.ModuleDict:
+    return nn.ModuleDict({"projector": model.model.multi_modal_projector, "language": model.model.language_model})
 
 
 class _PatchHeads(nn.Module):
@@ -363,7 +381,7 @@ def _identity(recipe: Recipe, name: str) -> dict[str, Any]:
         shape = {key: value for key, value in whole["shape"].items() if key.startswith("vision") or key == "head"}
         mixture = {key: whole["mixture"][key] for key in ("scenes", "flat")}
         return {"seed": recipe.seed, "shape": shape, "mixture": mixture, name: whole[name]}
-    extra = {"language": "first_steps", "projector": "first_steps", "tune": "list_steps"}[name]
+    extra = {"language": "first_steps", "projector": "first_steps", "tune": "list_steps", "polish": "list_steps"}[name]
     return {key: whole[key] for key in ("seed", "shape", "mixture", extra, name)}
 
 
