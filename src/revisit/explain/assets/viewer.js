@@ -293,7 +293,7 @@ class Viewer {
     if (!step) { this.where.textContent = ""; return; }
     const [i, s] = this.now, answer = this.data.answers[i];
     const place = this.stage.point(step.i);
-    const view = this.viewSelect.value || (place ? place.grid.view : null);
+    const view = this.viewSelect.value || (place || { grid: this.data.grids[0] || { view: null } }).grid.view;
     if (step.m !== undefined && answer.n) {
       const start = step.m * answer.n, map = answer.bytes;
       this.stage.paint((token) => { const close = 1 - map[start + token] / 255; return answer.far ? 1 - close : close; }, view);
@@ -309,8 +309,8 @@ class Viewer {
     } else {
       const many = this.data.images.length > 1 && place ? `image ${place.grid.image + 1}, ` : "";
       const part = place && place.grid.view !== "image" ? `${place.grid.view}, ` : "";
-      const spot = place ? `${many}${part}row ${place.row + 1}, column ${place.column + 1}` : `vision token ${step.i}, which lies nowhere on the image`;
-      this.where.append(make("b", {}, visible(step.t.trim())), ` was spoken with the patch at ${spot}; layer ${step.l}, divergence ${number(step.d)}.`);
+      const spot = place ? `${many}${part}row ${place.row + 1}, column ${place.column + 1}` : null;
+      this.where.append(make("b", {}, visible(step.t.trim())), ` was spoken with ${spot ? `the patch at ${spot}` : `vision token ${step.i}, which lies nowhere on the image`}; layer ${step.l}, divergence ${number(step.d)}.`);
     }
     this.said.textContent = `${step.t.trim()}. ${this.where.textContent}`;
   }
