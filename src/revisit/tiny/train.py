@@ -334,7 +334,7 @@ def _said_again(model: LlavaForConditionalGeneration, batch: Batch, hidden: Tens
     if not batch.again:
         return hidden.new_zeros(1)
     rows, places = (torch.tensor([entry[i] for entry in batch.again]) for i in (0, 1))
-    named = torch.zeros(len(batch.again), model.config.text_config.vocab_size)
+    named = torch.zeros(len(batch.again), model.config.get_text_config().vocab_size)
     for number, (_, _, tokens) in enumerate(batch.again):
         named[number, list(tokens)] = 1
     spoken: Tensor = model.lm_head(hidden[rows, places - 1]).softmax(-1)  # (nouns, vocabulary)
