@@ -97,14 +97,17 @@ def plausible_ids(peaks: Peaks, row: int, alpha: float) -> Tensor:
     hot = (peaks.groups[row] >= cut - slack).nonzero()  # (h, 1)
     if 8 * len(hot) > peaks.groups.shape[-1]:
         ids = (logits >= cut - slack).nonzero().squeeze(-1)
+        values = logits[ids]
     else:
         inside = torch.arange(GROUP, device=logits.device)
-        tail = torch.arange(peaks.groups.shape[-1] * GROUP, logits.numel(), device=logits.device)
-        ids = torch.cat([(hot * GROUP + inside).flatten(), tail])
-        ids = ids[logits[ids] >= cut - slack]
-    if bool((logits[ids] <= cut + slack).any()):
-        return _from_log_probabilities(logits, alpha)
-    return ids
+        ids = (hot * GROUP + inside).flatten()
+        whole = peaks.groups.shape[-1] * GROUP
+        if whole < logits.numel():  # the last group is not full
+            ids = torch.cat([ids, torch.arange(whole, logits.numel(), device=logits.device)])
+        values = logits[ids]
+        keep = (values >= cut - slack).nonzero().squeeze(-1)
+        ids, values = ids[keep], values[keep]
+    return _from_log_probabilities(logits, alpha) if float(values.min()) <= cut + slack else ids
 
 
 def _from_log_probabilities(logits: Tensor, alpha: float) -> Tensor:
@@ -171,7 +174,7 @@ class Scratch:
         """Some tensors of this shape with arbitrary content."""
         size = shape[0] * shape[1]
         if len(self.buffers) < count or self.buffers[0].numel() < size or self.buffers[0].dtype != like.dtype:
-            self.buffers = [torch.empty(max(size, BLOCK), dtype=like.dtype, device=like.device) for _ in range(3)]
+            self.buffers = [torch.empty(size, dtype=like.dtype, device=like.device) for _ in range(3)]
         return [buffer[:size].view(shape) for buffer in self.buffers[:count]]
 
 
@@ -218,6 +221,7 @@ class Engine:
         self.vision, self.rule = vision, rule
         self.columns = Columns(vision, store_bytes)
         self.scratch = scratch or Scratch()
+        self.block = min(BLOCK, max(1 << 15, 64 * vision.rows))  # few rows need little room
 
     @torch.no_grad()
     def refine(self, peaks: Peaks, row: int = 0, uniform: float = 0.0) -> Refinement:
@@ -247,7 +251,7 @@ class Engine:
 
     def _over_store(self, store: Tensor, slots: Tensor, log_p: Tensor) -> Tensor:
         """Divergences of all rows from their stored columns.  -> (rows,)"""
-        step = max(16, BLOCK // len(slots))
+        step = max(16, self.block // len(slots))
         parts = []
         for i in range(0, self.vision.rows, step):
             block = store[:, i : i + step]  # (capacity, b)
@@ -264,7 +268,7 @@ class Engine:
         k, parts = len(ids), []
         for i, j in _spans(self.vision.rows, SLICE // k):
             logits = self._logits(i, j, ids)  # (b, k)
-            for a, b in _spans(j - i, BLOCK // k):
+            for a, b in _spans(j - i, self.block // k):
                 part = logits[a:b]
                 if self.rule.model_dtype:
                     parts.append(self._compare(log_p, part))
@@ -297,11 +301,13 @@ class Engine:
         row = core.select(divergences, self.rule.how, uniform)
         if row < 0:
             return row, None
-        rows = torch.tensor([row], device=divergences.device)
         best = float(divergences[row])
-        if self.rule.how != "random" and not self.rule.model_dtype and math.isfinite(best):
+        if self.rule.how == "random" or self.rule.model_dtype or not math.isfinite(best):
+            rows = torch.tensor([row], device=divergences.device)
+        else:
             scale = 1 / len(log_p) if self.rule.divergence == "official" else 1.0
-            near = (divergences - best).abs() <= ROUNDING * (scale + abs(best))
+            reach = ROUNDING * (scale + abs(best))
+            near = divergences <= best + reach if self.rule.how == "min" else divergences >= best - reach
             rows = near.nonzero().squeeze(-1)[:CONFIRMED]
         log_q = core.log_softmax(logits_of(rows), self.rule.model_dtype)  # (n, k)
         if len(rows) == 1:
