@@ -52,6 +52,7 @@ def explain(
     from revisit.explain.record import explain as record
 
     loaded, processor = load(model, trust_remote_code=trust_remote_code)
+    chosen[0] = methods.recommended(method, loaded, **parse_set(set_))
     decode = record(
         loaded,
         processor,

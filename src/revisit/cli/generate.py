@@ -73,7 +73,7 @@ def generate(
         raise RevisitError("--stream goes with neither --beams nor --json.")
     if (html or trace_) and beams > 1:
         raise RevisitError("--html and --trace show an answer step by step; beams change places, so leave out --beams.")
-    chosen = methods.get(method, **parse_set(set_))
+    methods.get(method, **parse_set(set_))  # before the model: a wrong setting fails at once
     others = beside(method, versus) if html else []
     paths = find_images(images, allow_url=allow_url)
     if not prompt.strip():
@@ -90,6 +90,7 @@ def generate(
     from revisit.models.prompts import answers, new_tokens, prepare
 
     loaded, processor = load(model, dtype=dtype, device_map=device_map, trust_remote_code=trust_remote_code)
+    chosen = methods.recommended(method, loaded, **parse_set(set_))
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample, "num_beams": beams}
     if sample:
         options |= {"temperature": temperature, "top_p": top_p}

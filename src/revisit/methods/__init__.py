@@ -45,3 +45,11 @@ def get(name: str, **settings: Any) -> Method:
     """A method with the given settings; values may be strings, as typed on a command line."""
     cls = find(name)
     return cls(**parse_settings(cls, settings))
+
+
+def recommended(name: str, model: Any, **settings: Any) -> Method:
+    """A method with what is recommended for a loaded model, where the method knows that, and the given settings."""
+    cls = find(name)
+    parsed = parse_settings(cls, settings)
+    made: Method = cls.recommended(model, **parsed) if hasattr(cls, "recommended") else cls(**parsed)
+    return made
