@@ -44,6 +44,16 @@ def opened(seen: Any, server: tuple[str, Any], tmp_path: Path) -> Any:
     return seen
 
 
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A model that neither ends its answer nor hurries, so that a test can act in the middle of it."""
+    model, _ = families.build("llava")
+    monkeypatch.setattr(model.generation_config, "eos_token_id", None)
+    handle = model.register_forward_hook(lambda *_: time.sleep(0.05))
+    yield
+    handle.remove()
+
+
 def give(page: Any, path: Path) -> None:
     page.set_input_files("#file", str(path))
 
@@ -108,6 +118,7 @@ def test_bad_files_and_empty_questions_are_told(opened: Any, tmp_path: Path) -> 
     assert [error for error in opened.errors if "400" not in error] == []  # the browser logs the refused upload
 
 
+@pytest.mark.usefixtures("endless")
 def test_a_closed_tab_frees_the_model(opened: Any, browser: Any, server: tuple[str, Any]) -> None:
     address, room = server
     other = browser.new_page()
@@ -127,6 +138,7 @@ def test_a_closed_tab_frees_the_model(opened: Any, browser: Any, server: tuple[s
     assert opened.errors == []
 
 
+@pytest.mark.usefixtures("endless")
 def test_stop_and_the_narrow_page(opened: Any) -> None:
     page = opened.page
     page.set_viewport_size({"width": 390, "height": 844})
