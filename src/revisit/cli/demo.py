@@ -40,7 +40,7 @@ def demo(
     decode = record.explain(model, processor, [picture], PROMPT, methods, max_new_tokens=128)
     console = Console()
     console.print(
-        f"\nThe picture ({output / 'demo.png'}) shows: [bold]{', '.join(drawn.nouns)}[/], at {drawn.place.name}."
+        f"\nThe picture ({output / 'demo.png'}) shows: [bold]{', '.join(drawn.nouns)}[/] (place: {drawn.place.name})."
     )
     table = Table("decoding", f"“{PROMPT}”", box=None, padding=(0, 2, 1, 0))
     for answer in reversed(decode.answers):
