@@ -69,8 +69,9 @@ def run(vision: Rows, table: Tensor, steps: int, *, checked: bool = True) -> str
     times = [timed(step, engine, table[t]) for t in range(steps)]
     peak = memory.peak()
     wall, busy = (statistics.fmean(column) * 1e3 for column in zip(*times, strict=True))
-    reuse = 1 - engine.columns.projected / max(1, engine.columns.asked)
-    return f"{wall:9.2f} ms/step  {busy:9.2f} ms CPU  columns reused {reuse:5.1%}  extra {peak / 2**20:6.0f} MiB"
+    columns = engine.columns
+    reuse = f"{1 - columns.projected / columns.asked:5.1%}" if columns.asked else "none"  # identities, or streamed
+    return f"{wall:9.2f} ms/step  {busy:9.2f} ms CPU  columns reused {reuse}  extra {peak / 2**20:6.0f} MiB"
 
 
 def tokens(head: Tensor) -> None:
