@@ -273,7 +273,7 @@ def test_sigterm_finishes_what_was_begun(tmp_path: Path) -> None:
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
         _wait_for(f"http://127.0.0.1:{port}/health", process)
-        fields = {"model": "tiny", "messages": messages(1), "max_tokens": 200, "stream": True}
+        fields = {"model": "tiny", "messages": messages(1), "max_tokens": 80, "stream": True}
         with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/chat/completions", json=fields, timeout=120) as reply:
             lines = reply.iter_lines()
             next(lines)
@@ -281,7 +281,7 @@ def test_sigterm_finishes_what_was_begun(tmp_path: Path) -> None:
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         pieces = [json.loads(line[6:])["choices"][0]["delta"].get("content", "") for line in rest[:-1]]
-        assert "".join(pieces) == expected(1, 200, ReVisiT())
+        assert "".join(pieces) == expected(1, 80, ReVisiT())
         process.wait(60)
         assert process.returncode in (0, -signal.SIGTERM)
     finally:
