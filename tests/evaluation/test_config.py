@@ -14,18 +14,27 @@ from revisit.evaluation.plan import label
 from revisit.evaluation.scenes import parse_scenes
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder without weights: a plan needs none."""
+    path = tmp_path_factory.mktemp("model")
+    (path / "config.json").write_text('{"model_type": "llava"}')
+    return path
+
+
 def plan(tmp_path: Path, **values: Any) -> Any:
     return EvalConfig(**{"data": str(tmp_path), **values}).plan()
 
 
-def test_names_are_split_and_settings_reach_their_method(tmp_path: Path) -> None:
+def test_names_are_split_and_settings_reach_their_method(tmp_path: Path, model: Path) -> None:
     made = plan(
         tmp_path,
+        model=str(model),
         method=["greedy,revisit", "revisit:alpha=0.01:layers=all"],
         benchmark="pope,chair",
         set={"revisit.divergence": "kl", "pope.parser": "vcd"},
     )
-    assert [label(m) for m in made.methods] == [
+    assert [label(m) for m in made.methods_for(str(model))] == [
         "greedy",
         "revisit(divergence=kl)",
         "revisit(alpha=0.01, layers=all, divergence=kl)",
@@ -49,15 +58,33 @@ def test_a_bare_key_goes_to_every_method_that_has_it() -> None:
         scope({"vdc.alpha": 1}, fields, [])
 
 
-def test_flags_beat_the_file(tmp_path: Path) -> None:
+def test_what_is_not_given_is_what_is_recommended_for_the_model(tmp_path: Path) -> None:
+    for name, config, generation in (
+        ("llava", '{"model_type": "llava"}', "{}"),
+        ("qwen", '{"model_type": "qwen2_5_vl"}', "{}"),
+        ("own", '{"model_type": "llava"}', '{"revisit": {"alpha": 0.02}}'),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(config)
+        (tmp_path / name / "generation_config.json").write_text(generation)
+    names = [str(tmp_path / name) for name in ("llava", "qwen", "own")]
+    made = plan(tmp_path, model=names, method=["greedy", "revisit", "revisit:alpha=0.3"])
+    assert [[label(m) for m in made.methods_for(name)] for name in names] == [
+        ["greedy", "revisit", "revisit(alpha=0.3)"],
+        ["greedy", "revisit(layers=all)", "revisit(alpha=0.3, layers=all)"],
+        ["greedy", "revisit(alpha=0.02)", "revisit(alpha=0.3)"],
+    ]
+
+
+def test_flags_beat_the_file(tmp_path: Path, model: Path) -> None:
     file = tmp_path / "grid.yaml"
     file.write_text(
-        "model: [tiny]\nmethod: [greedy, {name: revisit, alpha: 0.01}]\nbenchmark: chair\nlimit: 5\nbatch_size: 2\n"
+        f"model: [{model}]\nmethod: [greedy, {{name: revisit, alpha: 0.01}}]\nbenchmark: chair\nlimit: 5\nbatch_size: 2\n"
         f"data: {tmp_path}\nset: {{revisit.select: max, revisit.norm: final}}\n"
     )
     made = load_config(file, {"limit": 9, "set": {"revisit.select": "min"}}).plan()
     assert (made.limit, made.batch_size) == (9, 2)
-    assert label(made.methods[1]) == "revisit(alpha=0.01, norm=final)"
+    assert label(made.methods_for(str(model))[1]) == "revisit(alpha=0.01, norm=final)"
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ class EvalConfig:
         """The plan, every name looked up and every setting checked; nothing is loaded."""
         if self.engine not in ENGINES:
             raise unknown("engine", self.engine, ENGINES)
-        methods, chosen = self._methods_and_benchmarks()
+        methods, chosen = self._methods_and_benchmarks(None)
         models = tuple(str(m) for m in _listed(self.model))
         decoding = Decoding(
             temperature=self.temperature if self.sample else None,
@@ -65,11 +65,14 @@ class EvalConfig:
         )
         if not self.sample and (self.temperature != 1 or self.top_p != 1):
             raise RevisitError("temperature and top_p act on sampling only: add --sample, or leave them out.")
+        data = self._data(models, [b.name for b in chosen])
+        abouts = {model: describe_model(model, self.trust_remote_code) for model in models}
         return Plan(
             models=models,
             methods=methods,
+            tuned={model: self._methods_and_benchmarks(about)[0] for model, about in abouts.items()},
             benchmarks=chosen,
-            data=self._data(models, [b.name for b in chosen]),
+            data=data,
             output=Path(self.output),
             limit=self.limit,
             batch_size=self.batch_size,
@@ -96,15 +99,19 @@ class EvalConfig:
                 raise RevisitError(f"--{name} goes with --engine ray, not with --engine {self.engine}.")
         return {}
 
-    def _methods_and_benchmarks(self) -> tuple[tuple[Any, ...], tuple[benchmarks.Benchmark, ...]]:
+    def _methods_and_benchmarks(self, model: Any) -> tuple[tuple[Any, ...], tuple[benchmarks.Benchmark, ...]]:
+        """Both with their settings; methods with what is recommended for `model` where nothing else is said."""
         from revisit import methods
+
+        def make(name: str, settings: dict[str, Any]) -> Any:
+            return methods.get(name, **settings) if model is None else methods.recommended(name, model, **settings)
 
         wanted = [_entry(entry, "method") for entry in _listed(self.method)]
         tests = [_entry(entry, "benchmark") for entry in _listed(self.benchmark)]
         fields = {name: {f.name for f in dataclasses.fields(methods.find(name))} for name, _ in wanted}
         scoped = scope(self.set, fields, [name for name, _ in tests])
         return (
-            tuple(methods.get(name, **{**scoped[name], **own}) for name, own in wanted),
+            tuple(make(name, {**scoped[name], **own}) for name, own in wanted),
             tuple(benchmarks.get(name, **{**scoped.get(name, {}), **own}) for name, own in tests),
         )
 
@@ -119,6 +126,22 @@ class EvalConfig:
             given = DEFAULT_SCENES
         places = parse_data(given, names)
         return {name: resolve_data(places[name]) for name in names}
+
+
+def describe_model(name: str, trust_remote_code: bool) -> Any:
+    """What a method's recommendation looks at, read from the model's small files: no weights are loaded."""
+    from types import SimpleNamespace
+
+    from transformers import GenerationConfig
+
+    from revisit.models import loading
+
+    config = loading.load_config(name, trust_remote_code=trust_remote_code)
+    try:
+        generation = GenerationConfig.from_pretrained(loading.resolve(name))
+    except OSError:  # a model may come without one
+        generation = GenerationConfig()
+    return SimpleNamespace(config=config, generation_config=generation)
 
 
 def load_config(file: Path | None, flags: Mapping[str, Any]) -> EvalConfig:

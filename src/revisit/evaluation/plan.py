@@ -26,7 +26,10 @@ class Named(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """A grid of cells. `data` gives each benchmark's folder by the benchmark's name."""
+    """A grid of cells. `data` gives each benchmark's folder by the benchmark's name.
+
+    `tuned` has the methods of models for which other settings are recommended than `methods` has.
+    """
 
     models: tuple[str, ...]
     methods: tuple[Any, ...]
@@ -41,6 +44,7 @@ class Plan:
     skip_bad_images: bool = False
     engine: str = "local"
     engine_options: Mapping[str, Any] = field(default_factory=dict)
+    tuned: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuses an empty grid, repeated cells and numbers that make no sense."""
@@ -49,8 +53,8 @@ class Plan:
                 raise RevisitError(f"Nothing to run: give at least one {kind}.")
         for kind, keys in (
             ("model", list(self.models)),
-            ("method", [label(m) for m in self.methods]),
             ("benchmark", [b.version for b in self.benchmarks]),
+            *(("method", [label(m) for m in self.methods_for(model)]) for model in self.models),
         ):
             if repeated := {key for key in keys if keys.count(key) > 1}:
                 raise RevisitError(f"The {kind} {sorted(repeated)[0]!r} is given twice; name each one once.")
@@ -58,6 +62,10 @@ class Plan:
             raise RevisitError(f"limit must be at least 1, not {self.limit}; leave it out to run everything.")
         if self.batch_size < 1:
             raise RevisitError(f"batch_size must be at least 1, not {self.batch_size}.")
+
+    def methods_for(self, model: str) -> tuple[Any, ...]:
+        """The methods to run with one model."""
+        return self.tuned.get(model, self.methods)
 
     def decoding_for(self, benchmark: Benchmark) -> Decoding:
         """The decoding settings of one benchmark."""

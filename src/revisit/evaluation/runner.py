@@ -111,7 +111,7 @@ def run(
             engine = engine_for(model)
             try:
                 for benchmark in plan.benchmarks:
-                    for method in plan.methods:
+                    for method in plan.methods_for(model):
                         entry = run_cell(plan, model, engine, method, benchmark, questions[id(benchmark)], reporter)
                         results.add(entry)
             finally:
@@ -361,7 +361,9 @@ def settings(plan: Plan) -> dict[str, Any]:
     """The plan in JSON-ready form, as it was asked for."""
     return {
         "models": list(plan.models),
-        "methods": [{"name": m.name, **m.settings()} for m in plan.methods],
+        "methods": {
+            model: [{"name": m.name, **m.settings()} for m in plan.methods_for(model)] for model in plan.models
+        },
         "benchmarks": [{"name": b.name, "version": b.version} for b in plan.benchmarks],
         "data": {name: str(path) for name, path in plan.data.items()},
         "limit": plan.limit,

@@ -12,6 +12,7 @@ from lmms_eval.api.model import lmms
 
 from revisit import methods
 from revisit.errors import RevisitError
+from revisit.evaluation.config import describe_model
 from revisit.evaluation.engine import Decoding, Job
 from revisit.evaluation.local import LocalEngine
 from revisit.evaluation.runner import job_seed
@@ -46,7 +47,7 @@ class Revisit(lmms):
                 "The lmms-eval model `revisit` runs in one process: start it without torchrun or accelerate launch and "
                 "spread a large model with device_map=auto."
             )
-        self.method = methods.get(method, **settings)
+        self.method = methods.recommended(method, describe_model(pretrained, trust_remote_code), **settings)
         self.batch_size = int(batch_size) if str(batch_size).isdigit() else 1  # "auto" is not offered
         self.draw_seed = draw_seed
         self.engine = LocalEngine(
