@@ -20,7 +20,7 @@ class Seen:
     requests: list[str] = field(default_factory=list)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # its event loop must be gone before tests elsewhere start loops of their own
 def browser() -> Iterator[Any]:
     if reason := chromium.missing():
         pytest.skip(f"browser tests did not run: {reason}")

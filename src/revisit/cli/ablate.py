@@ -129,7 +129,8 @@ def _with_methods(settings: Any, methods: Any) -> Any:
     """The plan of `revisit eval` with these methods in place of named ones."""
     import dataclasses
 
-    return dataclasses.replace(dataclasses.replace(settings, method=("greedy",)).plan(), methods=methods)
+    plan = dataclasses.replace(settings, method=("greedy",)).plan()
+    return dataclasses.replace(plan, methods=methods, tuned={})
 
 
 def register(app: typer.Typer) -> None:
