@@ -78,7 +78,7 @@ def main() -> None:
     model = latency.random_model(arguments.shape)
     largest = model.config.get_text_config().vocab_size // 20
     usual = Profile(median=64, steps=tokens, largest=largest)
-    wide = Profile(median=min(512, largest), spread=0, steps=tokens)
+    even, wide = (Profile(median=min(size, largest), spread=0, steps=tokens) for size in (64, 512))
     print(f"{arguments.shape}, {arguments.vision_tokens} vision tokens, {torch.get_num_threads()} threads")
     print(f"usual: {usual.describe()}\nwide: {wide.describe()}", flush=True)
 
@@ -102,7 +102,7 @@ def main() -> None:
     last, every = ReVisiT(layers="last"), ReVisiT(layers="all")
     both = {"greedy": (GREEDY, usual), "last": (last, usual), "all": (every, usual)}
     if "single" in parts:
-        run(1, {**both, "all, 512 each": (every, wide)}, tokens)
+        run(1, {**both, "all, 64 each": (every, even), "all, 512 each": (every, wide)}, tokens)
     if "batch" in parts:
         run(8, both, max(4, tokens // 10))
     if "beams" in parts:

@@ -195,9 +195,9 @@ def test_equal_rows_go_to_the_first() -> None:
 def test_a_column_is_projected_once_while_it_fits() -> None:
     vision = Rows(20)
     columns = Columns(vision, 1 << 20)
-    columns.slots(torch.tensor([1, 2, 3]), VOCABULARY)
+    columns.slots(torch.tensor([1, 2, 3]))
     vision.asked.clear()
-    store, slots = columns.slots(torch.tensor([2, 3, 700, 9]), VOCABULARY)
+    store, slots = columns.slots(torch.tensor([2, 3, 700, 9]))
     assert vision.asked == [[700, 9]]
     assert (columns.asked, columns.projected) == (7, 5)
     torch.testing.assert_close(store[slots], vision.head[[2, 3, 700, 9]] @ vision.states.T)
@@ -208,15 +208,29 @@ def test_the_longest_unused_columns_are_forgotten() -> None:
     columns = Columns(vision, 4 * 4 * 20)
     assert columns.capacity == 4
     for ids in ([1, 2], [3, 4], [1, 2]):
-        columns.slots(torch.tensor(ids), VOCABULARY)
-    store, slots = columns.slots(torch.tensor([1, 5]), VOCABULARY)  # 3 or 4 has to go, never 1 or 2
+        columns.slots(torch.tensor(ids))
+    store, slots = columns.slots(torch.tensor([1, 5]))  # 3 or 4 has to go, never 1 or 2
     torch.testing.assert_close(store[slots], vision.head[[1, 5]] @ vision.states.T)
-    assert (columns.slot_of[[1, 2, 5]] >= 0).all()
-    assert (columns.slot_of[[3, 4]] >= 0).sum() == 1
-    store, slots = columns.slots(torch.tensor([10, 11, 12, 13]), VOCABULARY)
+    assert {1, 2, 5} < set(columns.slot_of)
+    store, slots = columns.slots(torch.tensor([10, 11, 12, 13]))
     torch.testing.assert_close(store[slots], vision.head[[10, 11, 12, 13]] @ vision.states.T)
-    assert int((columns.slot_of >= 0).sum()) == 4
+    assert sorted(columns.slot_of) == [10, 11, 12, 13]
     assert store.shape == (4, 20)
+
+
+def test_words_of_every_step_survive_a_wide_one() -> None:
+    vision = Rows(20)
+    columns = Columns(vision, 4 * 6 * 20)
+    for _ in range(8):
+        columns.slots(torch.tensor([1, 2]))
+    for ids in ([10, 11, 12, 13], [14, 15, 16, 17], [18, 19]):
+        columns.slots(torch.tensor(ids))
+    assert {1, 2} < set(columns.slot_of)
+    for ids in range(20, 800):  # but not for ever
+        columns.slots(torch.tensor([ids]))
+    assert len(columns.slot_of) == 6 and not {1, 2} & set(columns.slot_of)
+    store, slots = columns.slots(torch.tensor([795, 1, 799]))
+    torch.testing.assert_close(store[slots], vision.head[[795, 1, 799]] @ vision.states.T)
 
 
 def test_flat_steps_stay_within_their_slices(monkeypatch: pytest.MonkeyPatch) -> None:

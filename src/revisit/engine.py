@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,10 +29,10 @@ from revisit import core
 from revisit.core import Divergence, Fusion, Projector, Refinement, Select
 
 GROUP = 128  # the vocabulary is searched for plausible tokens in groups of this many
-BLOCK = 1 << 18  # numbers per block of the divergence arithmetic: three such buffers stay in the cache
+BLOCK = 1 << 19  # numbers per block of the divergence arithmetic: three such buffers stay in the last cache
 SLICE = 1 << 24  # numbers projected at a time when a set is too large for the store
 GATHER = 8192  # head rows gathered at a time
-COLUMNS = 2560  # most columns a store keeps
+COLUMNS = 2900  # most columns a store keeps
 STORE_BYTES = 256 << 20  # most memory for the columns of all items of one call
 ROUNDING = (
     1e-5  # divergences nearer to each other than this, relative to their scale, are compared by the reference formula
@@ -118,43 +119,60 @@ def _from_log_probabilities(logits: Tensor, alpha: float) -> Tensor:
 
 
 class Columns:
-    """Logits of all vision rows by token id, kept for tokens that come back."""
+    """Logits of all vision rows by token id, kept for tokens that come back.
+
+    A full store forgets what was used longest ago, where each use so far (up to eight) counts as another 32 steps: a rare
+    wide step must not push out the words that every step needs. The books are kept in plain Python: for a few hundred
+    tokens a dictionary is faster than the same in tensors.
+    """
 
     def __init__(self, vision: Projector, store_bytes: int) -> None:
         self.vision = vision
         self.capacity = min(COLUMNS, store_bytes // max(1, 4 * vision.rows))
         self.store: Tensor | None = None  # (capacity, rows); memory is touched only as columns arrive
         self.asked = self.projected = 0  # columns used and columns computed, over all steps
-
-    def _open(self, ids: Tensor, vocabulary: int) -> Tensor:
-        device, dtype = ids.device, self.vision.logits(0, 1, ids[:1]).dtype
-        self.slot_of = torch.full((vocabulary,), -1, device=device)  # token id -> slot
-        self.id_in = torch.full((self.capacity,), -1, device=device)  # slot -> token id
-        self.used_at = torch.full((self.capacity,), -1, device=device)  # slot -> the last step that read it
+        self.slot_of: dict[int, int] = {}  # token id -> slot
+        self.id_in = [-1] * self.capacity  # slot -> token id
+        self.uses = np.zeros(self.capacity, np.int64)  # of each slot's column, at most 8
+        self.used_at = np.full(self.capacity, -1 << 30)  # the last step that read a slot
         self.clock = 0
-        return torch.empty((self.capacity, self.vision.rows), dtype=dtype, device=device)
 
-    def slots(self, ids: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+    def slots(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The store, and where in it the columns of these tokens are; those that were not there are projected first."""
         if self.store is None:
-            self.store = self._open(ids, vocabulary)
-        known = self.slot_of[ids]
-        missing = ids[known < 0]
-        self.asked += len(ids)
+            dtype = self.vision.logits(0, 1, ids[:1]).dtype
+            self.store = torch.empty((self.capacity, self.vision.rows), dtype=dtype, device=ids.device)
+        tokens, find = ids.tolist(), self.slot_of.get
+        slots = np.array([find(token, -1) for token in tokens])
+        missing = np.flatnonzero(slots < 0)
+        self.asked += len(tokens)
         self.clock += 1
         if len(missing):
-            self.used_at[known[known >= 0]] = self.clock  # not to be forgotten for this step's newcomers
-            self._insert(self.store, missing)
-            known = self.slot_of[ids]
-        self.used_at[known] = self.clock
-        return self.store, known
+            self.used_at[slots[slots >= 0]] = 1 << 40  # not to be forgotten for this step's newcomers
+            fresh = self._forget(len(missing))
+            for place, slot in zip(missing.tolist(), fresh.tolist(), strict=True):
+                self.slot_of[tokens[place]], self.id_in[slot] = slot, tokens[place]
+            slots[missing] = fresh
+            unknown = ids if len(missing) == len(tokens) else ids[torch.from_numpy(missing).to(ids.device)]
+            self._project(self.store, unknown, torch.from_numpy(fresh).to(ids.device))
+        self.used_at[slots] = self.clock
+        self.uses[slots] = np.minimum(self.uses[slots] + 1, 8)
+        return self.store, torch.from_numpy(slots).to(ids.device)
 
-    def _insert(self, store: Tensor, ids: Tensor) -> None:
+    def _forget(self, count: int) -> np.ndarray:
+        """Slots for newcomers: empty ones first, which lie at the end."""
+        held = len(self.slot_of)
+        if (spare := self.capacity - held) >= count:
+            return np.arange(held, held + count)
+        worth = (self.used_at + 32 * self.uses)[:held]
+        victims = np.argpartition(worth, count - spare - 1)[: count - spare]
+        for slot in victims.tolist():
+            del self.slot_of[self.id_in[slot]]
+        self.uses[victims] = 0
+        return np.concatenate([np.arange(held, self.capacity), victims])
+
+    def _project(self, store: Tensor, ids: Tensor, slots: Tensor) -> None:
         self.projected += len(ids)
-        slots = self.used_at.topk(len(ids), largest=False).indices  # empty ones first, then the longest unused
-        old = self.id_in[slots]
-        self.slot_of[old[old >= 0]] = -1
-        self.slot_of[ids], self.id_in[slots] = slots, ids
         step = max(1, core.CHUNK_NUMBERS // len(ids))
         for i in range(0, self.vision.rows, step):
             part = self.vision.logits(i, min(i + step, self.vision.rows), ids)  # (b, n)
@@ -221,7 +239,7 @@ class Engine:
         self.vision, self.rule = vision, rule
         self.columns = Columns(vision, store_bytes)
         self.scratch = scratch or Scratch()
-        self.block = min(BLOCK, max(1 << 15, 64 * vision.rows))  # few rows need little room
+        self.block = min(BLOCK, max(1 << 17, 64 * vision.rows))  # few rows need little room
 
     @torch.no_grad()
     def refine(self, peaks: Peaks, row: int = 0, uniform: float = 0.0) -> Refinement:
@@ -238,7 +256,7 @@ class Engine:
         if len(ids) <= 1 or self.vision.rows == 0:
             return Refinement(ids, log_p, log_p, log_p, -1, None)
         if len(ids) <= self.columns.capacity:
-            store, slots = self.columns.slots(ids, logits.numel())
+            store, slots = self.columns.slots(ids)
             divergences = self._over_store(store, slots, log_p)
             row, log_q = self._choose(divergences, log_p, lambda rows: store[slots[:, None], rows].T, uniform)
         else:

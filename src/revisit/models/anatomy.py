@@ -51,7 +51,11 @@ class Head:
                 raw = nn.functional.linear(states.to(rows.dtype), rows, None if bias is None else bias[ids])
             else:
                 wide = torch.promote_types(rows.dtype, torch.float32)
-                raw = nn.functional.linear(states.to(wide), rows.to(wide), None if bias is None else bias[ids].to(wide))
+                states, rows = states.to(wide), rows.to(wide)
+                if bias is None and 64 <= len(ids) < len(states):  # token by token in memory, as they will be stored
+                    raw = nn.functional.linear(rows, states).T
+                else:
+                    raw = nn.functional.linear(states, rows, None if bias is None else bias[ids].to(wide))
         return (self.transform or _same)(raw)
 
     def calibrate(self, state: Tensor, logits: Tensor, what: str) -> None:
