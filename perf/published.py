@@ -112,7 +112,7 @@ def main() -> None:
         print(latency.show(rows))
         peer = rows[1]
         for row in rows[2:]:
-            memory = peer["extra_memory_mib"] / max(row["extra_memory_mib"], 1e-9)
+            memory = peer["extra_memory_mib"] / max(row["extra_memory_mib"], 1)  # a process's size cannot be read finer
             first = peer["own_first_ms"] / row["own_first_ms"]
             print(
                 f"{row['method']}: {memory:.0f}× less extra memory, {first:.1f}× less extra time to the first token, "

@@ -228,7 +228,8 @@ def test_words_of_every_step_survive_a_wide_one() -> None:
     assert {1, 2} < set(columns.slot_of)
     for ids in range(20, 800):  # but not for ever
         columns.slots(torch.tensor([ids]))
-    assert len(columns.slot_of) == 6 and not {1, 2} & set(columns.slot_of)
+    assert len(columns.slot_of) == 6
+    assert not {1, 2} & set(columns.slot_of)
     store, slots = columns.slots(torch.tensor([795, 1, 799]))
     torch.testing.assert_close(store[slots], vision.head[[795, 1, 799]] @ vision.states.T)
 

@@ -85,7 +85,7 @@ class AvisC(Contrastive):
         from revisit.branch import add_branch
 
         mask = run.look()
-        branch = add_branch(run, None, stacked=self.mode == "stacked")
+        branch = add_branch(run, None, stacked=self.stacks(run))
         seen: list[Tensor] = []  # one (rows, T) per layer, of the clean prefill
         hidden: list[Tensor] = []  # the positions to blank, once known
         watch, thread = contextlib.ExitStack(), threading.get_ident()

@@ -100,5 +100,5 @@ class CODE(Boundaries, Contrastive):
         first = () if self.bos is None else (self.bos,)
         words = [run.input_ids.new_tensor([*first, *ids]) for ids in written]
         text = edited(run, mask, lambda item, ids, vision: in_place_of_image(ids, vision, words[item]), pixels=False)
-        branch = add_branch(run, text, stacked=self.mode == "stacked")
+        branch = add_branch(run, text, stacked=self.stacks(run))
         return self.contrasted(run, branch, mask.any(-1), lambda l, other, _: contrast(l, other, self.power))

@@ -33,13 +33,19 @@ class Contrastive(Method):
     """A method that decodes with a second, contrasted run of the model.
 
     mode: "stacked" runs both as one batch with one KV cache; "sequential" one after the other (a reference, and what is
-        done where a model's cache cannot be stacked).
+        done where a model's cache cannot be stacked); "auto" stacks, except a single row on a CPU, which multiplies a
+        matrix with one vector twice in less time than with two at once.
     """
 
-    mode: Literal["stacked", "sequential"] = field(default="stacked", kw_only=True)
+    mode: Literal["auto", "stacked", "sequential"] = field(default="auto", kw_only=True)
 
     def check_mode(self) -> None:
         self.check_choice("mode")
+
+    def stacks(self, run: Run) -> bool:
+        """Whether the branches of this run go through the model together."""
+        alone_on_cpu = len(run.input_ids) == 1 and run.input_ids.device.type == "cpu"
+        return self.mode == "stacked" or (self.mode == "auto" and not alone_on_cpu)
 
     def contrasted(self, run: Run, branch: Branch, has_image: Tensor, combine: Combine) -> Refine:
         """The step of a contrastive method; rows without an image (has_image (rows,) false) decode plainly."""

@@ -89,6 +89,6 @@ class ICD(Boundaries, Contrastive):
         mask = run.look()
         words, around = run.input_ids.new_tensor(self.sentence_ids), self.boundaries(run)
         disturbed = edited(run, mask, lambda _, ids, vision: after_image(ids, vision, around, words), pixels=True)
-        branch = add_branch(run, disturbed, stacked=self.mode == "stacked")
+        branch = add_branch(run, disturbed, stacked=self.stacks(run))
         combine = lambda l, other, _: contrast(l, other, self.alpha, self.beta)  # noqa: E731
         return self.contrasted(run, branch, mask.any(-1), combine)

@@ -102,7 +102,7 @@ class M3ID(Boundaries, Contrastive):
         mask = run.look()
         around = self.boundaries(run)
         text = edited(run, mask, lambda _, ids, vision: without_image(ids, vision, around), pixels=False)
-        branch = add_branch(run, text, stacked=self.mode == "stacked")
+        branch = add_branch(run, text, stacked=self.stacks(run))
 
         def combine(logits: Tensor, other: Tensor, step: int) -> Tensor:
             w = weight(step + self.start, self.decay, self.cap)

@@ -90,7 +90,7 @@ class PAI(Boundaries, Contrastive):
             return self._plain(run, mask.any(-1), seen)
         around, gamma = self.boundaries(run), self.gamma
         text = edited(run, mask, lambda _, ids, vision: without_image(ids, vision, around), pixels=False)
-        branch = add_branch(run, text, stacked=self.mode == "stacked")
+        branch = add_branch(run, text, stacked=self.stacks(run))
 
         def combine(logits: Tensor, other: Tensor, step: int) -> Tensor:
             _check(seen, step)

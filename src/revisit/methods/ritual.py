@@ -120,9 +120,7 @@ class RITUAL(Contrastive):
         from revisit.pixels import changed_pixels
 
         has_image = run.look().any(-1)
-        branch = add_branch(
-            run, changed_pixels(run, self.change, self.seed, pictures=True), stacked=self.mode == "stacked"
-        )
+        branch = add_branch(run, changed_pixels(run, self.change, self.seed, pictures=True), stacked=self.stacks(run))
         return self.contrasted(run, branch, has_image, lambda l, other, _: combine(l, other, self.alpha, self.beta))
 
     def change(self, picture: Tensor, draw: torch.Generator) -> Tensor:

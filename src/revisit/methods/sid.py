@@ -95,7 +95,7 @@ class SID(Contrastive):
             raise RevisitError(
                 f"SID: layer {self.layer} does not exist: this model's decoder layers are numbered 0 to {run.anatomy.depth - 1}."
             )
-        branch = add_branch(run, None, stacked=self.mode == "stacked")
+        branch = add_branch(run, None, stacked=self.stacks(run))
         counts = budget(self.keep, mask.sum(-1), run.model.config.model_type)
         masker = Masker(branch, mask, counts, self.layer)
         run.stack.enter_context(watching(run.anatomy, masker.see, "SID"))

@@ -78,5 +78,5 @@ class VCD(Contrastive):
 
         has_image = run.look().any(-1)  # (rows,)
         noisy = changed_pixels(run, lambda picture, draw: add_noise(picture, self.noise_step, draw), self.seed)
-        branch = add_branch(run, noisy, stacked=self.mode == "stacked")
+        branch = add_branch(run, noisy, stacked=self.stacks(run))
         return self.contrasted(run, branch, has_image, lambda l, other, _: contrast(l, other, self.alpha, self.beta))
