@@ -30,7 +30,7 @@ from revisit.benchmarks.judge import Judge
 from revisit.benchmarks.pope import parse_vlmevalkit
 from revisit.errors import RevisitError
 
-SOURCE = "https://github.com/tianyi-lab/HallusionBench (the figures: its hallusion_bench.zip)"
+SOURCE = "https://github.com/tianyi-lab/HallusionBench (the figures: its hallusion_bench.zip), or `revisit data get`"
 Row = Mapping[str, Any]
 
 

@@ -19,7 +19,7 @@ from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answe
 from revisit.benchmarks.judge import Judge
 from revisit.errors import RevisitError
 
-SOURCE = "the hub dataset liuhaotian/llava-bench-in-the-wild"
+SOURCE = "the hub dataset liuhaotian/llava-bench-in-the-wild, or `revisit data get llava_bench DIR`"
 FILES = ("questions.jsonl", "context.jsonl", "answers_gpt4.jsonl")
 SYSTEM = "You grade answers carefully and fairly."
 # What the official rules stress per category, in our words.

@@ -32,7 +32,9 @@ PERCEPTION = (
 COGNITION = ("commonsense_reasoning", "numerical_calculation", "text_translation", "code_reasoning")
 # The four that hallucination papers report.
 HALLUCINATION = PERCEPTION[:4]
-SOURCE = "https://github.com/BradyFU/Awesome-Multimodal-Large-Language-Models/tree/Evaluation"
+SOURCE = (
+    "https://github.com/BradyFU/Awesome-Multimodal-Large-Language-Models/tree/Evaluation, or `revisit data get mme DIR`"
+)
 
 
 def parse(text: str) -> str:

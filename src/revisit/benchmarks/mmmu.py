@@ -2,7 +2,7 @@
 
 Parsing follows MMMU's eval_utils.py, its seeded guess for answers that cannot be read included. `micro` is the official
 item-weighted accuracy, `macro` the ReVisiT paper's mean over subjects; they differ once items are filtered. Data: the
-hub dataset MMMU/MMMU exported to mmmu/questions.jsonl (see docs/benchmarks.md), or answers with their options.
+hub dataset MMMU/MMMU as mmmu/questions.jsonl (`revisit data get mmmu`), or answers with their options.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from revisit.benchmarks.answers import Answer, by_id
 from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers, check_choice, ratio, require
 from revisit.errors import RevisitError
 
-SOURCE = "the hub dataset MMMU/MMMU (validation split)"
+SOURCE = "`revisit data get mmmu DIR`, which reads the hub dataset MMMU/MMMU"
 CHOICE_REQUEST = "Answer with the option's letter from the given choices directly."
 OPEN_REQUEST = "Answer the question using a single word or phrase."
 

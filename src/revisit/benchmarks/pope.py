@@ -20,7 +20,7 @@ from revisit.errors import RevisitError
 
 SOURCES = ("coco", "aokvqa", "gqa")
 KINDS = ("random", "popular", "adversarial")
-POPE_SOURCE = "https://github.com/AoiDragon/POPE (output/coco and output/seem)"
+POPE_SOURCE = "https://github.com/AoiDragon/POPE (output/coco and output/seem), or `revisit data get pope DIR`"
 REPOPE_SOURCE = "https://github.com/YanNeu/RePOPE (annotations)"
 SUFFIXES = {"none": "", "one-word": " Please answer this question with one word."}
 

@@ -18,7 +18,9 @@ from revisit.benchmarks.answers import Answer, align
 from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers, check_choice, ratio, require
 from revisit.errors import RevisitError
 
-SOURCE = "https://visualqa.org/download.html (v2.0 validation questions and annotations)"
+SOURCE = (
+    "https://visualqa.org/download.html (v2.0 validation questions and annotations), or `revisit data get vqav2 DIR`"
+)
 QUESTIONS = "v2_OpenEnded_mscoco_val2014_questions.json"
 ANNOTATIONS = "v2_mscoco_val2014_annotations.json"
 SUFFIXES = {"none": "", "short": "\nAnswer the question using a single word or phrase."}

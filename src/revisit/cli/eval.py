@@ -23,7 +23,7 @@ def evaluate(
     data: list[str] = typer.Option(
         None,
         help="Folder with the benchmarks' files, or NAME=FOLDER for each, or scenes:SPLIT:NUMBER:SEED to generate "
-        f"them. The embedded model's default is {DEFAULT_SCENES}.",
+        f"them, or hub to fetch them once. The embedded model's default is {DEFAULT_SCENES}.",
     ),
     limit: int = typer.Option(DEFAULT.limit, min=1, help="Only the first items of each benchmark."),
     batch_size: int = typer.Option(

@@ -26,6 +26,7 @@ COMMANDS = (
     "demo",
     "score",
     "scenes",
+    "data",
     "tiny",
     "eval",
     "compare",

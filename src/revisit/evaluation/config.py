@@ -23,6 +23,7 @@ from revisit.evaluation.engine import ENGINES, Decoding
 from revisit.evaluation.plan import Plan
 
 SCENES = "scenes"
+HUB = "hub"
 DEFAULT_SCENES = "scenes:unusual:100"
 
 
@@ -116,7 +117,7 @@ class EvalConfig:
         )
 
     def _data(self, models: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
-        """Each benchmark's folder; scenes are built into the cache when they are asked for the first time."""
+        """Each benchmark's folder; scenes and hub datasets go into the cache when they are asked for the first time."""
         given = self.data
         if given is None:
             if set(models) != {"tiny"}:
@@ -125,7 +126,7 @@ class EvalConfig:
                 )
             given = DEFAULT_SCENES
         places = parse_data(given, names)
-        return {name: resolve_data(places[name]) for name in names}
+        return {name: resolve_data(places[name], name, self.limit) for name in names}
 
 
 def describe_model(name: str, trust_remote_code: bool) -> Any:
@@ -226,12 +227,16 @@ def parse_data(given: Any, names: Sequence[str]) -> dict[str, str]:
     return {name: places.get(name, places.get("*", "")) for name in names}
 
 
-def resolve_data(place: str) -> Path:
-    """The folder, or the generated scenes `scenes[:split[:n[:seed]]]`, built on first use."""
+def resolve_data(place: str, benchmark: str | None = None, limit: int | None = None) -> Path:
+    """The folder; or the scenes `scenes[:split[:n[:seed]]]`, or the benchmark's hub dataset `hub[:source]`, made once."""
     if place == SCENES or place.startswith(f"{SCENES}:"):
         from revisit.evaluation.scenes import scene_folder
 
         return scene_folder(place)
+    if place == HUB or place.startswith(f"{HUB}:"):
+        from revisit.evaluation.hub import hub_folder
+
+        return hub_folder(place, benchmark, limit)
     path = Path(place).expanduser()
     if not path.is_dir():
         raise RevisitError(f"The data folder {place!r} does not exist.")

@@ -1,0 +1,215 @@
+"""A data folder in the making: it gets its name when it is whole, and a kill before that leaves nothing under it."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from revisit.errors import RevisitError
+
+# How a picture file begins -> its ending.
+_BEGINNINGS = {
+    b"\xff\xd8\xff": ".jpg",
+    b"\x89PNG\r\n\x1a\n": ".png",
+    b"GIF8": ".gif",
+    b"BM": ".bmp",
+    b"II*\x00": ".tif",
+    b"MM\x00*": ".tif",
+}
+
+Layout = tuple[str, str, str]  # what stands before, between and after the entries of a file
+LINES: Layout = ("", "\n", "\n")
+ARRAY: Layout = ("[\n", ",\n", "\n]\n")
+
+
+def under(key: str) -> Layout:
+    """One JSON object whose only key holds the entries."""
+    return (f'{{"{key}": [\n', ",\n", "\n]}\n")
+
+
+class Draft:
+    """Writes below `root`; every name is checked to stay there, every picture is written once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.pictures: dict[str, str] = {}  # place as asked for -> path below root
+        self._digests: dict[str, str] = {}  # path below root -> SHA-256 of its content
+        self._open: dict[str, tuple[IO[str], Layout]] = {}
+
+    def add(self, path: str, entry: str, layout: Layout = LINES) -> None:
+        """Appends an entry to a file that `close` will complete."""
+        if path not in self._open:
+            file = self._target(path).open("w", encoding="utf-8", newline="\n")
+            self._open[path] = (file, layout)
+            file.write(layout[0] + entry)
+        else:
+            self._open[path][0].write(layout[1] + entry)
+
+    def text(self, path: str, content: str) -> None:
+        """Writes a whole file."""
+        self._target(path).write_text(content, encoding="utf-8", newline="\n")
+
+    def picture(self, place: str, value: Any, where: str, *, named: bool = False, only: tuple[str, ...] = ()) -> str:
+        """Writes the picture to `place` with the ending that its content has, and gives its path below root.
+
+        `named`: `place` has its ending already. `only`: endings that can stay, other formats become PNG.
+        """
+        if place not in self.pictures:
+            data, ending = picture_bytes(value, where)
+            if only and ending not in only:
+                data, ending = to_png(data, where), ".png"
+            path = place if named else place + ending
+            self._target(path).write_bytes(data)
+            self._digests[path] = hashlib.sha256(data).hexdigest()
+            self.pictures[place] = path
+        return self.pictures[place]
+
+    def close(self) -> None:
+        """Completes the files that grew entry by entry."""
+        while self._open:
+            file, layout = self._open.popitem()[1]
+            with file:
+                file.write(layout[2])
+
+    def abandon(self) -> None:
+        """Lets go of open files, whatever they hold."""
+        while self._open:
+            with suppress(OSError):
+                self._open.popitem()[1][0].close()
+
+    def fingerprint(self) -> str:
+        """SHA-256 over names and contents of everything written."""
+        paths = sorted(p.relative_to(self.root).as_posix() for p in self.root.rglob("*") if p.is_file())
+        digests = ((p, self._digests.get(p) or _digest(self.root / p)) for p in paths)
+        return hashlib.sha256("".join(f"{path} {digest}\n" for path, digest in digests).encode()).hexdigest()
+
+    def _target(self, path: str) -> Path:
+        parts = PurePosixPath(path).parts
+        if path.startswith("/") or ".." in parts or not parts or "\\" in path or "\0" in path:
+            raise RevisitError(
+                f"The dataset asks for a file {path!r}, which would not stay in its folder; not written."
+            )
+        target = self.root.joinpath(*parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def picture_bytes(value: Any, where: str) -> tuple[bytes, str]:
+    """The picture's file content and ending: its own bytes where it has any, else a PNG of its pixels."""
+    if isinstance(value, Mapping):
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, str):
+        value = _fetched(value, where)
+    if hasattr(value, "save"):  # a Pillow picture
+        value = _png(value)
+    if not isinstance(value, bytes) or not value:
+        raise RevisitError(f"{where} has no picture where one is needed.")
+    for beginning, ending in _BEGINNINGS.items():
+        if value.startswith(beginning):
+            return value, ending
+    if value[:4] == b"RIFF" and value[8:12] == b"WEBP":
+        return value, ".webp"
+    raise RevisitError(f"{where}: its picture is in none of the formats JPEG, PNG, GIF, BMP, TIFF and WebP.")
+
+
+def has_picture(value: Any) -> bool:
+    """Whether a column's value is a picture: an empty one has neither content nor path."""
+    return bool(value.get("bytes") or value.get("path")) if isinstance(value, Mapping) else value is not None
+
+
+def _fetched(path: str, where: str) -> bytes:
+    """The file that a dataset names instead of holding it; on the hub, or beside the dataset."""
+    import fsspec
+
+    try:
+        with fsspec.open(path, "rb") as file:
+            return bytes(file.read())
+    except Exception as error:  # every file system has its own kinds
+        raise RevisitError(f"{where}: its picture {path} cannot be read ({type(error).__name__}).") from error
+
+
+def to_png(data: bytes, where: str) -> bytes:
+    """The same pixels as PNG."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            return _png(image)
+    except (OSError, ValueError) as error:
+        raise RevisitError(f"{where}: its picture cannot be read ({error}).") from error
+
+
+def _png(image: Any) -> bytes:
+    out = io.BytesIO()
+    image.save(out, format="PNG")
+    return out.getvalue()
+
+
+@contextmanager
+def drafting(folder: Path) -> Iterator[Draft]:
+    """A draft beside `folder` that takes its name when the block ends well and is removed when it does not.
+
+    What a killed process left is cleared first; a living one that drafts the same folder is respected.
+    """
+    place = folder.with_name(f".{folder.name}.draft")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with _held(place, folder):
+            _clear(place)
+            draft = Draft(place)
+            try:
+                yield draft
+                draft.close()
+                place.rename(folder)  # replaces an empty folder, never one that holds something
+            except BaseException:
+                draft.abandon()
+                shutil.rmtree(place, ignore_errors=True)
+                raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RevisitError(
+            f"Cannot write {folder}: {reason}. Nothing was left there; make room or choose another folder, "
+            "and run the same command again."
+        ) from error
+
+
+@contextmanager
+def _held(place: Path, folder: Path) -> Iterator[None]:
+    """Creates `place` and holds it with the operating system's lock, which a dead process does not keep."""
+    while True:
+        place.mkdir(exist_ok=True)
+        try:
+            import fcntl
+        except ImportError:  # pragma: no cover - Windows has no such lock
+            yield
+            return
+        descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RevisitError(f"Another process is writing {folder}; wait until it ends.") from error
+            # Another process may have finished between the two calls: then its folder was locked, not ours.
+            if place.exists() and os.path.samestat(os.fstat(descriptor), place.stat()):
+                yield
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _clear(place: Path) -> None:
+    for path in place.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
