@@ -28,12 +28,14 @@ def get(
 
       revisit data get mmmu data/mmmu --from downloads/MMMU
     """
+    from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from revisit.benchmarks import hub
 
     columns = (SpinnerColumn(), TextColumn("{task.description}: {task.completed} rows"), TimeElapsedColumn())
-    with Progress(*columns, transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(benchmark, total=limit)
         about = hub.get(benchmark, folder, source, split, limit, lambda done: bar.update(task, completed=done))
     revision = f" at {about['revision'][:12]}" if about["revision"] else ""
