@@ -30,13 +30,15 @@ class ShardedHead:
         """Logits as the model itself would give them.  (n, d), (k,) -> (n, k)"""
         if self.weight is None:
             return self.full(states)[:, ids]
-        mine = (ids >= self.start) & (ids < self.stop)
-        local = torch.where(mine, ids - self.start, 0)
+        mine, local = None, ids
+        if self.sum_over_ranks is not None:
+            mine = (ids >= self.start) & (ids < self.stop)
+            local = torch.where(mine, ids - self.start, 0)
         rows = self.weight[local]  # (k, d)
         bias = None if self.bias is None else self.bias[local]
         wide = rows.dtype if model_dtype else torch.promote_types(rows.dtype, torch.float32)
         raw = nn.functional.linear(states.to(wide), rows.to(wide), None if bias is None else bias.to(wide))
-        if self.sum_over_ranks is not None:
+        if self.sum_over_ranks is not None and mine is not None:
             raw = self.sum_over_ranks(torch.where(mine, raw, 0))
         if self.soft_cap is not None:
             raw = torch.tanh(raw / self.soft_cap) * self.soft_cap

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,8 +12,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from revisit.core import scatter
-from revisit.engine import Peaks
+from revisit.core import Refinement
+from revisit.engine import Engine, Peaks, take_together
 from revisit.errors import RevisitError
 from revisit.integrations.vllm.head import ShardedHead
 from revisit.integrations.vllm.states import RequestStates
@@ -89,11 +90,19 @@ class Tap:
         """The logits with the rows of opted-in requests refined in place; the other rows are not touched."""
         hidden, layout, sampled = self.hidden, self.layout, self.sampled
         self.hidden = self.layout = self.sampled = None  # a step's states must never be taken for the next step's
+        deciding: dict[int, Engine] = {}  # row of logits -> what takes its step
+        uniforms: dict[int, float] = {}
         for row in rows:
             end = self._collect(row, hidden, layout, sampled)
             if end is not None and end < row.states.prompt_length:
                 continue  # the prompt is not finished: whatever is sampled here is thrown away
-            self._decide(logits, row, end)
+            if (engine := self._ready(row, end)) is not None:
+                deciding[row.logits], uniforms[row.logits] = engine, row.states.uniform()
+        if deciding:
+            peaks = Peaks.of(logits)
+            done = take_together(peaks, deciding, uniforms)
+            for number, engine in deciding.items():
+                self._write(logits[number], done.get(number) or engine.refine(peaks, number, uniforms[number]))
         return logits
 
     def _collect(
@@ -121,25 +130,27 @@ class Tap:
         normed: Tensor = self.norm(hidden.clone())
         return normed
 
-    def _decide(self, logits: Tensor, row: Row, end: int | None) -> None:
-        """Refine one row of logits, or refuse to guess where states are missing."""
+    def _ready(self, row: Row, end: int | None) -> Engine | None:
+        """What takes this row's step, None without an image; refuses to guess where states are missing."""
         states = row.states
         states.index = states.index + 1 if end is None else end - states.prompt_length
         self.counters["steps"] += 1
         if states.tokens == 0:  # no image in this prompt: decoded as the model would
-            return
+            return None
         if not states.complete:
             raise RevisitError(
                 f"A request opted in to ReVisiT but the states of {int((~states._seen).sum())} of its {states.tokens} vision tokens "
                 "never passed through the model (a cache or a captured graph skipped them), and decoding without them would "
                 "be something else; run vLLM with enforce_eager=True and without KV transfer."
             )
-        peaks = Peaks.of(logits[row.logits : row.logits + 1])
-        result = states.engine(self.head).refine(peaks, uniform=states.uniform())
+        return states.engine(self.head)
+
+    def _write(self, logits: Tensor, result: Refinement) -> None:
+        """Put the refined scores in a row's place.  (V,)"""
         if result.row >= 0:
             self.counters["applied"] += 1
-            self.counters["changed"] += int(result.final.argmax()) != int(result.base.argmax())
-        logits[row.logits] = scatter(result, logits.shape[-1])
+            self.counters["changed"] += result.moved
+        logits.fill_(-math.inf)[result.ids] = result.final.to(logits.dtype)
 
 
 def publish(config: Any, tap: Tap) -> None:
