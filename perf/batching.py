@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from revisit import methods
+from revisit.evaluation.config import describe_model
 from revisit.evaluation.engine import Answer, Decoding, Job
 from revisit.evaluation.local import LocalEngine
 from revisit.evaluation.scenes import scene_folder
@@ -69,7 +70,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
-    engine = LocalEngine(options.model)
+    engine, about = LocalEngine(options.model), describe_model(options.model, False)
     folder = scene_folder(f"scenes:usual:{options.images}")
     decoding = Decoding(options.tokens)
     print(
@@ -81,7 +82,8 @@ def main() -> None:
     for task in options.tasks.split(","):
         work = TASKS[task](folder, options.images)
         for name in options.methods.split(","):
-            print(f"| {task} | {name} | {measure(engine, methods.get(name), decoding, work, options)} |", flush=True)
+            method = methods.recommended(name, about)
+            print(f"| {task} | {name} | {measure(engine, method, decoding, work, options)} |", flush=True)
 
 
 def measure(
