@@ -97,6 +97,8 @@ def test_requests_in_slots_are_refined_and_freed(monkeypatch: pytest.MonkeyPatch
     method, prompt, plain = ReVisiT(alpha=0.01), [1, IMAGE, IMAGE, 2], [1, 2]
     ours, theirs = request("a", prompt, {"alpha": 0.01}), request("b", plain, None)
     a, b = model.sequence(prompt, 1), model.sequence(plain, 2)
+    gc.collect()
+    before = held().requests  # an idle engine of another test lets go of its last requests at its next step
 
     assert not model.tap.listening
     for slot, one in ((5, ours), (2, theirs)):
@@ -113,7 +115,7 @@ def test_requests_in_slots_are_refined_and_freed(monkeypatch: pytest.MonkeyPatch
     got = processor.apply(raw.clone(), context([5, 2], [3, 2]))
     torch.testing.assert_close(got[0], model.wanted(method, a, prompt, 4))
     assert torch.equal(got[1], raw[1])
-    assert held().requests == 1
+    assert held().requests == before + 1
 
     # A decoding step of a replayed graph: no forward is seen, only the sampled states.
     state.prepare_inputs(batch([0, 1], [4]), None)
@@ -123,7 +125,7 @@ def test_requests_in_slots_are_refined_and_freed(monkeypatch: pytest.MonkeyPatch
 
     state.remove_request("a")
     gc.collect()
-    assert held().requests == 0
+    assert held().requests == before
     assert not model.tap.listening
     assert state.log == ["add 5", "add 2", "remove a"]
 
