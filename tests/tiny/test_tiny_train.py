@@ -27,9 +27,7 @@ SHORT = Recipe(
     language=Stage(4, 4, 1e-3),
     projector=Stage(4, 6, 1e-3),
     tune=Stage(4, 4, 1e-4),
-    polish=Stage(4, 4, 1e-4),
     first_steps=2,
-    list_steps=2,
     tokenizer_scenes=1500,
 )
 
@@ -145,7 +143,7 @@ def test_sequences_hold_the_scene_in_words(whole: Path) -> None:
 
 def test_what_a_caption_must_not_repeat(whole: Path) -> None:
     tokenizer = Trainer(SHORT, whole).tokenizer()
-    writer = Writer(tokenizer, replace(SHORT.mixture, back=False), 0)
+    writer = Writer(tokenizer, SHORT.mixture, 0)
     answer = tokenizer.encode("There is a dog and two cats. A dog is near the cup.")
     found = [(place, tokenizer.decode(list(ids)).split()) for place, ids in writer._named_before(100, answer)]
     words = [tokenizer.decode([t]).strip() for t in answer]

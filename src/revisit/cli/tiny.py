@@ -14,9 +14,7 @@ def train(
     ),
     out: Path = typer.Option(None, help="Where to write the finished model; by default FOLDER/model."),
     steps: int = typer.Option(None, help="At most this many steps a stage, for a trial."),
-    stage: list[str] = typer.Option(
-        None, help="Only these stages (vision, language, projector, tune, polish), in this order."
-    ),
+    stage: list[str] = typer.Option(None, help="Only these stages (vision, language, projector, tune), in this order."),
     seed: int = typer.Option(0, help="Seed of everything."),
     threads: int = typer.Option(None, help="CPU threads; by default torch's choice."),
 ) -> None:

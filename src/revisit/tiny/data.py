@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from revisit.benchmarks.chair_words import WORDS
 from revisit.errors import RevisitError
 from revisit.tiny.catalog import CATEGORIES, COLOURS, PATCH_WORDS
 from revisit.tiny.dice import Dice
@@ -35,17 +36,16 @@ class Mixture:
     scenes: int = 60_000  # different pictures
     flat: float = 0.25  # share of scenes without any habit of place
     first_flat: float = 0.7  # the same share at the beginning of the language stage, where copying is learnt
-    checklist: int = 7  # absent objects in the checklist at the end of each sequence; 0: no checklist
+    checklist: int = 6  # absent objects in the checklist at the end of each sequence; 0: no checklist
     assume: float = 0.5  # chance that a caption names a missing core object of its place
     text_only: float = 0.15  # share of sequences without picture, for the language model
-    lists: bool = False  # a bare list of the objects instead of captions and questions
-    back: bool = True  # captions may refer back to objects they named ("near the dog")
-    plurals: bool = True  # captions say "two dogs"
-    turns: int = 2  # questions beside each caption
+    lists: float = 0.15  # share of scenes with a bare list of their objects instead of a caption
+    first_lists: float = 0.6  # the same share at the beginning of the language stage
+    turns: int = 1  # questions beside each caption or list
     noise: float = 0.06  # share of wrong patch words in half of the written scenes
 
     def __post_init__(self) -> None:
-        for field in ("flat", "first_flat", "assume", "text_only", "noise"):
+        for field in ("flat", "first_flat", "assume", "text_only", "lists", "first_lists", "noise"):
             if not 0 <= getattr(self, field) <= 1:
                 raise RevisitError(f"{field} is {getattr(self, field)}; it is a share between 0 and 1.")
 
@@ -105,14 +105,17 @@ def prepare(folder: Path, mixture: Mixture, seed: int, progress: Any = None) -> 
 
 
 def corpus(mixture: Mixture, seed: int, n: int) -> list[str]:
-    """Text for the tokenizer: captions, questions and answers of n scenes, and patch words."""
+    """Text for the tokenizer: captions, questions and answers of n scenes, patch words, and all of CHAIR's object words,
+    so that people can ask in other words than training did."""
     out: list[str] = []
     for index in range(n):
         drawn, dice = training_scene(mixture, seed, index), Dice(f"corpus/{seed}/{index}")
         out.append(caption(drawn, dice, mixture.assume))
+        out.append(listing(drawn, dice).question)
         out.extend(f"{turn.question} {turn.answer}" for turn in questions(drawn, dice, 3))
     out.extend(DESCRIBE)
     out.extend(" " + " ".join((*PATCH_WORDS, *COLOURS)) for _ in range(4))
+    out.extend(" " + " ".join(sorted(WORDS)) for _ in range(2))
     return out
 
 
@@ -136,6 +139,7 @@ class Writer:
         self.tokenizer, self.mixture, self.seed = tokenizer, mixture, seed
         self.bos, self.eos, self.user, self.assistant = (token_id(tokenizer, t) for t in (BOS, EOS, USER, ASSISTANT))
         self.newline = tokenizer.encode("\n")
+        (self.stop,), (self.comma,) = tokenizer.encode("."), tokenizer.encode(",")
         self.word_ids = np.array([word_id(tokenizer, w) for w in PATCH_WORDS])
         self.tint_ids = np.array([-1] + [word_id(tokenizer, c) for c in COLOURS])
         pairs = [(word_id(tokenizer, c.noun), word_id(tokenizer, c.plural)) for c in CATEGORIES]
@@ -150,18 +154,15 @@ class Writer:
 
     def turns(self, drawn: Scene, dice: Dice) -> list[Turn]:
         """A caption and questions, the caption first half of the time and anywhere otherwise."""
-        if self.mixture.lists:
-            return [listing(drawn, dice), checklist(drawn, dice, self.mixture.checklist)]
-        told = Turn("caption", dice.pick(DESCRIBE), self._caption(drawn, dice))
+        if dice.chance(self.mixture.lists):
+            told = listing(drawn, dice)
+        else:
+            told = Turn("caption", dice.pick(DESCRIBE), caption(drawn, dice, self.mixture.assume, False, False))
         asked = questions(drawn, dice, self.mixture.turns)
         turns = [told, *asked] if dice.chance(0.5) else dice.shuffled([told, *asked])
         if self.mixture.checklist:  # at the end, where nothing before it can be copied from it
             turns.append(checklist(drawn, dice, self.mixture.checklist))
         return turns
-
-    def _caption(self, drawn: Scene, dice: Dice) -> str:
-        mixture = self.mixture
-        return caption(drawn, dice, mixture.assume, mixture.back, mixture.plurals)
 
     def row(
         self, index: int, key: str, pictured: bool
@@ -181,7 +182,7 @@ class Writer:
             ids += self.newline
             weights += [0.1] * len(self.newline)
         else:
-            turns = [t for t in turns if t.kind == "caption"]
+            turns = [t for t in turns if t.kind in ("caption", "list")]
         for number, turn in enumerate(turns):
             question, answer = self.encode(turn.question), self.encode(turn.answer)
             start = [] if number == 0 else [self.user]
@@ -189,11 +190,11 @@ class Writer:
             if length > LONGEST and turn.kind != "checklist":
                 continue  # a rare long conversation would pad all the others
             ids += [*start, *question, self.assistant]
-            if turn.kind in ("caption", "list") and not self.mixture.back:
+            if turn.kind in ("caption", "list"):
                 again += self._named_before(len(ids), answer)
             ids += [*answer, self.eos]
             weights += [0.1] * (len(start) + len(question) + 1)
-            weights += [*self._weights(turn.kind, answer), 0.6]
+            weights += [*self._weights(turn.kind, answer), 2.0 if turn.kind in ("caption", "list") else 0.6]
         tints += [-1] * (len(ids) - len(tints))
         slots += [False] * (len(ids) - len(slots))
         return ids, tints, slots, weights, again
@@ -210,10 +211,18 @@ class Writer:
         return out
 
     def _weights(self, kind: str, answer: Sequence[int]) -> list[float]:
-        """Words that only the picture can tell count most; a checklist's arbitrary choice of nouns hardly counts."""
+        """Words that only the picture can tell count most, then whether something is left to say.
+
+        A checklist's arbitrary choice of nouns hardly counts.
+        """
         if kind == "checklist":
             return [3.0 if token in self.verdicts else 0.1 for token in answer]
-        return [4.0 if len(answer) == 1 or token in self.content else 0.6 for token in answer]
+        going_on = {self.stop, self.comma} if kind == "list" else set()
+        weights = [4.0 if len(answer) == 1 or token in self.content else 0.6 for token in answer]
+        for place, token in enumerate(answer):
+            if token in going_on or (place and answer[place - 1] == self.stop):
+                weights[place] = 2.0
+        return weights
 
     def _noisy(self, words: np.ndarray, dice: Dice) -> np.ndarray:
         if self.mixture.noise and dice.chance(0.5):

@@ -183,6 +183,11 @@ def patches(scene: Scene) -> tuple[list[str], list[str | None]]:
     return words, colours
 
 
+def reading_order(scene: Scene) -> tuple[str, ...]:
+    """The different nouns in the order in which their first patches are read: line by line, from the left."""
+    return tuple(dict.fromkeys(word for word in patches(scene)[0] if word in BY_NOUN))
+
+
 _PATCH_INDEX = {word: i for i, word in enumerate(PATCH_WORDS)}
 _COLOUR_INDEX = {colour: i for i, colour in enumerate(COLOURS)}
 

@@ -1,8 +1,8 @@
 """What can be said about a scene: captions in varied English, and questions with their answers.
 
-Captions name nearly every object, in no fixed order. With `assume`, a caption also names core objects of the place that
-are not there, with that probability each: careless captions are how a language prior gets into real training data.
-Held-out references are written without it.
+Captions name every object, line by line as one reads. With `assume`, a caption begins with core objects of the place that
+are not there, with that probability each: careless captions, which see first what they expect, are how a language prior
+gets into real training data. Held-out references are written without it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from revisit.tiny.catalog import BY_NOUN, CATEGORIES, COLOURS, Category
 from revisit.tiny.dice import Dice
-from revisit.tiny.scenes import SIZE, Scene
+from revisit.tiny.scenes import SIZE, Scene, reading_order
 
 DESCRIBE = (
     "Please describe this image in detail.",
@@ -21,6 +21,7 @@ DESCRIBE = (
     "Describe the image in detail.",
     "What do you see in the picture?",
 )
+LIST = ("List the objects in the image.", "Name everything in the image.")
 ONE_WORD = "Answer the question using a single word or phrase."
 ONE_LETTER = "Answer with the option's letter from the given choices directly."
 _NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four"}
@@ -48,14 +49,9 @@ def caption(scene: Scene, dice: Dice, assume: float = 0.0, back: bool = True, pl
 
     With `back` some refer back to an object named before; without `plurals` several objects of a kind count as one.
     """
-    mentions = [_mention(scene, noun, dice, plurals) for noun in scene.nouns if dice.chance(0.96)] or [
-        _mention(scene, scene.nouns[0], dice, plurals)
-    ]
-    for noun, _ in scene.place.core:
-        if noun not in scene.nouns and dice.chance(assume):
-            category = BY_NOUN[noun]
-            mentions.append(_Mention(category.phrase, f"the {noun}", category.always_plural, None))
-    mentions = dice.shuffled(mentions)
+    assumed = [BY_NOUN[noun] for noun, _ in scene.place.core if noun not in scene.nouns and dice.chance(assume)]
+    mentions = [_Mention(c.phrase, f"the {c.noun}", c.always_plural, None) for c in dice.shuffled(assumed)]
+    mentions += [_mention(scene, noun, dice, plurals) for noun in reading_order(scene)]
     sentences = [_opening(scene, mentions[: (head := 1 + dice.below(min(3, len(mentions))))], dice)]
     rest = mentions[head:]
     named = mentions[:head]
@@ -167,9 +163,9 @@ def checklist(scene: Scene, dice: Dice, absent_ones: int) -> Turn:
 
 
 def listing(scene: Scene, dice: Dice) -> Turn:
-    """Every object of the scene once, in random order; only used in training."""
-    phrases = [BY_NOUN[noun].phrase for noun in dice.shuffled(scene.nouns)]
-    return Turn("list", "List the objects in the image.", f"The image shows {', '.join(phrases)}.")
+    """Every object of the scene once, as one reads; the plain form of the task, which is learnt first."""
+    listed = ", ".join(BY_NOUN[noun].phrase for noun in reading_order(scene))
+    return Turn("list", dice.pick(LIST), f"The image shows {listed}.")
 
 
 def count(scene: Scene, noun: str, short: bool = False) -> Turn:

@@ -6,9 +6,9 @@ language   the language model learns captions and questions as plain text and af
            too, so that any position's hidden state speaks through the head.
 projector  only the projector learns: its outputs approach the embeddings of the patch words, and the frozen language
            model must be able to talk about the picture. Patches become words.
-tune       projector and language model together on pictures; the slots are still predicted. Bare lists of objects first,
-           then captions, with unlikelihood training against naming an object twice.
-polish     the same with captions in the singular.
+tune       projector and language model together on pictures; the slots are still predicted.
+
+Captions and lists are trained with unlikelihood against naming an object twice.
 
 `vision` and `language` need nothing from each other and may run side by side. Each stage writes `<stage>.safetensors`
 (weights and optimiser) with `<stage>.json` (step and settings), replaces them atomically, and goes on from them after a
@@ -39,7 +39,7 @@ from revisit.tiny.data import Batch, Mixture, Pictures, Writer, corpus, prepare
 from revisit.tiny.dice import Dice
 from revisit.tiny.model import Shape, make_model, make_processor, save, train_tokenizer
 
-STAGES = ("vision", "language", "projector", "tune", "polish")
+STAGES = ("vision", "language", "projector", "tune")
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,10 @@ class Recipe:
     shape: Shape = field(default_factory=Shape)
     mixture: Mixture = field(default_factory=Mixture)
     vision: Stage = Stage(steps=2400, rows=64, rate=1.5e-3)
-    language: Stage = Stage(steps=1100, rows=16, rate=1.5e-3)
+    language: Stage = Stage(steps=2400, rows=16, rate=1.5e-3)
     projector: Stage = Stage(steps=300, rows=48, rate=2e-3)
-    tune: Stage = Stage(steps=580, rows=16, rate=1e-3)
-    polish: Stage = Stage(steps=200, rows=16, rate=6e-4)
-    first_steps: int = 400  # of the language stage, mostly on flat scenes and without checklists
-    list_steps: int = 160  # of the tuning stage, on bare lists of objects
+    tune: Stage = Stage(steps=1000, rows=16, rate=8e-4)
+    first_steps: int = 700  # of the language stage, mostly on flat scenes and lists
     tokenizer_scenes: int = 6000
 
     def shortened(self, steps: int) -> Recipe:
@@ -175,8 +173,8 @@ class Trainer:
         """Train the language model on text and on scenes written as words."""
         model, stage, recipe = self._model(), self.recipe.language, self.recipe
         late = Writer(self.tokenizer(), recipe.mixture, recipe.seed)
-        first = replace(recipe.mixture, flat=recipe.mixture.first_flat, turns=3, checklist=0)
-        early = Writer(self.tokenizer(), first, recipe.seed)
+        simple = replace(recipe.mixture, flat=recipe.mixture.first_flat, lists=recipe.mixture.first_lists)
+        early = Writer(self.tokenizer(), simple, recipe.seed)
 
         def loss_of(step: int) -> tuple[Tensor, dict[str, float]]:
             writer = early if step < recipe.first_steps else late
@@ -212,37 +210,21 @@ class Trainer:
         self.fit("projector", projector, loss_of)
 
     def tune(self) -> None:
-        """Tune projector and language model lightly on pictures: first on bare lists of objects, then on captions."""
-        mixture = self._once_each()
-        late = Writer(self.tokenizer(), mixture, self.recipe.seed)
-        early = Writer(self.tokenizer(), replace(mixture, lists=True), self.recipe.seed)
-        model = self._model("vision", "language", "projector")
-        self._on_pictures("tune", model, lambda step: early if step < self.recipe.list_steps else late)
-
-    def polish(self) -> None:
-        """The same for a little longer without plurals, which the slots, written in the singular, never say."""
-        writer = Writer(self.tokenizer(), replace(self._once_each(), plurals=False), self.recipe.seed)
-        self._on_pictures("polish", self._model("vision", "language", "projector", "tune"), lambda step: writer)
-
-    def _once_each(self) -> Mixture:
-        """Mostly captions, which name each object once, so that naming it again is unlearnt."""
-        return replace(self.recipe.mixture, noise=0.0, turns=1, checklist=4, back=False)
-
-    def _on_pictures(self, name: str, model: LlavaForConditionalGeneration, writer_of: Callable[[int], Writer]) -> None:
-        """A stage that trains projector and language model on pictures, every position still predicted."""
-        pictures, stage = self.pictures(), getattr(self.recipe, name)
+        """Tune projector and language model on pictures, every position still predicted."""
+        model, pictures, stage = self._model("vision", "language", "projector"), self.pictures(), self.recipe.tune
+        writer = Writer(self.tokenizer(), replace(self.recipe.mixture, noise=0.0, checklist=4), self.recipe.seed)
         model.requires_grad_(False)
         learner = _talker(model).requires_grad_(True)
 
         def loss_of(step: int) -> tuple[Tensor, dict[str, float]]:
-            chosen = self.indices(name, step, stage.rows, len(pictures))
+            chosen = self.indices("tune", step, stage.rows, len(pictures))
             pixels, _, _ = pictures.batch(chosen)
             with torch.no_grad():
                 seen = _features(model, pixels)
-            batch = writer_of(step).batch(chosen, f"{name}/{step}")
+            batch = writer.batch(chosen, f"tune/{step}")
             return _spoken(model, batch, _placed(model, batch, model.model.multi_modal_projector(seen)))
 
-        self.fit(name, learner, loss_of)
+        self.fit("tune", learner, loss_of)
 
     def finish(self, target: Path) -> None:
         """Write the finished model, with the recipe and the log of losses beside it."""
@@ -260,7 +242,6 @@ class Trainer:
             "language": inner.language_model,
             "projector": inner.multi_modal_projector,
             "tune": _talker(model),
-            "polish": _talker(model),
         }
         for name in finished:
             _load_finished(self.folder, name, self.recipe, parts[name])
@@ -381,8 +362,7 @@ def _identity(recipe: Recipe, name: str) -> dict[str, Any]:
         shape = {key: value for key, value in whole["shape"].items() if key.startswith("vision") or key == "head"}
         mixture = {key: whole["mixture"][key] for key in ("scenes", "flat")}
         return {"seed": recipe.seed, "shape": shape, "mixture": mixture, name: whole[name]}
-    extra = {"language": "first_steps", "projector": "first_steps", "tune": "list_steps", "polish": "list_steps"}[name]
-    return {key: whole[key] for key in ("seed", "shape", "mixture", extra, name)}
+    return {key: whole[key] for key in ("seed", "shape", "mixture", "first_steps", name)}
 
 
 def _checkpoint(
