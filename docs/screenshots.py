@@ -21,7 +21,7 @@ import chromium
 
 IMAGES = Path(__file__).parent / "images"
 PROMPT = "Please describe this image in detail."
-SCENE = ("unusual", 1, 57)  # the scene of `revisit demo`
+SCENE = ("unusual", 1, 39)  # the scene of `revisit demo`
 WIDTHS = {1280: 860, 390: 844}
 PORT = 7867
 
@@ -74,7 +74,7 @@ def main() -> None:
     for answer in decode.answers:
         answer.seconds = None  # this machine's, of no use to a reader
     figure.save(figure.decode_figure(decode), IMAGES / "figure.png", dpi=110)
-    words = ["zebra", "television", "person", "truck", "car", "stoplight"]
+    words = ["cup", "vase", "train", "backpack", "toilet", "toothbrush"]
     looked = lens.look(model, processor, [picture], {"words": words})
     figure.save(figure.lens_figure(looked), IMAGES / "lens-figure.png", dpi=110)
     server = uvicorn.Server(
@@ -91,7 +91,7 @@ def main() -> None:
         browser = driver.chromium.launch(executable_path=chromium.path(), args=["--no-sandbox"])
         shoot(browser, "page", decoded, lambda opened: None)
         shoot(browser, "page-dark", decoded, lambda opened: None, "dark", {1280: 860})
-        shoot(browser, "lens", lensed, lambda opened: opened.evaluate("lens.token = 29; lens.show()"))
+        shoot(browser, "lens", lensed, lambda opened: opened.evaluate("lens.token = 52; lens.show()"))
         shoot(browser, "ui", f"http://127.0.0.1:{PORT}", ask(saved), heights={1280: 1180, 390: 1900})
         browser.close()
     server.should_exit = True
