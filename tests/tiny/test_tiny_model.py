@@ -16,7 +16,7 @@ from revisit import generate, load
 from revisit.errors import RevisitError
 from revisit.models.prompts import answers, prepare
 from revisit.tiny.catalog import BY_NOUN, CATEGORIES
-from revisit.tiny.evaluate import Plan, chosen, lens, presence
+from revisit.tiny.evaluate import Plan, chosen, lens, presence, stuck
 from revisit.tiny.model import train_tokenizer
 from revisit.tiny.scenes import render, scene
 from revisit.tiny.train import STAGES
@@ -125,15 +125,18 @@ def test_settings_are_chosen_by_hallucination_at_equal_f1() -> None:
     from revisit.benchmarks.base import Scores
     from revisit.methods.revisit import ReVisiT
 
-    def made(chair_i: float, f1: float, words: float = 0.2) -> Scores:
-        return Scores({"CHAIRi": chair_i, "F1": f1, "Len": words}, {}, {}, ())
+    def made(chair_i: float, f1: float) -> Scores:
+        return Scores({"CHAIRi": chair_i, "F1": f1}, {}, {}, ())
 
     first, second, third = (ReVisiT(alpha=a) for a in (0.1, 0.01, 0.001))
     tried = [(first, made(0.10, 0.80)), (second, made(0.05, 0.70)), (third, made(0.08, 0.81))]
-    assert chosen(made(0.12, 0.79), tried) == third
-    assert chosen(made(0.12, 0.90), tried) == third  # none keeps F1: the best F1
-    babble = (ReVisiT(alpha=1e-5), made(0.01, 0.95, words=0.5))
-    assert chosen(made(0.12, 0.79), [*tried, babble]) == third
+    assert chosen(made(0.12, 0.79), tried, {}) == third
+    assert chosen(made(0.12, 0.90), tried, {}) == third  # none keeps F1: the best F1
+    babble = (ReVisiT(alpha=1e-5), made(0.01, 0.95))
+    told = ["A cat. A cat. A cat.", "A cat and a dog. The cat is near.", "Nothing."]
+    assert stuck(told) == pytest.approx(1 / 3)
+    assert chosen(made(0.12, 0.79), [*tried, babble], {babble[0]: stuck(told)}) == third
+    assert chosen(made(0.12, 0.79), [*tried, babble], {}) == babble[0]
 
 
 def test_a_tokenizer_that_splits_nouns_is_refused() -> None:

@@ -7,7 +7,9 @@ paired intervals over the same scenes. All captions answer CHAIR's prompt, greed
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
@@ -32,6 +34,7 @@ from revisit.tiny.dice import Dice
 from revisit.tiny.scenes import Scene, render, scene
 
 Say = Callable[[str], None]
+STUCK = 0.01  # share of captions that may repeat one object
 
 
 @dataclass(frozen=True)
@@ -185,14 +188,20 @@ def lens(model: Any, processor: Any, scenes: Sequence[Scene], batch: int) -> lis
     return rows
 
 
-def chosen(greedy: Scores, tried: Sequence[tuple[ReVisiT, Scores]]) -> ReVisiT:
+def stuck(captions: Sequence[str]) -> float:
+    """The share of captions that name one object three times or more; good captions of a scene never do."""
+    nouns = set(BY_NOUN)
+    counts = (Counter(word for word in re.findall("[a-z]+", told.lower()) if word in nouns) for told in captions)
+    return sum(max(c.values(), default=0) >= 3 for c in counts) / max(1, len(captions))
+
+
+def chosen(greedy: Scores, tried: Sequence[tuple[ReVisiT, Scores]], repeats: Mapping[ReVisiT, float]) -> ReVisiT:
     """The settings with the least CHAIR_I among those whose F1 is no worse than greedy's; else those of the best F1.
 
-    Settings whose captions are half as long again as greedy's do not count: a caption that falls into repeating one
-    object that is there has a splendid CHAIR_I and says nothing.
+    Settings that get stuck in more than one caption of a hundred do not count: a caption that falls into repeating one object
+    that is there has a splendid CHAIR_I and says nothing.
     """
-    longest = 1.5 * greedy.metrics["Len"]
-    tried = [pair for pair in tried if pair[1].metrics["Len"] <= longest] or tried
+    tried = [pair for pair in tried if repeats.get(pair[0], 0.0) <= STUCK] or tried
     good = [pair for pair in tried if pair[1].metrics["F1"] >= greedy.metrics["F1"]]
     if good:
         return min(good, key=lambda pair: pair[1].metrics["CHAIRi"])[0]
@@ -224,18 +233,23 @@ def measure(name: str, plan: Plan, say: Say = print) -> dict[str, Any]:
     result: dict[str, Any] = {"plan": asdict(plan), **_usual(model, processor, plan, say)}
 
     grid = plan.grid()
-    scores = [scores for scores, _ in describe_all(name, validation, [None, *grid], plan)]
-    base, tried = scores[0], list(zip(grid, scores[1:], strict=True))
-    result["validation"] = [_row("greedy", base), *(_row(label(m), s, base) for m, s in tried)]
+    told = list(describe_all(name, validation, [None, *grid], plan))
+    base, tried = told[0][0], [(method, scores) for method, (scores, _) in zip(grid, told[1:], strict=True)]
+    repeats = [stuck(captions) for _, captions in told]
+    rows = [_row("greedy", base), *(_row(label(m), s, base) for m, s in tried)]
+    result["validation"] = [{**row, "stuck": 100 * share} for row, share in zip(rows, repeats, strict=True)]
     say(_table(result["validation"]))
-    best = chosen(base, tried)
+    best = chosen(base, tried, dict(zip(grid, repeats[1:], strict=True)))
     result["chosen"] = asdict(best)
 
     methods = [best, replace(best, select="random"), replace(best, select="max")]
     methods += [m for m in grid if m != best] if plan.grid_on_test else []
-    scores = [scores for scores, _ in describe_all(name, test, [None, *methods], plan)]
-    rows = (_row(label(m), s, scores[0]) for m, s in zip(methods, scores[1:], strict=True))
-    result["test"] = [_row("greedy", scores[0]), *rows]
+    told = list(describe_all(name, test, [None, *methods], plan))
+    rows = [
+        _row("greedy", told[0][0]),
+        *(_row(label(m), s, told[0][0]) for m, (s, _) in zip(methods, told[1:], strict=True)),
+    ]
+    result["test"] = [{**row, "stuck": 100 * stuck(captions)} for row, (_, captions) in zip(rows, told, strict=True)]
     say(_table(result["test"]))
     for likely in (False, True):
         asked = test[: plan.validation]
@@ -264,14 +278,14 @@ def _usual(model: Any, processor: Any, plan: Plan, say: Say) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    lines = ["| decoding | CHAIR_S | CHAIR_I | recall | F1 | words |", "|---|---|---|---|---|---|"]
+    lines = ["| decoding | CHAIR_S | CHAIR_I | recall | F1 | words | stuck, % |", "|---|---|---|---|---|---|---|"]
     for row in rows:
         cells = []
         for metric in ("CHAIRs", "CHAIRi", "Recall", "F1"):
             apart = row.get(f"{metric} difference")
             extra = "" if apart is None else f" ({apart[0]:+.2f} [{apart[1]:+.2f}, {apart[2]:+.2f}])"
             cells.append(f"{row[metric]:.2f}{extra}")
-        lines.append(f"| {row['decoding']} | {' | '.join(cells)} | {row['Len']:.0f} |")
+        lines.append(f"| {row['decoding']} | {' | '.join(cells)} | {row['Len']:.0f} | {row['stuck']:.1f} |")
     return "\n".join(lines)
 
 
