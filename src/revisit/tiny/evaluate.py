@@ -51,7 +51,7 @@ class Plan:
     validation_seed: int = 102
     test_seed: int = 103
     layers: tuple[str, ...] = ("last", "all")
-    alphas: tuple[float, ...] = (1e-1, 1e-2, 1e-3, 1e-5)
+    alphas: tuple[float, ...] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
     grid_on_test: bool = False  # every combination of layers and alpha on the test scenes too
 
     def __post_init__(self) -> None:
