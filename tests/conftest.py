@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing in the suite may reach for the network
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -24,3 +25,8 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("the reference material (../shared) is not here")  # honest: these tests compare with it
     return SHARED
+
+
+# A busy machine is slow at times, which says nothing about the code.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")

@@ -70,10 +70,25 @@ def test_sliding_windows_stack_only_at_equal_lengths() -> None:
     rows: list[int] = []
     hook = model.register_forward_hook(lambda _module, _args, output: rows.append(len(output.logits)))
     trace = Trace()
-    revisit.generate(model, **inputs, method=M3ID(start=1), trace=trace, max_new_tokens=3, do_sample=False)
+    revisit.generate(
+        model, **inputs, method=M3ID(start=1, mode="stacked"), trace=trace, max_new_tokens=3, do_sample=False
+    )
     apart, rows[:] = list(rows), []
-    revisit.generate(model, **inputs, method=revisit.VCD(), max_new_tokens=3, do_sample=False)
+    revisit.generate(model, **inputs, method=revisit.VCD(mode="stacked"), max_new_tokens=3, do_sample=False)
     hook.remove()
     assert apart == [1] * 6
     assert rows == [1, 1, 2, 2]
     assert trace.summary()["applied"] > 0
+
+
+def test_a_single_row_on_a_cpu_runs_its_branches_in_turn() -> None:
+    model, _ = families.build("llava")
+    rows: list[int] = []
+    hook = model.register_forward_hook(lambda _module, _args, output: rows.append(len(output.logits)))
+    seen = {}
+    for count in (1, 2):
+        inputs = families.inputs("llava", ["what"] * count, [[families.picture(i)] for i in range(count)])
+        revisit.generate(model, **inputs, method=revisit.VCD(), max_new_tokens=2, do_sample=False)
+        seen[count], rows[:] = list(rows), []
+    hook.remove()
+    assert seen == {1: [1, 1, 1, 1], 2: [2, 2, 4]}

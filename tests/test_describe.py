@@ -30,7 +30,7 @@ def forwards(family: str, method: CODE, prompts: list[str], pictures: list[objec
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
 def test_a_picture_is_described_once(family: str) -> None:
     model, processor = families.build(family)
-    method = CODE(description_tokens=3).bind(processor)
+    method = CODE(description_tokens=3, mode="stacked").bind(processor)
     forget(model)
     plain = 3  # two prompts and one step of both
     assert forwards(family, method, ["a", "b"], PICTURES) == plain + 3
