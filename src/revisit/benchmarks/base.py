@@ -100,23 +100,23 @@ class Benchmark:
     @property
     def version(self) -> str:
         """Names the scoring rule, options included; two numbers compare only under one version."""
-        raise NotImplementedError
+        raise NotImplementedError  # every benchmark defines it
 
     def files(self, data_dir: Path) -> list[Path]:
         """The annotation files (not the images) that `load` reads, for checksums; raises if one is missing."""
-        raise NotImplementedError
+        raise NotImplementedError  # every benchmark defines it
 
     def load(self, data_dir: Path) -> list[Item]:
         """All items in official order; raises one clear sentence when a file has to be fetched by hand first."""
-        raise NotImplementedError
+        raise NotImplementedError  # every benchmark defines it
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         """Scores exactly these items; `answers` maps every item id to the generated text."""
-        raise NotImplementedError
+        raise NotImplementedError  # every benchmark defines it
 
     def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
         """Items, and their answers by id, for answers from files: judged against `truth`, or by what they carry."""
-        raise NotImplementedError
+        raise NotImplementedError  # every benchmark defines it
 
     def adapted(self, answers: list[Answer], chosen: Mapping[str, Any]) -> Benchmark:
         """This benchmark with options that the answers themselves suggest, unless the user has `chosen` them."""
