@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from step import Rows
 from torch import Tensor
 
 from revisit.engine import STORE_BYTES, Batch, Engine, Peaks, Rule
@@ -23,27 +24,9 @@ WIDTH, VOCABULARY = 896, 151936
 RULE = Rule(1e-5)
 
 
-class Rows:
-    """Vision rows of a random model."""
-
-    def __init__(self, rows: int, head: Tensor, seed: int = 0) -> None:
-        self.head = head
-        self.states = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(seed))
-
-    @property
-    def rows(self) -> int:
-        return len(self.states)
-
-    def logits(self, start: int, stop: int, ids: Tensor) -> Tensor:
-        return torch.nn.functional.linear(self.states[start:stop], self.head[ids])
-
-    def at(self, rows: Tensor, ids: Tensor) -> Tensor:
-        return torch.nn.functional.linear(self.states[rows], self.head[ids])
-
-
 def check(engine: Engine, vision: Rows, logits: Tensor) -> None:
     """The engine's step is the reference's."""
-    expected, got = RULE.reference(logits, vision), engine.refine(Peaks.of(logits[None]))
+    expected, got = RULE.reference(logits, vision), engine.refine(Peaks(logits[None]))
     assert torch.equal(expected.ids, got.ids)
     assert expected.row == got.row
     torch.testing.assert_close(expected.final, got.final, atol=1e-3, rtol=1e-3)
@@ -57,7 +40,7 @@ def timed(function: Callable[..., object], *arguments: object) -> tuple[float, f
 
 
 def step(engine: Engine, logits: Tensor) -> None:
-    engine.refine(Peaks.of(logits[None]))
+    engine.refine(Peaks(logits[None]))
 
 
 def run(vision: Rows, table: Tensor, steps: int, *, checked: bool = True) -> str:

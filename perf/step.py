@@ -38,11 +38,11 @@ LAYERS = {"last": 1, "all": 12}
 
 
 class Rows:
-    """Vision rows under a model's head."""
+    """Random vision rows under a head."""
 
-    def __init__(self, rows: int, head: Tensor) -> None:
+    def __init__(self, rows: int, head: Tensor, seed: int = 0) -> None:
         self.head = head
-        self.states = torch.randn(rows, head.shape[1], generator=torch.Generator().manual_seed(rows))
+        self.states = torch.randn(rows, head.shape[1], generator=torch.Generator().manual_seed(seed))
 
     @property
     def rows(self) -> int:
@@ -53,6 +53,9 @@ class Rows:
 
     def at(self, rows: Tensor, ids: Tensor) -> Tensor:
         return torch.nn.functional.linear(self.states[rows], self.head[ids])
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        return self.states, self.head
 
 
 def busy(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[Any, float]:
@@ -115,7 +118,7 @@ def own(vision: Rows, rule: Rule, table: Tensor) -> tuple[Engine, list[float], l
     """The engine over all steps of a profile: it, its milliseconds and its tokens. The first steps equal the reference."""
     engine, times, tokens = Engine(vision, rule), [], []
     for number, logits in enumerate(table):
-        result, took = busy(lambda x=logits: engine.refine(Peaks.of(x[None])))
+        result, took = busy(lambda x=logits: engine.refine(Peaks(x[None])))
         times.append(took)
         tokens.append(int(result.ids[result.final.argmax()]))
         if number < 2:

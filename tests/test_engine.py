@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import families
 import revisit
-from revisit import ReVisiT, Trace, core, engine, vision
+from revisit import ReVisiT, Trace, core, engine, kernel, vision
 from revisit.engine import Batch, Columns, Engine, Peaks, Rule, plausible_ids, refine_without_waiting
 from revisit.vision import Bank
 
@@ -44,6 +44,19 @@ class Rows:
 
     def at(self, rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         return self.states[rows] @ self.head[ids].T
+
+    def factors(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        return self.states, self.head
+
+
+@pytest.fixture(params=["torch", "compiled"], autouse=True)
+def loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test runs with the loops written in torch and with the compiled ones."""
+    if request.param == "torch":
+        monkeypatch.setattr(kernel, "_LIBRARY", None)
+    elif not kernel.available():
+        pytest.skip("the compiled loops were not built when the package was installed (no C compiler?)")
+    return str(request.param)
 
 
 def some_logits(seed: int, spread: float, rows: int = 1) -> torch.Tensor:
@@ -85,16 +98,16 @@ def test_the_set_is_the_references_to_the_last_bit(
     logits[torch.rand(size, generator=generator) < 0.1] = -math.inf
     expected = core.plausible(logits.log_softmax(-1), alpha).nonzero().squeeze(-1)
     if logits.isfinite().any():
-        assert torch.equal(plausible_ids(Peaks.of(logits[None]), 0, alpha), expected)
+        assert torch.equal(plausible_ids(Peaks(logits[None]), 0, alpha), expected)
 
 
 def test_no_softmax_over_the_vocabulary_unless_a_token_is_on_the_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_from_log_probabilities", lambda *_: pytest.fail("exact decision was not needed"))
     logits = torch.zeros(1, VOCABULARY)
     logits[0, [3, 500, 999]] = torch.tensor([20.0, 19.0, 12.0])
-    assert plausible_ids(Peaks.of(logits), 0, 1e-2).tolist() == [3, 500]
-    assert plausible_ids(Peaks.of(logits), 0, 1e-4).tolist() == [3, 500, 999]
-    assert len(plausible_ids(Peaks.of(logits), 0, 1e-10)) == VOCABULARY
+    assert plausible_ids(Peaks(logits), 0, 1e-2).tolist() == [3, 500]
+    assert plausible_ids(Peaks(logits), 0, 1e-4).tolist() == [3, 500, 999]
+    assert len(plausible_ids(Peaks(logits), 0, 1e-10)) == VOCABULARY
 
 
 # -- one step -----------------------------------------------------------------------------------------------------
@@ -120,7 +133,7 @@ def test_engine_equals_reference(rule: Rule) -> None:
     for seed in range(40):
         logits = some_logits(seed, 1.0 + seed % 4)
         expected = rule.reference(logits[0], vision, uniform=seed / 40)
-        assert_same(expected, fast.refine(Peaks.of(logits), uniform=seed / 40), f"step {seed}")
+        assert_same(expected, fast.refine(Peaks(logits), uniform=seed / 40), f"step {seed}")
         sizes.append(len(expected.ids))
     if rule.alpha < 1 and not rule.full_vocabulary:
         assert min(sizes) < fast.columns.capacity < max(sizes)  # both the store and the stream were used
@@ -133,7 +146,7 @@ def test_half_precision_rounding_is_the_references() -> None:
         fast = Engine(vision, rule)
         for seed in range(8):
             logits = some_logits(seed, 2.0)
-            a, b = rule.reference(logits[0], vision), fast.refine(Peaks.of(logits))
+            a, b = rule.reference(logits[0], vision), fast.refine(Peaks(logits))
             assert (a.row, a.ids.tolist()) == (b.row, b.ids.tolist())
             assert torch.equal(a.final, b.final)
 
@@ -148,11 +161,11 @@ def test_rows_that_are_not_finite(divergence: Any, streamed: bool) -> None:
     for poison in (math.nan, math.inf):
         vision.states[best] = poison
         fast = Engine(vision, rule, store_bytes=0 if streamed else engine.STORE_BYTES)
-        result = fast.refine(Peaks.of(logits))
+        result = fast.refine(Peaks(logits))
         assert result.row not in (-1, best)
         assert_same(rule.reference(logits[0], vision), result)
     vision.states[:] = math.nan
-    result = Engine(vision, rule, store_bytes=0 if streamed else engine.STORE_BYTES).refine(Peaks.of(logits))
+    result = Engine(vision, rule, store_bytes=0 if streamed else engine.STORE_BYTES).refine(Peaks(logits))
     assert result.row == -1
     assert torch.equal(result.final, result.base)
 
@@ -163,6 +176,9 @@ def test_tokens_that_no_vision_row_allows(divergence: Any, streamed: bool) -> No
     """A logit of -inf, in some rows or in all of them: such a row is never selected."""
 
     class Banned(Rows):
+        def factors(self) -> None:
+            return None
+
         def logits(self, start: int, stop: int, ids: torch.Tensor) -> torch.Tensor:
             out = super().logits(start, stop, ids)
             out[: max(0, 5 - start)] = out[: max(0, 5 - start)].masked_fill(ids % 3 == 0, -math.inf)
@@ -174,7 +190,7 @@ def test_tokens_that_no_vision_row_allows(divergence: Any, streamed: bool) -> No
     chosen = set()
     for seed in range(10):
         logits = some_logits(seed, 2.0)
-        result = fast.refine(Peaks.of(logits))
+        result = fast.refine(Peaks(logits))
         assert_same(rule.reference(logits[0], vision), result, f"step {seed}")
         assert result.row >= 5 or (result.row == -1 and 23 in result.ids)
         chosen.add(result.row)
@@ -186,21 +202,25 @@ def test_equal_rows_go_to_the_first() -> None:
     vision = Rows(30)
     vision.states[:] = vision.states[0]
     logits = some_logits(1, 2.0)
-    assert Engine(vision, Rule(1e-3)).refine(Peaks.of(logits)).row == 0
+    assert Engine(vision, Rule(1e-3)).refine(Peaks(logits)).row == 0
 
 
 # -- the store ----------------------------------------------------------------------------------------------------
 
 
+def held(columns: Columns) -> set[int]:
+    return set(columns.books.slot_of.nonzero().squeeze(-1).tolist())
+
+
 def test_a_column_is_projected_once_while_it_fits() -> None:
     vision = Rows(20)
     columns = Columns(vision, 1 << 20)
-    columns.slots(torch.tensor([1, 2, 3]))
-    vision.asked.clear()
-    store, slots = columns.slots(torch.tensor([2, 3, 700, 9]))
-    assert vision.asked == [[700, 9]]
+    store, slots = columns.slots(torch.tensor([1, 2, 3]))
+    store[slots[1:]] += 1  # to be seen again, and so not projected again
+    store, slots = columns.slots(torch.tensor([2, 3, 9, 700]))
     assert (columns.asked, columns.projected) == (7, 5)
-    torch.testing.assert_close(store[slots], vision.head[[2, 3, 700, 9]] @ vision.states.T)
+    store[slots[:2]] -= 1
+    torch.testing.assert_close(store[slots], vision.head[[2, 3, 9, 700]] @ vision.states.T)
 
 
 def test_the_longest_unused_columns_are_forgotten() -> None:
@@ -211,10 +231,10 @@ def test_the_longest_unused_columns_are_forgotten() -> None:
         columns.slots(torch.tensor(ids))
     store, slots = columns.slots(torch.tensor([1, 5]))  # 3 or 4 has to go, never 1 or 2
     torch.testing.assert_close(store[slots], vision.head[[1, 5]] @ vision.states.T)
-    assert {1, 2, 5} < set(columns.slot_of)
+    assert {1, 2, 5} < held(columns)
     store, slots = columns.slots(torch.tensor([10, 11, 12, 13]))
     torch.testing.assert_close(store[slots], vision.head[[10, 11, 12, 13]] @ vision.states.T)
-    assert sorted(columns.slot_of) == [10, 11, 12, 13]
+    assert held(columns) == {10, 11, 12, 13}
     assert store.shape == (4, 20)
 
 
@@ -225,13 +245,32 @@ def test_words_of_every_step_survive_a_wide_one() -> None:
         columns.slots(torch.tensor([1, 2]))
     for ids in ([10, 11, 12, 13], [14, 15, 16, 17], [18, 19]):
         columns.slots(torch.tensor(ids))
-    assert {1, 2} < set(columns.slot_of)
+    assert {1, 2} < held(columns)
     for ids in range(20, 800):  # but not for ever
         columns.slots(torch.tensor([ids]))
-    assert len(columns.slot_of) == 6
-    assert not {1, 2} & set(columns.slot_of)
-    store, slots = columns.slots(torch.tensor([795, 1, 799]))
-    torch.testing.assert_close(store[slots], vision.head[[795, 1, 799]] @ vision.states.T)
+    assert len(held(columns)) == 6
+    assert not {1, 2} & held(columns)
+    store, slots = columns.slots(torch.tensor([1, 795, 799]))
+    torch.testing.assert_close(store[slots], vision.head[[1, 795, 799]] @ vision.states.T)
+
+
+def test_the_books_stay_true() -> None:
+    """Over random steps: a token has one slot, the slot is its own, and what a step reads is not forgotten in it."""
+    books = engine.Books(50)
+    generator = torch.Generator().manual_seed(0)
+    known: set[int] = set()
+    for _ in range(300):
+        size = int(torch.randint(1, 51, (1,), generator=generator))
+        ids = (torch.rand(size, generator=generator) ** 4 * 40_000).long().unique()
+        slots, unknown, fresh = books.find(ids)
+        assert set(unknown.tolist()) == set(ids.tolist()) - known
+        assert len(set(slots.tolist())) == len(ids)
+        assert torch.equal(slots[torch.isin(ids, unknown)], fresh)
+        assert torch.equal(books.id_in[slots], ids)
+        known = set(books.slot_of.nonzero().squeeze(-1).tolist())
+        assert len(known) == books.held <= 50
+        assert set(ids.tolist()) <= known
+        assert all(int(books.id_in[int(books.slot_of[token]) - 1]) == token for token in known)
 
 
 def test_flat_steps_stay_within_their_slices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +283,7 @@ def test_flat_steps_stay_within_their_slices(monkeypatch: pytest.MonkeyPatch) ->
     expected = rule.reference(some_logits(0, 1.0)[0], vision)
     vision.largest = 0
     fast = Engine(vision, rule, store_bytes=0)
-    assert_same(expected, fast.refine(Peaks.of(some_logits(0, 1.0))))
+    assert_same(expected, fast.refine(Peaks(some_logits(0, 1.0))))
     assert vision.largest <= 5000
     assert max(map(len, vision.asked[-5:])) <= 300
     assert 0 < sum(buffer.numel() for buffer in fast.scratch.buffers) <= 3 * 2000
@@ -262,7 +301,7 @@ def test_sequences_taken_together_equal_the_reference(rule: Rule) -> None:
     logits[2, 7] = logits[2].max() + math.log(rule.alpha)  # on the threshold: left to an engine
     uniforms = [0.1, 0.9, 0.5, 0.0, 0.3, 0.7]
     engines = {row: Engine(vision, rule) for row, vision in enumerate(visions)}
-    done = engine.take_together(Peaks.of(logits), engines, dict(enumerate(uniforms)))
+    done = engine.take_together(Peaks(logits), engines, dict(enumerate(uniforms)))
     assert set(done) == ({0, 1, 3, 4, 5} if rule.alpha < 1 else set())  # with alpha 1 every best token is
     for row, result in done.items():
         assert_same(rule.reference(logits[row], visions[row], uniforms[row]), result, f"row {row}")
@@ -275,7 +314,7 @@ def test_only_small_sets_of_equally_many_rows_are_taken_together(monkeypatch: py
     logits[:, :8] = 0.0
     logits[1, :20] = 0.0  # 200 numbers
     engines = {row: Engine(vision, Rule(1e-3)) for row, vision in enumerate(visions)}
-    assert set(engine.take_together(Peaks.of(logits), engines, dict.fromkeys(range(5), 0.0))) == {0, 2}
+    assert set(engine.take_together(Peaks(logits), engines, dict.fromkeys(range(5), 0.0))) == {0, 2}
 
 
 # -- without waiting ----------------------------------------------------------------------------------------------

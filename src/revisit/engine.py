@@ -7,7 +7,9 @@
   store of bounded size that forgets what was not used for longest;
 * divergences are written as sums over unnormalised exponentials: one exp and one log a number, in blocks that stay in
   the processor's cache. They rank the rows; the few rows within rounding of the best are then compared by the
-  reference formula, so the choice is the reference's.
+  reference formula, so the choice is the reference's;
+* these three loops are compiled (kernel.c) where a compiler was there when the package was installed; what is written
+  here in torch is the same for other devices, other types and no compiler.
 
 `refine_without_waiting` is the same step for accelerators: fixed shapes, a batch of rows at once, and nothing that
 makes the host wait for the device. A step with more plausible tokens than its capacity says so, and is taken again by
@@ -19,13 +21,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from revisit import core
+from revisit import core, kernel
 from revisit.core import Divergence, Fusion, Projector, Refinement, Select
 
 GROUP = 128  # the vocabulary is searched for plausible tokens in groups of this many
@@ -66,23 +68,31 @@ class Indexable(Projector, Protocol):
     def at(self, rows: Tensor, ids: Tensor) -> Tensor:
         """Logits of these rows over the token ids.  (n,), (k,) -> (n, k)"""
 
+    def factors(self) -> tuple[Tensor, Tensor] | None:
+        """States (rows, d) and head (V, d) if the logits are nothing but their product; else None."""
+
 
 # -- the plausible set --------------------------------------------------------------------------------------------
 
 
-class Peaks(NamedTuple):
+class Peaks:
     """Logits of some sequences with the maximum of every group of GROUP tokens, which is all that most of the search reads."""
 
-    logits: Tensor  # (B, V)
-    groups: Tensor  # (B, V // GROUP)
-    best: list[float]  # (B,)
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits  # (B, V)
 
-    @classmethod
-    def of(cls, logits: Tensor) -> Peaks:
-        whole = logits.shape[-1] // GROUP * GROUP
-        groups = logits[:, :whole].unflatten(-1, (-1, GROUP)).amax(-1)  # (B, V // GROUP)
-        ends = [part.amax(-1) for part in (groups, logits[:, whole:]) if part.shape[-1]]
-        return cls(logits, groups, torch.stack(ends).amax(0).tolist())
+    @cached_property
+    def groups(self) -> Tensor:
+        """(B, V // GROUP)"""
+        whole = self.logits.shape[-1] // GROUP * GROUP
+        return self.logits[:, :whole].unflatten(-1, (-1, GROUP)).amax(-1)
+
+    @cached_property
+    def best(self) -> list[float]:
+        """(B,)"""
+        rest = self.logits[:, self.groups.shape[-1] * GROUP :]
+        ends = [part.amax(-1) for part in (self.groups, rest) if part.shape[-1]]
+        return torch.stack(ends).amax(0).tolist()  # type: ignore[no-any-return]
 
 
 def plausible_ids(peaks: Peaks, row: int, alpha: float) -> Tensor:
@@ -91,11 +101,18 @@ def plausible_ids(peaks: Peaks, row: int, alpha: float) -> Tensor:
     A token is in if log p >= max log p + ln alpha, which for real numbers is logit >= max logit + ln alpha. Rounding
     can only matter within `slack` of that threshold: a row with a token there is decided from its log-probabilities.
     """
+    logits = peaks.logits[row]
+    ids = kernel.plausible(logits, alpha) if kernel.suits(logits) else _by_groups(peaks, row, alpha)
+    return _from_log_probabilities(logits, alpha) if ids is None else ids
+
+
+def _by_groups(peaks: Peaks, row: int, alpha: float) -> Tensor | None:
+    """The set found from raw logits; None where only log-probabilities can decide."""
     logits, best = peaks.logits[row], peaks.best[row]
     cut = best + math.log(alpha)
     slack = 4 * torch.finfo(logits.dtype).eps * (abs(best) + abs(math.log(alpha)) + math.log(logits.numel()))
     if not math.isfinite(best):
-        return _from_log_probabilities(logits, alpha)
+        return None
     hot = (peaks.groups[row] >= cut - slack).nonzero()  # (h, 1)
     if 8 * len(hot) > peaks.groups.shape[-1]:
         ids = (logits >= cut - slack).nonzero().squeeze(-1)
@@ -109,7 +126,7 @@ def plausible_ids(peaks: Peaks, row: int, alpha: float) -> Tensor:
         values = logits[ids]
         keep = (values >= cut - slack).nonzero().squeeze(-1)
         ids, values = ids[keep], values[keep]
-    return _from_log_probabilities(logits, alpha) if float(values.min()) <= cut + slack else ids
+    return None if float(values.min()) <= cut + slack else ids
 
 
 def _from_log_probabilities(logits: Tensor, alpha: float) -> Tensor:
@@ -119,61 +136,86 @@ def _from_log_probabilities(logits: Tensor, alpha: float) -> Tensor:
 # -- projected columns --------------------------------------------------------------------------------------------
 
 
-class Columns:
-    """Logits of all vision rows by token id, kept for tokens that come back.
+class Books:
+    """Which token's column is in which slot of a store.
 
-    A full store forgets what was used longest ago, where each use so far (up to eight) counts as another 32 steps: a rare
-    wide step must not push out the words that every step needs. The books are kept in plain Python: for a few hundred
-    tokens a dictionary is faster than the same in tensors.
+    A full store forgets what was asked for least often (eight times is as good as more) and longest ago: a rare wide step
+    must not push out the words that every step needs.
     """
 
-    def __init__(self, vision: Projector, store_bytes: int) -> None:
+    CREDIT = 64  # steps that each use of a column counts for
+    PAGE = 1 << 14  # tokens by which the books grow
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.held, self.clock = capacity, 0, 0
+        self.slot_of = torch.zeros(0, dtype=torch.int16)  # token id -> slot + 1, 0 where there is none
+        self.uses = torch.zeros(0, dtype=torch.uint8)  # token id -> steps that asked for it
+        self.id_in = torch.zeros(capacity, dtype=torch.long)  # slot -> token id
+        self.used_at = torch.zeros(capacity, dtype=torch.long)  # slot -> the last step that read it
+
+    def find(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The slots of ascending ids, after newcomers were given one; the ids of the newcomers, and their slots."""
+        if (most := int(ids[-1])) >= len(self.slot_of):
+            more = (most // self.PAGE + 1) * self.PAGE - len(self.slot_of)
+            self.slot_of, self.uses = (torch.cat([x, x.new_zeros(more)]) for x in (self.slot_of, self.uses))
+        self.clock += 1
+        found = kernel.find(self, ids) if kernel.available() else self._find(ids)
+        self.held = min(self.capacity, self.held + len(found[1]))
+        return found
+
+    def _find(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        slots = self.slot_of[ids].long() - 1
+        known = slots >= 0
+        self.used_at[slots[known]] = self.clock
+        self.uses[ids] = (self.uses[ids].int() + 1).clamp_max(255).byte()
+        unknown = ids[~known]
+        if len(unknown):
+            slots[~known] = fresh = self._room(len(unknown))
+            self.slot_of[self.id_in[fresh[fresh < self.held]]] = 0
+            self.slot_of[unknown], self.id_in[fresh], self.used_at[fresh] = (fresh + 1).short(), unknown, self.clock
+            return slots, unknown, fresh
+        return slots, unknown, unknown
+
+    def _room(self, count: int) -> Tensor:
+        """Slots for newcomers: empty ones first, which lie at the end; never one that this step reads."""
+        spare = self.capacity - self.held
+        if spare >= count:
+            return torch.arange(self.held, self.held + count)
+        worth = self.used_at[: self.held] + self.CREDIT * self.uses[self.id_in[: self.held]].clamp_max(8).long()
+        worth[self.used_at[: self.held] == self.clock] = 1 << 40
+        return torch.cat([torch.arange(self.held, self.capacity), worth.topk(count - spare, largest=False).indices])
+
+
+class Columns:
+    """Logits of all vision rows by token id, kept for tokens that come back."""
+
+    def __init__(self, vision: Indexable, store_bytes: int) -> None:
         self.vision = vision
-        self.capacity = min(COLUMNS, store_bytes // max(1, 4 * vision.rows))
+        self.books = Books(min(COLUMNS, store_bytes // max(1, 4 * vision.rows)))
         self.store: Tensor | None = None  # (capacity, rows); memory is touched only as columns arrive
         self.asked = self.projected = 0  # columns used and columns computed, over all steps
-        self.slot_of: dict[int, int] = {}  # token id -> slot
-        self.id_in = [-1] * self.capacity  # slot -> token id
-        self.uses = np.zeros(self.capacity, np.int64)  # of each slot's column, at most 8
-        self.used_at = np.full(self.capacity, -1 << 30)  # the last step that read a slot
-        self.clock = 0
+
+    @property
+    def capacity(self) -> int:
+        return self.books.capacity
 
     def slots(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """The store, and where in it the columns of these tokens are; those that were not there are projected first."""
+        """The store, and where in it the columns of these ascending tokens are; what was not there is projected first."""
         if self.store is None:
             dtype = self.vision.logits(0, 1, ids[:1]).dtype
             self.store = torch.empty((self.capacity, self.vision.rows), dtype=dtype, device=ids.device)
-        tokens, find = ids.tolist(), self.slot_of.get
-        slots = np.array([find(token, -1) for token in tokens])
-        missing = np.flatnonzero(slots < 0)
-        self.asked += len(tokens)
-        self.clock += 1
-        if len(missing):
-            self.used_at[slots[slots >= 0]] = 1 << 40  # not to be forgotten for this step's newcomers
-            fresh = self._forget(len(missing))
-            for place, slot in zip(missing.tolist(), fresh.tolist(), strict=True):
-                self.slot_of[tokens[place]], self.id_in[slot] = slot, tokens[place]
-            slots[missing] = fresh
-            unknown = ids if len(missing) == len(tokens) else ids[torch.from_numpy(missing).to(ids.device)]
-            self._project(self.store, unknown, torch.from_numpy(fresh).to(ids.device))
-        self.used_at[slots] = self.clock
-        self.uses[slots] = np.minimum(self.uses[slots] + 1, 8)
-        return self.store, torch.from_numpy(slots).to(ids.device)
-
-    def _forget(self, count: int) -> np.ndarray:
-        """Slots for newcomers: empty ones first, which lie at the end."""
-        held = len(self.slot_of)
-        if (spare := self.capacity - held) >= count:
-            return np.arange(held, held + count)
-        worth = (self.used_at + 32 * self.uses)[:held]
-        victims = np.argpartition(worth, count - spare - 1)[: count - spare]
-        for slot in victims.tolist():
-            del self.slot_of[self.id_in[slot]]
-        self.uses[victims] = 0
-        return np.concatenate([np.arange(held, self.capacity), victims])
+        slots, unknown, fresh = self.books.find(ids.cpu())
+        self.asked += len(ids)
+        if len(unknown):
+            self._project(self.store, unknown.to(ids.device), fresh.to(ids.device))
+        return self.store, slots.to(ids.device)
 
     def _project(self, store: Tensor, ids: Tensor, slots: Tensor) -> None:
         self.projected += len(ids)
+        factors = self.vision.factors()
+        if factors is not None and kernel.suits(store, *factors):
+            kernel.project(*factors, ids, store, slots)
+            return
         step = max(1, core.CHUNK_NUMBERS // len(ids))
         for i in range(0, self.vision.rows, step):
             part = self.vision.logits(i, min(i + step, self.vision.rows), ids)  # (b, n)
@@ -270,6 +312,8 @@ class Engine:
 
     def _over_store(self, store: Tensor, slots: Tensor, log_p: Tensor) -> Tensor:
         """Divergences of all rows from their stored columns.  -> (rows,)"""
+        if self.rule.divergence == "jsd" and not self.rule.model_dtype and kernel.suits(store, log_p):
+            return kernel.divergences(store, slots, log_p)
         step = max(16, self.block // len(slots))
         parts = []
         for i in range(0, self.vision.rows, step):
@@ -317,23 +361,30 @@ class Engine:
         Rows that rounding could have put before or behind the best are compared by the reference formula, and their
         divergences replaced by its values.
         """
-        row = core.select(divergences, self.rule.how, uniform)
+        row, rows = self._candidates(divergences, len(log_p), uniform)
         if row < 0:
             return row, None
-        best = float(divergences[row])
-        if self.rule.how == "random" or self.rule.model_dtype or not math.isfinite(best):
-            rows = torch.tensor([row], device=divergences.device)
-        else:
-            scale = 1 / len(log_p) if self.rule.divergence == "official" else 1.0
-            reach = ROUNDING * (scale + abs(best))
-            near = divergences <= best + reach if self.rule.how == "min" else divergences >= best - reach
-            rows = near.nonzero().squeeze(-1)[:CONFIRMED]
         log_q = core.log_softmax(logits_of(rows), self.rule.model_dtype)  # (n, k)
         if len(rows) == 1:
             return row, log_q[0].to(log_p.dtype)
         divergences[rows] = core.DIVERGENCES[self.rule.divergence](log_p, log_q).to(divergences.dtype)
         place = core.select(divergences[rows], self.rule.how)
         return int(rows[place]), log_q[place].to(log_p.dtype)
+
+
+    def _candidates(self, divergences: Tensor, size: int, uniform: float) -> tuple[int, Tensor]:
+        """The selected row, -1 for none, and all rows that rounding could have put before it."""
+        how, scale = self.rule.how, 1 / size if self.rule.divergence == "official" else 1.0
+        exact = how == "random" or self.rule.model_dtype
+        if not exact and kernel.suits(divergences):
+            return kernel.nearest(divergences, how == "max", scale, ROUNDING, CONFIRMED)
+        row = core.select(divergences, how, uniform)
+        if row < 0 or exact:
+            return row, torch.tensor([row], device=divergences.device)
+        best = float(divergences[row])
+        reach = ROUNDING * (scale + abs(best)) if math.isfinite(best) else 0.0
+        near = divergences <= best + reach if how == "min" else divergences >= best - reach
+        return row, near.nonzero().squeeze(-1)[:CONFIRMED]
 
 
 def _spans(total: int, step: int) -> list[tuple[int, int]]:
@@ -519,7 +570,7 @@ class Batch:
 
         A row without an image is left as it is, and noted with None.
         """
-        peaks = Peaks.of(logits)
+        peaks = Peaks(logits)
         scores = logits.clone() if len(rows) < len(logits) else torch.empty_like(logits)
         done = take_together(
             peaks, {row: self.engines[row // self.copies] for row in rows}, dict.fromkeys(rows, uniform)

@@ -257,6 +257,11 @@ class Bank:
         assert self.matrix is not None
         return self.head.logits(self.matrix[rows], ids, self.model_dtype)
 
+    def factors(self) -> tuple[Tensor, Tensor] | None:
+        """States and head if the logits are nothing but their product."""
+        weight = self.head.plain_weight
+        return None if self.matrix is None or weight is None or self.model_dtype else (self.matrix, weight)
+
     def place(self, row: int) -> tuple[int, int]:
         """(layer, vision token) of a row."""
         j, i = divmod(row, self.states.tokens)

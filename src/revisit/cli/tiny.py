@@ -62,6 +62,7 @@ def evaluate(
     grid: bool = typer.Option(False, "--grid", help="Report every combination of settings on the test scenes too."),
     batch: int = typer.Option(32, help="Captions generated at once."),
     workers: int = typer.Option(1, help="Processes that decode side by side."),
+    seed: int = typer.Option(101, help="Of the usual scenes; validation and test have the two after it."),
     threads: int = typer.Option(None, help="CPU threads; by default torch's choice."),
 ) -> None:
     """Measure a model: quality, the lens, and ReVisiT with settings chosen on one split and reported on another.
@@ -74,7 +75,7 @@ def evaluate(
 
     if threads:
         torch.set_num_threads(threads)
-    plan = Plan(usual=usual, validation=validation, test=test, batch=batch, workers=workers, grid_on_test=grid)
+    plan = Plan(usual, validation, test, batch, workers, seed=seed, grid_on_test=grid)
     typer.echo(report(model, plan, out, say=lambda line: typer.echo(line, err=True)))
 
 

@@ -32,6 +32,12 @@ class Head:
         return None if weight.device.type == "meta" else weight
 
     @property
+    def plain_weight(self) -> Tensor | None:
+        """The weight if logits are states times it and nothing more: no bias, no scaling, no cap."""
+        bare = self.transform in (None, _same) and getattr(self.module, "bias", None) is None
+        return self.weight if bare else None
+
+    @property
     def device(self) -> torch.device:
         weight = self.weight
         return weight.device if weight is not None else next(self.module.parameters()).device

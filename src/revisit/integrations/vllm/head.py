@@ -60,3 +60,10 @@ class Rows:
 
     def at(self, rows: Tensor, ids: Tensor) -> Tensor:
         return self.head.logits(self.matrix[rows], ids, self.model_dtype)
+
+    def factors(self) -> tuple[Tensor, Tensor] | None:
+        head, weight = self.head, self.head.weight
+        more = (head.bias, head.sum_over_ranks, head.soft_cap)
+        if weight is None or any(x is not None for x in more) or head.scale != 1.0 or self.model_dtype:
+            return None
+        return self.matrix, weight

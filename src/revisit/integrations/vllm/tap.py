@@ -99,7 +99,7 @@ class Tap:
             if (engine := self._ready(row, end)) is not None:
                 deciding[row.logits], uniforms[row.logits] = engine, row.states.uniform()
         if deciding:
-            peaks = Peaks.of(logits)
+            peaks = Peaks(logits)
             done = take_together(peaks, deciding, uniforms)
             for number, engine in deciding.items():
                 self._write(logits[number], done.get(number) or engine.refine(peaks, number, uniforms[number]))

@@ -1,0 +1,129 @@
+"""The compiled loops of the engine (kernel.c), where they were built and the tensors suit them.
+
+They are optional: without a C compiler the package installs all the same, and the engine uses torch. `REVISIT_KERNEL=0`
+switches them off. They work on float32 tensors in the CPU's memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from revisit.engine import Books
+
+LANES = 32  # rows taken at once by a thread; its scratch holds so many numbers a column
+
+
+def _load() -> ctypes.CDLL | None:
+    if os.environ.get("REVISIT_KERNEL", "1") == "0":
+        return None
+    built = [path for suffix in EXTENSION_SUFFIXES if (path := Path(__file__).with_name("_kernel" + suffix)).exists()]
+    if not built:
+        return None
+    library = ctypes.CDLL(str(built[0]))
+    pointer, count, threads = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
+    library.revisit_plausible.argtypes = [pointer, count, ctypes.c_double, pointer, count]
+    library.revisit_plausible.restype = count
+    library.revisit_project.argtypes = [pointer, count, count, pointer, pointer, count, pointer, pointer, threads]
+    library.revisit_project.restype = None
+    library.revisit_divergences.argtypes = [pointer, count, pointer, pointer, count, pointer, pointer, threads]
+    library.revisit_divergences.restype = None
+    library.revisit_look_up.argtypes = [
+        pointer, pointer, pointer, ctypes.c_int64, pointer, count, pointer, pointer, pointer,
+    ]  # fmt: skip
+    library.revisit_look_up.restype = count
+    clock = ctypes.c_int64
+    library.revisit_enter.argtypes = [
+        pointer, pointer, pointer, pointer, count, count, clock, clock, pointer, pointer, count, pointer, pointer, pointer,
+    ]  # fmt: skip
+    library.revisit_enter.restype = None
+    library.revisit_nearest.argtypes = [
+        pointer, count, ctypes.c_int, ctypes.c_float, ctypes.c_float, pointer, count,
+    ]  # fmt: skip
+    library.revisit_nearest.restype = count
+    return library
+
+
+_LIBRARY = _load()
+
+
+def available() -> bool:
+    """Whether the loops were built and not switched off."""
+    return _LIBRARY is not None
+
+
+def suits(*tensors: Tensor) -> bool:
+    """Whether the loops can read these tensors: float32, on the CPU, contiguous."""
+    return _LIBRARY is not None and all(
+        x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous() for x in tensors
+    )
+
+
+def plausible(logits: Tensor, alpha: float) -> Tensor | None:
+    """The ids of `core.plausible` on the log-probabilities of (V,) logits; None where only those can decide.  -> (k,)"""
+    assert _LIBRARY is not None
+    ids = torch.empty(logits.numel(), dtype=torch.long)  # untouched memory costs nothing
+    count = _LIBRARY.revisit_plausible(
+        logits.data_ptr(), logits.numel(), math.log(alpha), ids.data_ptr(), logits.numel()
+    )
+    return None if count < 0 else ids[:count].clone()
+
+
+def project(states: Tensor, head: Tensor, ids: Tensor, store: Tensor, slots: Tensor) -> None:
+    """Write the logits of all states for some tokens into rows of a store.  (n, d), (V, d), (k,), (capacity, n), (k,)"""
+    assert _LIBRARY is not None
+    _LIBRARY.revisit_project(
+        states.data_ptr(), len(states), states.shape[1], head.data_ptr(), ids.data_ptr(), len(ids),
+        store.data_ptr(), slots.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
+
+
+def find(books: Books, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`Books.find`."""
+    assert _LIBRARY is not None
+    slots, missing, places, fresh = torch.empty((4, len(ids)), dtype=torch.long).unbind()
+    arrays = books.slot_of.data_ptr(), books.id_in.data_ptr(), books.used_at.data_ptr(), books.uses.data_ptr()
+    lacking = _LIBRARY.revisit_look_up(
+        arrays[0], arrays[2], arrays[3], books.clock, ids.data_ptr(), len(ids),
+        slots.data_ptr(), missing.data_ptr(), places.data_ptr(),
+    )  # fmt: skip
+    if lacking:
+        keys = torch.empty(books.held, dtype=torch.long)
+        _LIBRARY.revisit_enter(
+            *arrays, books.capacity, books.held, books.clock, books.CREDIT, missing.data_ptr(), places.data_ptr(), lacking,
+            slots.data_ptr(), fresh.data_ptr(), keys.data_ptr(),
+        )  # fmt: skip
+    return slots, missing[:lacking], fresh[:lacking]
+
+
+def divergences(store: Tensor, slots: Tensor, log_p: Tensor) -> Tensor:
+    """Jensen–Shannon divergences of all rows of a store from P, to within rounding.  (capacity, n), (k,), (k,) -> (n,)"""
+    assert _LIBRARY is not None
+    threads = min(torch.get_num_threads(), -(-store.shape[1] // LANES))
+    scratch, out = torch.empty((1 + threads * LANES) * len(slots)), torch.empty(store.shape[1])
+    _LIBRARY.revisit_divergences(
+        store.data_ptr(), store.shape[1], slots.data_ptr(), log_p.data_ptr(), len(slots),
+        scratch.data_ptr(), out.data_ptr(), threads,
+    )  # fmt: skip
+    return out
+
+
+def nearest(divergences: Tensor, largest: bool, scale: float, rounding: float, room: int) -> tuple[int, Tensor]:
+    """The row of the least (or largest) divergence, first on ties, and all rows that rounding could have put before it.
+
+    -1 if all are NaN.
+    """
+    assert _LIBRARY is not None
+    rows = torch.empty(room + 1, dtype=torch.long)
+    found = _LIBRARY.revisit_nearest(
+        divergences.data_ptr(), len(divergences), largest, scale, rounding, rows.data_ptr(), room
+    )
+    return int(rows[room]) if found else -1, rows[:found]
