@@ -173,66 +173,67 @@ INLINE void sums(f8 a, f8 b, f8 c, f8 d, float out[4])
     memcpy(out, &whole, 4 * sizeof *out);
 }
 
-/* Products of `rows` (at most four) states with `tokens` (at most three) head rows. Every product is added up in the same
- * order, whatever else is in its tile. */
-INLINE void tile(const float *states, const float *const *heads, long width, int rows, int tokens, float *store,
-                 long height, const int64_t *slots)
+/* Products of `rows` (at most four) states with three head rows that lie interleaved by eights. Every product is added up in the
+ * same order, whatever else is in its tile. Only `tokens` columns are kept. */
+INLINE void tile(const float *states, const float *heads, long width, int rows, long tokens, float *store, long height,
+                 const int64_t *slots)
 {
     f8 total[TOKENS][ROWS];
-    for (int t = 0; t < tokens; t++)
+    for (int t = 0; t < TOKENS; t++)
         for (int r = 0; r < ROWS; r++) total[t][r] = all(0);
-    long whole = width / 8 * 8;
-    for (long i = 0; i < whole; i += 8) {
-        f8 head[TOKENS];
-        for (int t = 0; t < tokens; t++) head[t] = load(heads[t] + i);
+    for (long i = 0; i + 8 <= width; i += 8) {
         for (int r = 0; r < rows; r++) {
             f8 state = load(states + r * width + i);
-            for (int t = 0; t < tokens; t++) total[t][r] += state * head[t];
+            for (int t = 0; t < TOKENS; t++) total[t][r] += state * load(heads + TOKENS * i + 8 * t);
         }
     }
     for (int t = 0; t < tokens; t++) {
         float out[ROWS];
         sums(total[t][0], total[t][1], total[t][2], total[t][3], out);
-        if (whole < width)
-            for (int r = 0; r < rows; r++)
-                for (long i = whole; i < width; i++) out[r] += states[r * width + i] * heads[t][i];
+        for (long i = width / 8 * 8; i < width; i++)
+            for (int r = 0; r < rows; r++) out[r] += states[r * width + i] * heads[TOKENS * (width / 8 * 8) + 8 * t + i % 8];
         memcpy(store + slots[t] * height, out, rows * sizeof *out);
     }
 }
 
-/* The same for all tokens of a panel. */
-INLINE void stripe(const float *states, const float *const *heads, long width, int rows, long tokens, float *store,
-                   long height, const int64_t *slots)
+FAST static void project(const float *states, long width, const float *heads, long tokens, float *store, long height,
+                         const int64_t *slots, long from, long to)
 {
-    long t = 0;
-    for (; t + TOKENS <= tokens; t += TOKENS) tile(states, heads + t, width, rows, TOKENS, store, height, slots + t);
-    for (; t < tokens; t++) tile(states, heads + t, width, rows, 1, store, height, slots + t);
-}
-
-FAST static void project(const float *states, long width, const float *const *heads, long tokens, float *store,
-                         long height, const int64_t *slots, long from, long to)
-{
-    long row = from;
+    long size = (width + 7) / 8 * 8 * TOKENS, row = from;
     for (; row + ROWS <= to; row += ROWS)
-        stripe(states + row * width, heads, width, ROWS, tokens, store + row, height, slots);
-    for (; row < to; row++) stripe(states + row * width, heads, width, 1, tokens, store + row, height, slots);
+        for (long t = 0; t < tokens; t += TOKENS)
+            tile(states + row * width, heads + t / TOKENS * size, width, ROWS,
+                 tokens - t < TOKENS ? tokens - t : TOKENS, store + row, height, slots + t);
+    for (; row < to; row++)
+        for (long t = 0; t < tokens; t += TOKENS)
+            tile(states + row * width, heads + t / TOKENS * size, width, 1,
+                 tokens - t < TOKENS ? tokens - t : TOKENS, store + row, height, slots + t);
 }
 
 /* Logits of all states (height, width) for some tokens of a head (vocabulary, width), into the rows `slots` of a store
- * whose rows are `height` long. */
+ * whose rows are `height` long; `scratch` has room for 96 head rows whose width is a multiple of 8. */
 void revisit_project(const float *states, long height, long width, const float *head, const int64_t *ids, long count,
-                     float *store, const int64_t *slots, int threads)
+                     float *store, const int64_t *slots, float *scratch, int threads)
 {
     long panels = (count + PANEL - 1) / PANEL, share = panels ? (count + panels - 1) / panels : 0;
+    share = (share + TOKENS - 1) / TOKENS * TOKENS;
+    long wide = (width + 7) / 8 * 8;
     for (long start = 0; start < count; start += share) { /* so many head rows stay in the second cache */
-        const float *heads[PANEL];
-        long tokens = count - start < share ? count - start : share;
-        for (long t = 0; t < tokens; t++) heads[t] = head + ids[start + t] * width;
-        long parts = (height + PART - 1) / PART;
-#pragma omp parallel for schedule(static) num_threads(threads) if (parts > 1)
-        for (long part = 0; part < parts; part++) {
-            long from = part * PART, to = from + PART < height ? from + PART : height;
-            project(states, width, heads, tokens, store, height, slots + start, from, to);
+        long tokens = count - start < share ? count - start : share, parts = (height + PART - 1) / PART;
+#pragma omp parallel num_threads(threads) if (parts > 1)
+        {
+#pragma omp for schedule(static)
+            for (long t = 0; t < tokens; t++) {
+                const float *from = head + ids[start + t] * width;
+                float *to = scratch + t / TOKENS * TOKENS * wide + t % TOKENS * 8;
+                for (long i = 0; i < width; i += 8)
+                    memcpy(to + i * TOKENS, from + i, (width - i < 8 ? width - i : 8) * sizeof *to);
+            }
+#pragma omp for schedule(static)
+            for (long part = 0; part < parts; part++) {
+                long from = part * PART, to = from + PART < height ? from + PART : height;
+                project(states, width, scratch, tokens, store, height, slots + start, from, to);
+            }
         }
     }
 }

@@ -19,6 +19,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from revisit.engine import Books
 
+PANEL = 96  # head rows that are projected at a time
 LANES = 32  # rows taken at once by a thread; its scratch holds so many numbers a column
 
 
@@ -32,7 +33,9 @@ def _load() -> ctypes.CDLL | None:
     pointer, count, threads = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
     library.revisit_plausible.argtypes = [pointer, count, ctypes.c_double, pointer, count]
     library.revisit_plausible.restype = count
-    library.revisit_project.argtypes = [pointer, count, count, pointer, pointer, count, pointer, pointer, threads]
+    library.revisit_project.argtypes = [
+        pointer, count, count, pointer, pointer, count, pointer, pointer, pointer, threads,
+    ]  # fmt: skip
     library.revisit_project.restype = None
     library.revisit_divergences.argtypes = [pointer, count, pointer, pointer, count, pointer, pointer, threads]
     library.revisit_divergences.restype = None
@@ -80,9 +83,10 @@ def plausible(logits: Tensor, alpha: float) -> Tensor | None:
 def project(states: Tensor, head: Tensor, ids: Tensor, store: Tensor, slots: Tensor) -> None:
     """Write the logits of all states for some tokens into rows of a store.  (n, d), (V, d), (k,), (capacity, n), (k,)"""
     assert _LIBRARY is not None
+    scratch = torch.empty(min(PANEL, len(ids) + 2), -(-states.shape[1] // 8) * 8)
     _LIBRARY.revisit_project(
         states.data_ptr(), len(states), states.shape[1], head.data_ptr(), ids.data_ptr(), len(ids),
-        store.data_ptr(), slots.data_ptr(), torch.get_num_threads(),
+        store.data_ptr(), slots.data_ptr(), scratch.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
 
 
