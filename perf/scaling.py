@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 
 import torch
-from step import Rows
 from torch import Tensor
 
 from revisit.engine import STORE_BYTES, Batch, Engine, Peaks, Rule
 from revisit.evaluation.latency import Memory, Profile
+from step import Rows
 
 WIDTH, VOCABULARY = 896, 151936
 RULE = Rule(1e-5)

@@ -289,34 +289,6 @@ def test_flat_steps_stay_within_their_slices(monkeypatch: pytest.MonkeyPatch) ->
     assert 0 < sum(buffer.numel() for buffer in fast.scratch.buffers) <= 3 * 2000
 
 
-# -- several sequences at once ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rule", [rule for rule in RULES if not (rule.full_vocabulary or rule.model_dtype)])
-def test_sequences_taken_together_equal_the_reference(rule: Rule) -> None:
-    visions = [Rows(12, seed) for seed in range(6)]
-    visions[3].states[5] = math.nan
-    visions[4].states[:] = math.inf  # no row can be used
-    logits = torch.cat([some_logits(seed, spread) for seed, spread in enumerate((0.5, 2.0, 4.0, 3.0, 3.0, 40.0))])
-    logits[2, 7] = logits[2].max() + math.log(rule.alpha)  # on the threshold: left to an engine
-    uniforms = [0.1, 0.9, 0.5, 0.0, 0.3, 0.7]
-    engines = {row: Engine(vision, rule) for row, vision in enumerate(visions)}
-    done = engine.take_together(Peaks(logits), engines, dict(enumerate(uniforms)))
-    assert set(done) == ({0, 1, 3, 4, 5} if rule.alpha < 1 else set())  # with alpha 1 every best token is
-    for row, result in done.items():
-        assert_same(rule.reference(logits[row], visions[row], uniforms[row]), result, f"row {row}")
-
-
-def test_only_small_sets_of_equally_many_rows_are_taken_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "TOGETHER", 100)
-    visions = [Rows(10), Rows(10), Rows(10), Rows(9), Rows(0)]
-    logits = torch.full((5, VOCABULARY), -50.0)
-    logits[:, :8] = 0.0
-    logits[1, :20] = 0.0  # 200 numbers
-    engines = {row: Engine(vision, Rule(1e-3)) for row, vision in enumerate(visions)}
-    assert set(engine.take_together(Peaks(logits), engines, dict.fromkeys(range(5), 0.0))) == {0, 2}
-
-
 # -- without waiting ----------------------------------------------------------------------------------------------
 
 

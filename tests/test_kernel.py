@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -18,11 +19,11 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(params=[1, 2, 3])
-def threads(request: pytest.FixtureRequest) -> int:
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = torch.get_num_threads()
-    request.addfinalizer(lambda: torch.set_num_threads(before))
     torch.set_num_threads(request.param)
-    return int(request.param)
+    yield request.param
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("height", [1, 3, 4, 63, 64, 65, 130])

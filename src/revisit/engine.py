@@ -19,7 +19,7 @@ an `Engine`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -41,7 +41,6 @@ ROUNDING = (
 )
 CONFIRMED = 64  # most rows compared by the reference formula
 CAPACITY = 512  # candidates of the path without waiting
-TOGETHER = 1 << 15  # vision rows × plausible tokens of a sequence, up to which several sequences are taken at once
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,8 @@ class Peaks:
     def groups(self) -> Tensor:
         """(B, V // GROUP)"""
         whole = self.logits.shape[-1] // GROUP * GROUP
-        return self.logits[:, :whole].unflatten(-1, (-1, GROUP)).amax(-1)
+        grouped: Tensor = self.logits[:, :whole].unflatten(-1, (-1, GROUP))
+        return grouped.amax(-1)
 
     @cached_property
     def best(self) -> list[float]:
@@ -371,7 +371,6 @@ class Engine:
         place = core.select(divergences[rows], self.rule.how)
         return int(rows[place]), log_q[place].to(log_p.dtype)
 
-
     def _candidates(self, divergences: Tensor, size: int, uniform: float) -> tuple[int, Tensor]:
         """The selected row, -1 for none, and all rows that rounding could have put before it."""
         how, scale = self.rule.how, 1 / size if self.rule.divergence == "official" else 1.0
@@ -391,61 +390,6 @@ def _spans(total: int, step: int) -> list[tuple[int, int]]:
     """Consecutive (start, stop) that cover 0..total, each at most `step` long (and at least 1)."""
     step = max(1, step)
     return [(i, min(i + step, total)) for i in range(0, total, step)]
-
-
-# -- several small steps at once ----------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def refine_together(
-    peaks: Peaks, rows: Sequence[int], visions: Sequence[Projector], rule: Rule, uniforms: Sequence[float]
-) -> dict[int, Refinement]:
-    """The steps of several sequences with equally many vision rows each, as far as their plausible sets are small.
-
-    Where there is little to compute a step costs what its calls cost, so all sequences go through the same calls, padded
-    to the largest set; only the projections are their own. Sequences that are left out need an `Engine`.
-    """
-    logits = peaks.logits[list(rows)]  # (n, V)
-    best = torch.tensor([peaks.best[row] for row in rows])
-    cut = (best + math.log(rule.alpha)).to(logits.device, logits.dtype)[:, None]  # (n, 1)
-    slack = 4 * torch.finfo(logits.dtype).eps * (cut.abs() - 2 * math.log(rule.alpha) + math.log(logits.shape[-1]))
-    near = logits >= cut - slack
-    # A token within rounding of the threshold is decided from log-probabilities, by an engine.
-    sure = (near == (logits > cut + slack)).all(-1) & best.isfinite().to(logits.device)  # (n,)
-    counts = near.sum(-1)  # (n,)
-    height = visions[0].rows
-    taken = (sure & (counts * height <= TOGETHER)).nonzero().squeeze(-1).tolist()
-    if len(taken) < 2:
-        return {}
-    sizes = [int(counts[i]) for i in taken]
-    ids = [near[i].nonzero().squeeze(-1) for i in taken]
-    shape = (len(taken), max(sizes))
-    padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)  # (m, k)
-    inside = torch.arange(shape[1], device=logits.device) < counts[taken][:, None]
-    log_p = logits[taken].gather(-1, padded).masked_fill(~inside, -math.inf).log_softmax(-1)  # (m, k)
-    wide = torch.promote_types(log_p.dtype, torch.float32)
-    raw = logits.new_full((len(taken), height, shape[1]), -math.inf, dtype=wide)
-    for place, (number, own) in enumerate(zip(taken, ids, strict=True)):
-        if len(own) > 1:
-            raw[place, :, : len(own)] = visions[number].logits(0, height, own)
-    log_q = raw.log_softmax(-1)  # (m, rows, k)
-    if rule.divergence == "official":  # a mean over the set, not over the padding
-        divergences = core.DIVERGENCES["official"](log_p[:, None], log_q) * (shape[1] / counts[taken][:, None])
-    else:
-        divergences = core.DIVERGENCES[rule.divergence](log_p[:, None], log_q)  # (m, rows)
-    finite = (raw.isfinite() | ~inside[:, None]).all(-1)
-    divergences = torch.where(finite, divergences, math.nan)
-    chosen = [core.select(divergences[i], rule.how, uniforms[number]) for i, number in enumerate(taken)]
-    picked = log_q[torch.arange(len(taken)), torch.tensor(chosen).clamp(min=0)].to(log_p.dtype)  # (m, k)
-    out: dict[int, Refinement] = {}
-    for place, (number, size) in enumerate(zip(taken, sizes, strict=True)):
-        base = log_p[place, :size]
-        if size == 1 or chosen[place] < 0:
-            out[rows[number]] = Refinement(ids[place], base, base, base, -1, None if size == 1 else divergences[place])
-            continue
-        final = core.fuse(base, picked[place, :size], rule.fusion, rule.weight, rule.normalize)
-        out[rows[number]] = Refinement(ids[place], base, picked[place, :size], final, chosen[place], divergences[place])
-    return out
 
 
 # -- the step without waiting for the device ----------------------------------------------------------------------
@@ -538,20 +482,6 @@ def waiting_is_free(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def take_together(peaks: Peaks, engines: Mapping[int, Engine], uniforms: Mapping[int, float]) -> dict[int, Refinement]:
-    """The rows of logits that can be refined at once, among those with these engines; the others are left to them."""
-    groups: dict[tuple[Rule, int], list[int]] = {}
-    for row, engine in engines.items():
-        if 0 < engine.vision.rows <= TOGETHER and not (engine.rule.model_dtype or engine.rule.full_vocabulary):
-            groups.setdefault((engine.rule, engine.vision.rows), []).append(row)
-    done: dict[int, Refinement] = {}
-    for (rule, _), rows in groups.items():
-        if len(rows) > 1:
-            visions = [engines[row].vision for row in rows]
-            done |= refine_together(peaks, rows, visions, rule, [uniforms[row] for row in rows])
-    return done
-
-
 # -- a batch ------------------------------------------------------------------------------------------------------
 
 
@@ -572,16 +502,13 @@ class Batch:
         """
         peaks = Peaks(logits)
         scores = logits.clone() if len(rows) < len(logits) else torch.empty_like(logits)
-        done = take_together(
-            peaks, {row: self.engines[row // self.copies] for row in rows}, dict.fromkeys(rows, uniform)
-        )
         for row in rows:
             engine = self.engines[row // self.copies]
             if engine.vision.rows == 0:
                 scores[row] = logits[row]
                 note(row, None)
                 continue
-            result = done.get(row) or engine.refine(peaks, row, uniform)
+            result = engine.refine(peaks, row, uniform)
             scores[row].fill_(-math.inf)[result.ids] = result.final.to(scores.dtype)
             note(row, result)
         return scores

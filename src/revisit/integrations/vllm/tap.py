@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from revisit.core import Refinement
-from revisit.engine import Engine, Peaks, take_together
+from revisit.engine import Engine, Peaks
 from revisit.errors import RevisitError
 from revisit.integrations.vllm.head import ShardedHead
 from revisit.integrations.vllm.states import RequestStates
@@ -90,19 +90,13 @@ class Tap:
         """The logits with the rows of opted-in requests refined in place; the other rows are not touched."""
         hidden, layout, sampled = self.hidden, self.layout, self.sampled
         self.hidden = self.layout = self.sampled = None  # a step's states must never be taken for the next step's
-        deciding: dict[int, Engine] = {}  # row of logits -> what takes its step
-        uniforms: dict[int, float] = {}
+        peaks = Peaks(logits)
         for row in rows:
             end = self._collect(row, hidden, layout, sampled)
             if end is not None and end < row.states.prompt_length:
                 continue  # the prompt is not finished: whatever is sampled here is thrown away
             if (engine := self._ready(row, end)) is not None:
-                deciding[row.logits], uniforms[row.logits] = engine, row.states.uniform()
-        if deciding:
-            peaks = Peaks(logits)
-            done = take_together(peaks, deciding, uniforms)
-            for number, engine in deciding.items():
-                self._write(logits[number], done.get(number) or engine.refine(peaks, number, uniforms[number]))
+                self._write(logits[row.logits], engine.refine(peaks, row.logits, row.states.uniform()))
         return logits
 
     def _collect(
