@@ -104,7 +104,8 @@ def main() -> None:
     if "single" in parts:
         run(1, {**both, "all, 64 each": (every, even), "all, 512 each": (every, wide)}, tokens)
     if "batch" in parts:
-        run(8, both, max(4, tokens // 10))
+        for batch in (1, 8):  # equally many tokens: the first ones cost most
+            run(batch, both, max(4, tokens // 4))
     if "beams" in parts:
         run(1, both, max(4, tokens // 5), num_beams=4)
 
