@@ -153,11 +153,15 @@ class Books:
         self.id_in = torch.zeros(capacity, dtype=torch.long)  # slot -> token id
         self.used_at = torch.zeros(capacity, dtype=torch.long)  # slot -> the last step that read it
 
+    def grow(self, vocabulary: int) -> None:
+        """Make room for ids below this."""
+        if vocabulary > len(self.slot_of):
+            more = -(-vocabulary // self.PAGE) * self.PAGE - len(self.slot_of)
+            self.slot_of, self.uses = (torch.cat([x, x.new_zeros(more)]) for x in (self.slot_of, self.uses))
+
     def find(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The slots of ascending ids, after newcomers were given one; the ids of the newcomers, and their slots."""
-        if (most := int(ids[-1])) >= len(self.slot_of):
-            more = (most // self.PAGE + 1) * self.PAGE - len(self.slot_of)
-            self.slot_of, self.uses = (torch.cat([x, x.new_zeros(more)]) for x in (self.slot_of, self.uses))
+        self.grow(int(ids[-1]) + 1)
         self.clock += 1
         found = kernel.find(self, ids) if kernel.available() else self._find(ids)
         self.held = min(self.capacity, self.held + len(found[1]))
@@ -202,13 +206,18 @@ class Columns:
     def slots(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The store, and where in it the columns of these ascending tokens are; what was not there is projected first."""
         if self.store is None:
-            dtype = self.vision.logits(0, 1, ids[:1]).dtype
-            self.store = torch.empty((self.capacity, self.vision.rows), dtype=dtype, device=ids.device)
+            self.open(self.vision.logits(0, 1, ids[:1]))
+        assert self.store is not None
         slots, unknown, fresh = self.books.find(ids.cpu())
         self.asked += len(ids)
         if len(unknown):
             self._project(self.store, unknown.to(ids.device), fresh.to(ids.device))
         return self.store, slots.to(ids.device)
+
+    def open(self, like: Tensor) -> Tensor:
+        """The store, for columns of this type on this device."""
+        self.store = torch.empty((self.capacity, self.vision.rows), dtype=like.dtype, device=like.device)
+        return self.store
 
     def _project(self, store: Tensor, ids: Tensor, slots: Tensor) -> None:
         self.projected += len(ids)
@@ -230,6 +239,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self.buffers: list[Tensor] = []
+        self.room = kernel.Room()
 
     def views(self, count: int, shape: tuple[int, int], like: Tensor) -> list[Tensor]:
         """Some tensors of this shape with arbitrary content."""
@@ -283,11 +293,26 @@ class Engine:
         self.columns = Columns(vision, store_bytes)
         self.scratch = scratch or Scratch()
         self.block = min(BLOCK, max(1 << 17, 64 * vision.rows))  # few rows need little room
+        self.stepper = self._stepper()
+
+    def _stepper(self) -> kernel.Stepper | None:
+        """The compiled step, where the settings are the usual ones and the states and the head suit it."""
+        factors = self.vision.factors() if kernel.Stepper.takes(self.rule) and self.columns.capacity else None
+        if factors is None or not kernel.suits(*factors):
+            return None
+        store = self.columns.open(factors[0])
+        return kernel.Stepper(self.columns.books, *factors, store, self.rule, ROUNDING)
 
     @torch.no_grad()
     def refine(self, peaks: Peaks, row: int = 0, uniform: float = 0.0) -> Refinement:
         """The step of one sequence; `peaks` holds its logits in the given row."""
         logits, rule = peaks.logits[row], self.rule
+        if self.stepper is not None and kernel.suits(logits):
+            taken = self.stepper.take(logits, self.scratch.room)
+            self.columns.projected += self.stepper.projected
+            if taken is not None:
+                self.columns.asked += len(taken.ids) if taken.row >= 0 else 0
+                return taken
         if rule.model_dtype or rule.full_vocabulary:  # the published rounding begins with log-probabilities
             logp = logits.log_softmax(-1)
             keep = torch.isfinite(logp) if rule.full_vocabulary else core.plausible(logp, rule.alpha)

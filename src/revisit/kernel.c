@@ -381,3 +381,69 @@ long revisit_nearest(const float *divergences, long height, int largest, float s
         if (sign * divergences[i] <= limit) rows[found++] = i;
     return found;
 }
+
+/* -- the whole step ----------------------------------------------------------------------------------------------- */
+
+/* One item and its settings; kernel.py has the same fields in the same order. */
+typedef struct {
+    const float *states, *head; /* (height, width), (vocabulary, width) */
+    float *store;               /* (capacity, height) */
+    int16_t *slot_of;
+    int64_t *id_in, *used_at;
+    uint8_t *uses;
+    int64_t height, width, vocabulary, capacity, held, clock, credit;
+    double log_alpha;
+    float weight, rounding;
+    int32_t largest, normalize, threads;
+} item;
+
+/* ln of the distribution whose unnormalised logarithms are x. */
+static void normalise(float *x, long count)
+{
+    float top = x[0];
+    double total = 0;
+    for (long i = 1; i < count; i++) top = x[i] > top ? x[i] : top;
+    for (long i = 0; i < count; i++) total += exp((double)x[i] - top);
+    double shift = top + log(total);
+    for (long i = 0; i < count; i++) x[i] = (float)(x[i] - shift);
+}
+
+/* The usual step: Jensen-Shannon divergence, product of experts. The number of plausible tokens, their ids, and ln P, ln Q and
+ * the result in three rows of `capacity` numbers; made[0] is the selected row (-1 for a single plausible token), made[1] how
+ * many columns were projected.
+ *
+ * 0 where it takes more than this: too many plausible tokens for the store, a token on the threshold, no usable row, or
+ * several rows within rounding of the best. Room: capacity ids, 5 * capacity integers, and the larger of what revisit_project
+ * and revisit_divergences need.
+ */
+long revisit_step(const item *it, const float *logits, int64_t *ids, float *vectors, float *divergences, int64_t *integers,
+                  float *scratch, int64_t *made)
+{
+    long room = it->capacity;
+    int64_t *slots = integers, *missing = slots + room, *places = missing + room, *fresh = places + room;
+    float *log_p = vectors, *log_q = vectors + room, *result = vectors + 2 * room;
+    made[0] = -1;
+    made[1] = 0;
+    long count = revisit_plausible(logits, it->vocabulary, it->log_alpha, ids, room);
+    if (count < 1) return 0;
+    for (long i = 0; i < count; i++) log_p[i] = logits[ids[i]];
+    normalise(log_p, count);
+    if (count == 1) return 1;
+    long lacking = revisit_look_up(it->slot_of, it->used_at, it->uses, it->clock, ids, count, slots, missing, places);
+    if (lacking) {
+        revisit_enter(it->slot_of, it->id_in, it->used_at, it->uses, room, it->held, it->clock, it->credit, missing, places,
+                      lacking, slots, fresh, fresh + room);
+        revisit_project(it->states, it->height, it->width, it->head, missing, lacking, it->store, fresh, scratch,
+                        it->threads);
+    }
+    made[1] = lacking;
+    revisit_divergences(it->store, it->height, slots, log_p, count, scratch, divergences, it->threads);
+    int64_t rows[3];
+    if (revisit_nearest(divergences, it->height, it->largest, 1.0f, it->rounding, rows, 2) != 1) return 0;
+    made[0] = rows[2];
+    for (long i = 0; i < count; i++) log_q[i] = it->store[slots[i] * it->height + rows[2]];
+    normalise(log_q, count);
+    for (long i = 0; i < count; i++) result[i] = it->weight != 0 ? log_p[i] + it->weight * log_q[i] : log_p[i];
+    if (it->normalize) normalise(result, count);
+    return count;
+}

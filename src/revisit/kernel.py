@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from revisit.core import Refinement
+
 if TYPE_CHECKING:
-    from revisit.engine import Books
+    from revisit.engine import Books, Rule
 
 PANEL = 96  # head rows that are projected at a time
 LANES = 32  # rows taken at once by a thread; its scratch holds so many numbers a column
@@ -52,6 +54,8 @@ def _load() -> ctypes.CDLL | None:
         pointer, count, ctypes.c_int, ctypes.c_float, ctypes.c_float, pointer, count,
     ]  # fmt: skip
     library.revisit_nearest.restype = count
+    library.revisit_step.argtypes = [pointer] * 8
+    library.revisit_step.restype = count
     return library
 
 
@@ -131,3 +135,89 @@ def nearest(divergences: Tensor, largest: bool, scale: float, rounding: float, r
         divergences.data_ptr(), len(divergences), largest, scale, rounding, rows.data_ptr(), room
     )
     return int(rows[room]) if found else -1, rows[:found]
+
+
+class _Item(ctypes.Structure):
+    """What `revisit_step` knows of an item; kernel.c has the same fields in the same order."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("states", "head", "store", "slot_of", "id_in", "used_at", "uses")),
+        *((name, ctypes.c_int64) for name in ("height", "width", "vocabulary", "capacity", "held", "clock", "credit")),
+        ("log_alpha", ctypes.c_double),
+        *((name, ctypes.c_float) for name in ("weight", "rounding")),
+        *((name, ctypes.c_int32) for name in ("largest", "normalize", "threads")),
+    ]
+
+
+class Stepper:
+    """The usual step of one item (Jensen–Shannon divergence, product of experts) in one call."""
+
+    def __init__(self, books: Books, states: Tensor, head: Tensor, store: Tensor, rule: Rule, rounding: float) -> None:
+        assert _LIBRARY is not None
+        books.grow(len(head))
+        self.books, self.kept, self.item = books, (states, head, store), _Item()
+        self.projected = 0  # columns computed by the last step
+        self.call = _LIBRARY.revisit_step
+        for name, tensor in (
+            ("states", states), ("head", head), ("store", store), ("slot_of", books.slot_of), ("id_in", books.id_in),
+            ("used_at", books.used_at), ("uses", books.uses),
+        ):  # fmt: skip
+            setattr(self.item, name, tensor.data_ptr())
+        self.item.height, self.item.width = states.shape
+        self.item.capacity, self.item.credit = books.capacity, books.CREDIT
+        self.item.log_alpha, self.item.weight, self.item.rounding = math.log(rule.alpha), rule.weight, rounding
+        self.item.largest, self.item.normalize = rule.how == "max", rule.normalize
+        self.address = ctypes.addressof(self.item)
+
+    @staticmethod
+    def takes(rule: Rule) -> bool:
+        """Whether the settings are the usual ones."""
+        plain = rule.divergence == "jsd" and rule.fusion == "poe" and rule.how in ("min", "max")
+        return plain and not (rule.full_vocabulary or rule.model_dtype)
+
+    def take(self, logits: Tensor, room: Room) -> Refinement | None:
+        """The step of (V,) logits; None where it is not a usual one, which any other way of taking it is free to do."""
+        item, books = self.item, self.books
+        books.clock += 1
+        item.vocabulary, item.held, item.clock, item.threads = (
+            len(logits),
+            books.held,
+            books.clock,
+            torch.get_num_threads(),
+        )
+        capacity, divergences = books.capacity, torch.empty(item.height)
+        room.grow(capacity, item.width, item.threads)
+        count = self.call(
+            self.address, logits.data_ptr(), room.ids.data_ptr(), room.vectors.data_ptr(), divergences.data_ptr(),
+            room.integers.data_ptr(), room.scratch.data_ptr(), room.made.data_ptr(),
+        )  # fmt: skip
+        row, self.projected = room.made.tolist()
+        books.held = min(capacity, books.held + self.projected)
+        if not count:
+            return None
+        ids = room.ids[:count].clone()
+        base, vision, final = room.vectors[: 3 * capacity].view(3, capacity)[:, :count].clone().unbind()
+        if count == 1:
+            return Refinement(ids, base, base, base, -1, None)
+        return Refinement(ids, base, vision, final, row, divergences)
+
+
+class Room:
+    """Memory that steps use and leave, whatever item they are of; only what is touched is real."""
+
+    def __init__(self) -> None:
+        self.made = torch.empty(2, dtype=torch.long)
+        self.ids = self.integers = torch.empty(0, dtype=torch.long)
+        self.vectors = self.scratch = torch.empty(0)
+
+    def grow(self, capacity: int, width: int, threads: int) -> None:
+        """At least enough for a store of this many columns, states of this width and so many threads."""
+        if len(self.ids) < capacity:
+            self.ids, self.integers = (
+                torch.empty(capacity, dtype=torch.long),
+                torch.empty(5 * capacity, dtype=torch.long),
+            )
+            self.vectors = torch.empty(3 * capacity)
+        numbers = max((1 + threads * LANES) * capacity, PANEL * (-(-width // 8) * 8))
+        if len(self.scratch) < numbers:
+            self.scratch = torch.empty(numbers)
