@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -170,6 +171,14 @@ def test_a_second_command_adds_to_the_same_results(tmp_path: Path, data: Path) -
     run_here(make_plan(tmp_path / "out", data, methods=(Shift(0),)))
     results, _ = run_here(make_plan(tmp_path / "out", data, methods=(Shift(3),)))
     assert [c["method"]["label"] for c in results["cells"]] == ["shift", "shift", "shift(by=3)", "shift(by=3)"]
+
+
+def test_a_cell_that_was_deleted_is_no_longer_listed(tmp_path: Path, data: Path) -> None:
+    first, _ = run_here(make_plan(tmp_path / "out", data))
+    shutil.rmtree(tmp_path / "out" / first["cells"][0]["path"])
+    others, _ = run_here(make_plan(tmp_path / "out", data, models=("m2",)))
+    assert [cell["path"] for cell in others["cells"]] == [cell["path"] for cell in first["cells"][1:]]
+    assert compare_folder(tmp_path / "out", resamples=50)
 
 
 def test_new_weights_replace_the_old_entry_but_not_the_old_answers(tmp_path: Path, data: Path) -> None:

@@ -315,7 +315,8 @@ class Results:
         self.plan = plan
         self.started = time.time()
         self.entries: list[dict[str, Any]] = []
-        self.earlier = read_results(plan.output)["cells"] if self.path.exists() else []
+        earlier = read_results(plan.output)["cells"] if self.path.exists() else []
+        self.earlier = [old for old in earlier if (plan.output / old["path"]).exists()]  # somebody may delete a cell
         self._write("running")
 
     def add(self, entry: dict[str, Any]) -> None:
