@@ -43,7 +43,7 @@ def bench(
     """
     import torch
 
-    from revisit import methods
+    from revisit import kernel, methods
     from revisit.evaluation import latency
 
     chosen = {name: _method(methods, name) for name in methods_}
@@ -78,6 +78,7 @@ def bench(
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        "compiled_loops": kernel.available(),
         "new_tokens": new_tokens,
         "repeats": repeats,
         "warmups": warmups,

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 REPORTED = ("torch", "transformers", "tokenizers", "numpy", "pillow", "scipy", "statsmodels", "nltk", "datasets")
 
 # What may change the text a model gives: everything below the benchmarks. Editing a scorer keeps the answers.
-_DECODING = ("*.py", "methods/*.py", "models/*.py")
+_DECODING = ("*.py", "*.c", "methods/*.py", "models/*.py")
 
 
 def version(distribution: str) -> str | None:
