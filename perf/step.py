@@ -166,9 +166,9 @@ def main() -> None:
         cache, built = busy(cached, vision.states, head)
         theirs = [busy(cached_step, logits, cache, 1e-5) for logits in table]
         assert [token for token, _ in theirs] == tokens, "tokens differ from the cached algorithm's"
-        store = engine.columns.store
-        assert store is not None
-        kept = store.nbytes + vision.states.nbytes + sum(buffer.nbytes for buffer in engine.scratch.buffers)
+        parts = (engine.columns, engine.columns.books, engine.scratch, engine.scratch.room)
+        tensors = [x for part in parts for x in vars(part).values() if isinstance(x, Tensor)]
+        kept = sum(x.nbytes for x in (vision.states, *tensors, *engine.scratch.buffers))
         peer_step = statistics.fmean(took for _, took in theirs)
         print(
             f"cached algorithm, {layers}: {len(tokens)} tokens identical; it keeps {cache.nbytes / 2**20:.0f} MiB, we at most "

@@ -34,7 +34,8 @@ GROUP = 128  # the vocabulary is searched for plausible tokens in groups of this
 BLOCK = 1 << 19  # numbers per block of the divergence arithmetic: three such buffers stay in the last cache
 SLICE = 1 << 24  # numbers projected at a time when a set is too large for the store
 GATHER = 8192  # head rows gathered at a time
-COLUMNS = 2900  # most columns a store keeps
+COLUMNS = 2850  # most columns a store keeps, what its books and the arithmetic need counted as columns
+BESIDE = 1 << 20  # bytes of the latter
 STORE_BYTES = 256 << 20  # most memory for the columns of all items of one call
 ROUNDING = (
     1e-5  # divergences nearer to each other than this, relative to their scale, are compared by the reference formula
@@ -195,7 +196,8 @@ class Columns:
 
     def __init__(self, vision: Indexable, store_bytes: int) -> None:
         self.vision = vision
-        self.books = Books(min(COLUMNS, store_bytes // max(1, 4 * vision.rows)))
+        column = 4 * max(1, vision.rows)  # bytes
+        self.books = Books(min(max(COLUMNS // 2, COLUMNS - BESIDE // column), store_bytes // column))
         self.store: Tensor | None = None  # (capacity, rows); memory is touched only as columns arrive
         self.asked = self.projected = 0  # columns used and columns computed, over all steps
 

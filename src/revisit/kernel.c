@@ -276,7 +276,7 @@ INLINE f8 logarithm(f8 x)
     return turns * all(0.693145752f) + (f + (turns * all(1.42860677e-6f) - square * all(0.5f) + square * f * p));
 }
 
-enum { LANES = 4, BLOCK = 8 * LANES, CHUNK = 64 }; /* rows taken at once; columns summed before their sum is added */
+enum { LANES = 2, BLOCK = 8 * LANES, CHUNK = 64 }; /* rows taken at once; columns summed before their sum is added */
 
 /* Jensen-Shannon divergences of up to BLOCK rows from P; the arithmetic is that of `engine.screen`. */
 FAST static void block(const float *store, long height, const int64_t *slots, const float *p, long count, float entropy,
@@ -292,7 +292,6 @@ FAST static void block(const float *store, long height, const int64_t *slots, co
         float *to = x + j * BLOCK;
         if (rows == BLOCK) {
             __builtin_prefetch(from + BLOCK);
-            __builtin_prefetch(from + BLOCK + 16);
             memcpy(to, from, BLOCK * sizeof *x);
         } else {
             memset(to, 0, BLOCK * sizeof *x);
@@ -338,7 +337,7 @@ FAST static void block(const float *store, long height, const int64_t *slots, co
 
 /* Divergences of all `height` rows of a store from P, over the columns `slots`; NaN for rows that are not finite.
  *
- * `scratch` has room for count numbers, and count * 32 more a thread.
+ * `scratch` has room for count numbers, and count * 16 more a thread.
  */
 void revisit_divergences(const float *store, long height, const int64_t *slots, const float *log_p, long count,
                          float *scratch, float *out, int threads)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from revisit.engine import Books, Rule
 
 PANEL = 96  # head rows that are projected at a time
-LANES = 32  # rows taken at once by a thread; its scratch holds so many numbers a column
+LANES = 16  # rows taken at once by a thread; its scratch holds so many numbers a column
 
 
 def _load() -> ctypes.CDLL | None:
