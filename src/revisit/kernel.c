@@ -174,14 +174,15 @@ INLINE void sums(f8 a, f8 b, f8 c, f8 d, float out[4])
 }
 
 /* Products of `rows` (at most four) states with three head rows that lie interleaved by eights. Every product is added up in the
- * same order, whatever else is in its tile. Only `tokens` columns are kept. */
+ * same order, whatever else is in its tile. Only `tokens` columns are kept. Meanwhile some lines of memory ahead are fetched. */
 INLINE void tile(const float *states, const float *heads, long width, int rows, long tokens, float *store, long height,
-                 const int64_t *slots)
+                 const int64_t *slots, const float *ahead, long lines)
 {
     f8 total[TOKENS][ROWS];
     for (int t = 0; t < TOKENS; t++)
         for (int r = 0; r < ROWS; r++) total[t][r] = all(0);
     for (long i = 0; i + 8 <= width; i += 8) {
+        if (i < 8 * lines) __builtin_prefetch(ahead + 2 * i);
         for (int r = 0; r < rows; r++) {
             f8 state = load(states + r * width + i);
             for (int t = 0; t < TOKENS; t++) total[t][r] += state * load(heads + TOKENS * i + 8 * t);
@@ -200,14 +201,15 @@ FAST static void project(const float *states, long width, const float *heads, lo
                          const int64_t *slots, long from, long to)
 {
     long size = (width + 7) / 8 * 8 * TOKENS, row = from;
+    long groups = (tokens + TOKENS - 1) / TOKENS, lines = ROWS * width / 16 / groups + 1; /* of the next rows, each group some */
     for (; row + ROWS <= to; row += ROWS)
-        for (long t = 0; t < tokens; t += TOKENS)
-            tile(states + row * width, heads + t / TOKENS * size, width, ROWS,
-                 tokens - t < TOKENS ? tokens - t : TOKENS, store + row, height, slots + t);
+        for (long t = 0, g = 0; t < tokens; t += TOKENS, g++)
+            tile(states + row * width, heads + g * size, width, ROWS, tokens - t < TOKENS ? tokens - t : TOKENS, store + row,
+                 height, slots + t, states + (row + ROWS) * width + g * lines * 16, lines);
     for (; row < to; row++)
-        for (long t = 0; t < tokens; t += TOKENS)
-            tile(states + row * width, heads + t / TOKENS * size, width, 1,
-                 tokens - t < TOKENS ? tokens - t : TOKENS, store + row, height, slots + t);
+        for (long t = 0, g = 0; t < tokens; t += TOKENS, g++)
+            tile(states + row * width, heads + g * size, width, 1, tokens - t < TOKENS ? tokens - t : TOKENS, store + row,
+                 height, slots + t, states, 0);
 }
 
 /* Logits of all states (height, width) for some tokens of a head (vocabulary, width), into the rows `slots` of a store
