@@ -41,7 +41,7 @@ def test_ratios_by_hand() -> None:
     row = latency.table([base, other])[1]
     assert row["first_token_ratio"] == pytest.approx(1.5)
     assert row["ratio"] == pytest.approx(1.1)
-    assert row["own_ratio"] == pytest.approx(1.1)
+    assert row["own_ratio"] == pytest.approx(1 + 0.01 / 0.105)  # over the rest of the same steps
     assert row["own_cpu_ratio"] == pytest.approx(1.2)
     assert row["ms_per_token"] == pytest.approx(115)
     assert row["extra_memory_mib"] == 1

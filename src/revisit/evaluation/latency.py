@@ -377,6 +377,9 @@ def table(timings: Sequence[Timing]) -> list[dict[str, Any]]:
     for timing in timings:
         mean, deviation = timing.per_token
         own = statistics.fmean(timing.own)
+        rest = (
+            statistics.fmean(t for run in timing.intervals for t in run) - own
+        )  # what greedy does, in the same minutes
         rows.append(
             {
                 "method": timing.label,
@@ -387,7 +390,7 @@ def table(timings: Sequence[Timing]) -> list[dict[str, Any]]:
                 "ratio": timing.quick / base.quick,
                 "own_first_ms": 1e3 * statistics.median(timing.own_first),
                 "own_ms_per_step": 1e3 * own,
-                "own_ratio": 1 + own / base.quick,
+                "own_ratio": 1 + own / rest,
                 "own_cpu_ratio": 1 + statistics.fmean(timing.own_busy) / statistics.fmean(base.busy),
                 "extra_memory_mib": (timing.peak - base.peak) / 2**20,
                 "median_set_size": timing.counters.get("median_set_size"),
@@ -406,7 +409,7 @@ def show(rows: Sequence[dict[str, Any]]) -> str:
         "ms/token",
         "×",
         "own ms/step",
-        "1 + own/step",
+        "1 + own/rest",
         "same in CPU time",
         "extra MiB",
         "set median/max",
