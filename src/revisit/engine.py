@@ -305,16 +305,19 @@ class Engine:
         store = self.columns.open(factors[0])
         return kernel.Stepper(self.columns.books, *factors, store, self.rule, ROUNDING)
 
-    @torch.no_grad()
     def refine(self, peaks: Peaks, row: int = 0, uniform: float = 0.0) -> Refinement:
         """The step of one sequence; `peaks` holds its logits in the given row."""
-        logits, rule = peaks.logits[row], self.rule
-        if self.stepper is not None and kernel.suits(logits):
+        if self.stepper is not None and kernel.suits(logits := peaks.logits[row]):
             taken = self.stepper.take(logits, self.scratch.room)
             self.columns.projected += self.stepper.projected
             if taken is not None:
                 self.columns.asked += len(taken.ids) if taken.row >= 0 else 0
                 return taken
+        return self._refine(peaks, row, uniform)
+
+    @torch.no_grad()
+    def _refine(self, peaks: Peaks, row: int, uniform: float) -> Refinement:
+        logits, rule = peaks.logits[row], self.rule
         if rule.model_dtype or rule.full_vocabulary:  # the published rounding begins with log-probabilities
             logp = logits.log_softmax(-1)
             keep = torch.isfinite(logp) if rule.full_vocabulary else core.plausible(logp, rule.alpha)

@@ -414,7 +414,7 @@ static void normalise(float *x, long count)
  * many columns were projected.
  *
  * 0 where it takes more than this: too many plausible tokens for the store, a token on the threshold, no usable row, or
- * several rows within rounding of the best. Room: capacity ids, 5 * capacity integers, and the larger of what revisit_project
+ * several rows within rounding of the best. Room: 5 * capacity integers, and the larger of what revisit_project
  * and revisit_divergences need.
  */
 long revisit_step(const item *it, const float *logits, int64_t *ids, float *vectors, float *divergences, int64_t *integers,

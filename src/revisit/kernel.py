@@ -69,9 +69,7 @@ def available() -> bool:
 
 def suits(*tensors: Tensor) -> bool:
     """Whether the loops can read these tensors: float32, on the CPU, contiguous."""
-    return _LIBRARY is not None and all(
-        x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous() for x in tensors
-    )
+    return _LIBRARY is not None and all(x.dtype == torch.float32 and x.is_cpu and x.is_contiguous() for x in tensors)
 
 
 def plausible(logits: Tensor, alpha: float) -> Tensor | None:
@@ -185,18 +183,18 @@ class Stepper:
             books.clock,
             torch.get_num_threads(),
         )
-        capacity, divergences = books.capacity, torch.empty(item.height)
-        room.grow(capacity, item.width, item.threads)
+        room.grow(books.capacity, item.width, item.threads)
+        ids, divergences = torch.empty(books.capacity, dtype=torch.long), torch.empty(item.height)
+        vectors = torch.empty((3, books.capacity))  # memory that is not touched costs nothing
         count = self.call(
-            self.address, logits.data_ptr(), room.ids.data_ptr(), room.vectors.data_ptr(), divergences.data_ptr(),
+            self.address, logits.data_ptr(), ids.data_ptr(), vectors.data_ptr(), divergences.data_ptr(),
             room.integers.data_ptr(), room.scratch.data_ptr(), room.made.data_ptr(),
         )  # fmt: skip
         row, self.projected = room.made.tolist()
-        books.held = min(capacity, books.held + self.projected)
+        books.held = min(books.capacity, books.held + self.projected)
         if not count:
             return None
-        ids = room.ids[:count].clone()
-        base, vision, final = room.vectors[: 3 * capacity].view(3, capacity)[:, :count].clone().unbind()
+        ids, (base, vision, final) = ids[:count], vectors[:, :count].unbind()
         if count == 1:
             return Refinement(ids, base, base, base, -1, None)
         return Refinement(ids, base, vision, final, row, divergences)
@@ -207,17 +205,11 @@ class Room:
 
     def __init__(self) -> None:
         self.made = torch.empty(2, dtype=torch.long)
-        self.ids = self.integers = torch.empty(0, dtype=torch.long)
-        self.vectors = self.scratch = torch.empty(0)
+        self.integers, self.scratch = torch.empty(0, dtype=torch.long), torch.empty(0)
 
     def grow(self, capacity: int, width: int, threads: int) -> None:
         """At least enough for a store of this many columns, states of this width and so many threads."""
-        if len(self.ids) < capacity:
-            self.ids, self.integers = (
-                torch.empty(capacity, dtype=torch.long),
-                torch.empty(5 * capacity, dtype=torch.long),
-            )
-            self.vectors = torch.empty(3 * capacity)
         numbers = max((1 + threads * LANES) * capacity, PANEL * (-(-width // 8) * 8))
-        if len(self.scratch) < numbers:
-            self.scratch = torch.empty(numbers)
+        if len(self.integers) < 5 * capacity or len(self.scratch) < numbers:
+            self.integers = torch.empty(max(5 * capacity, len(self.integers)), dtype=torch.long)
+            self.scratch = torch.empty(max(numbers, len(self.scratch)))
