@@ -159,6 +159,8 @@ def test_usual_steps_are_taken_by_the_compiled_step(loops: str) -> None:
     assert again.stepper is not None
     assert again.stepper.take(flat, again.scratch.room) is None
     assert_same(Rule(1e-3).reference(flat, vision), again.refine(Peaks(flat[None])))
+    with pytest.raises(IndexError):  # more logits than the head has rows: said by torch, not read from beyond its end
+        again.refine(Peaks(torch.cat([flat - 100, flat])[None]))
     for rule in (Rule(1e-3, divergence="kl"), Rule(1e-3, how="random"), Rule(1e-3, fusion="interpolation")):
         assert Engine(vision, rule).stepper is None
 

@@ -4,12 +4,12 @@
 
 * the plausible set is found from raw logits by group maxima, with no softmax and no sort over the vocabulary;
 * a projected column (the logits of all vision rows for one token) is kept and reused when the token comes back, in a
-  store of bounded size that forgets what was not used for longest;
+  store of bounded size that forgets what was asked for least and longest ago;
 * divergences are written as sums over unnormalised exponentials: one exp and one log a number, in blocks that stay in
   the processor's cache. They rank the rows; the few rows within rounding of the best are then compared by the
   reference formula, so the choice is the reference's;
-* these three loops are compiled (kernel.c) where a compiler was there when the package was installed; what is written
-  here in torch is the same for other devices, other types and no compiler.
+* the usual step is one call of compiled code (kernel.c) where there was a compiler when the package was installed; what
+  is written here is the same for other devices, types and settings, and without a compiler.
 
 `refine_without_waiting` is the same step for accelerators: fixed shapes, a batch of rows at once, and nothing that
 makes the host wait for the device. A step with more plausible tokens than its capacity says so, and is taken again by
@@ -37,9 +37,7 @@ GATHER = 8192  # head rows gathered at a time
 COLUMNS = 2850  # most columns a store keeps, what its books and the arithmetic need counted as columns
 BESIDE = 1 << 20  # bytes of the latter
 STORE_BYTES = 256 << 20  # most memory for the columns of all items of one call
-ROUNDING = (
-    1e-5  # divergences nearer to each other than this, relative to their scale, are compared by the reference formula
-)
+ROUNDING = 1e-5  # divergences nearer to each other than this, by their scale, are compared by the reference formula
 CONFIRMED = 64  # most rows compared by the reference formula
 CAPACITY = 512  # candidates of the path without waiting
 
@@ -224,7 +222,7 @@ class Columns:
     def _project(self, store: Tensor, ids: Tensor, slots: Tensor) -> None:
         self.projected += len(ids)
         factors = self.vision.factors()
-        if factors is not None and kernel.suits(store, *factors):
+        if factors is not None and kernel.suits(store, *factors) and int(ids[-1]) < len(factors[1]):
             kernel.project(*factors, ids, store, slots)
             return
         step = max(1, core.CHUNK_NUMBERS // len(ids))

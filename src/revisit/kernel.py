@@ -85,6 +85,7 @@ def plausible(logits: Tensor, alpha: float) -> Tensor | None:
 def project(states: Tensor, head: Tensor, ids: Tensor, store: Tensor, slots: Tensor) -> None:
     """Write the logits of all states for some tokens into rows of a store.  (n, d), (V, d), (k,), (capacity, n), (k,)"""
     assert _LIBRARY is not None
+    assert states.shape[1] == head.shape[1]
     scratch = torch.empty(min(PANEL, len(ids) + 2), -(-states.shape[1] // 8) * 8)
     _LIBRARY.revisit_project(
         states.data_ptr(), len(states), states.shape[1], head.data_ptr(), ids.data_ptr(), len(ids),
@@ -152,6 +153,7 @@ class Stepper:
 
     def __init__(self, books: Books, states: Tensor, head: Tensor, store: Tensor, rule: Rule, rounding: float) -> None:
         assert _LIBRARY is not None
+        assert states.shape[1] == head.shape[1]
         books.grow(len(head))
         self.books, self.kept, self.item = books, (states, head, store), _Item()
         self.projected = 0  # columns computed by the last step
@@ -176,6 +178,9 @@ class Stepper:
     def take(self, logits: Tensor, room: Room) -> Refinement | None:
         """The step of (V,) logits; None where it is not a usual one, which any other way of taking it is free to do."""
         item, books = self.item, self.books
+        self.projected = 0
+        if len(logits) > len(self.kept[1]):
+            return None  # the head has no row for some token
         books.clock += 1
         item.vocabulary, item.held, item.clock, item.threads = (
             len(logits),
