@@ -6,7 +6,10 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 
 .PHONY: demo test test-browser test-vllm test-ray lint format docs clean
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# The package is installed again when what is compiled in it has changed.
+BUILD  := pyproject.toml setup.py src/revisit/kernel.c
+
+$(VENV)/.installed: $(BUILD) constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt -e ".[dev]"
 	touch $@
@@ -23,7 +26,7 @@ test-browser: $(VENV)/.installed  ## the pages in a real browser; needs a Chromi
 
 # vLLM pins an older transformers and other heavy things, so it lives in an environment of its own. Its torchaudio and
 # torchcodec are CUDA builds that cannot be imported beside a CPU torch; its torchvision can, with a little help.
-.venv-vllm/.installed: pyproject.toml constraints-vllm.txt tests/integrations/cpu_torchvision.py
+.venv-vllm/.installed: $(BUILD) constraints-vllm.txt tests/integrations/cpu_torchvision.py
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/pip install -q -r constraints-vllm.txt
 	.venv-vllm/bin/pip uninstall -q -y torchaudio torchcodec
@@ -34,7 +37,7 @@ test-browser: $(VENV)/.installed  ## the pages in a real browser; needs a Chromi
 test-vllm: .venv-vllm/.installed  ## the vLLM plug-in inside real engines (CPU), with the official OpenAI client
 	.venv-vllm/bin/python -m pytest -o addopts= -W default tests/integrations/test_vllm_*.py
 
-.venv-ray/.installed: pyproject.toml constraints.txt
+.venv-ray/.installed: $(BUILD) constraints.txt
 	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
 	.venv-ray/bin/pip install -q -c constraints.txt -e ".[tiny,eval]" ray==2.60.0 pytest pytest-timeout hypothesis sentencepiece protobuf
 	touch $@

@@ -1,8 +1,13 @@
 """Builds the engine's compiled loops. They are optional: where they cannot be built, the engine uses torch."""
 
+import hashlib
+from pathlib import Path
+
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
+
+SOURCE = "src/revisit/kernel.c"
 
 
 class Build(build_ext):
@@ -21,7 +26,9 @@ setup(
     ext_modules=[
         Extension(
             "revisit._kernel",
-            ["src/revisit/kernel.c"],
+            [SOURCE],
+            # kernel.py uses the library only if it was built from the source that lies beside it.
+            define_macros=[("SOURCE", f'"{hashlib.sha256(Path(SOURCE).read_bytes()).hexdigest()}"')],
             extra_compile_args=["-O3", "-Wno-psabi", "-fopenmp"],
             extra_link_args=["-fopenmp"],
             optional=True,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -131,3 +133,18 @@ def test_it_can_be_switched_off() -> None:
             [sys.executable, "-c", code], env={**os.environ, "REVISIT_KERNEL": value}, capture_output=True, text=True
         )
         assert run.stdout.strip() == answer, run.stderr
+
+
+def test_a_library_of_another_source_is_not_used(tmp_path: Path) -> None:
+    """As after an update of a clone that was not installed again."""
+    for name in ("kernel.py", "kernel.c"):
+        shutil.copy(Path(kernel.__file__).with_name(name), tmp_path)
+    for built in Path(kernel.__file__).parent.glob("_kernel*"):
+        shutil.copy(built, tmp_path)
+    code = "import runpy; print(runpy.run_path('kernel.py')['available']())"
+    for more, answer in (("", "True"), ("/* changed */", "False")):
+        with (tmp_path / "kernel.c").open("a") as source:
+            source.write(more)
+        run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+        assert run.stdout.strip() == answer, run.stderr
+        assert ("install the package again" in run.stderr) == (answer == "False")

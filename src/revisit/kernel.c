@@ -28,6 +28,9 @@ INLINE void keep(float *to, f8 x) { memcpy(to, &x, sizeof x); }
 INLINE f8 all(float x) { return (f8){x, x, x, x, x, x, x, x}; }
 INLINE f8 either(i8 first, f8 a, f8 b) { return (f8)((first & (i8)a) | (~first & (i8)b)); }
 
+/* The SHA-256 of this file when it was compiled. */
+const char *revisit_source(void) { return SOURCE; }
+
 /* -- the plausible set -------------------------------------------------------------------------------------------- */
 
 enum { GROUP = 128, GROUPS = 8192 };

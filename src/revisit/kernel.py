@@ -7,8 +7,10 @@ switches them off. They work on float32 tensors in the CPU's memory.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import math
 import os
+import warnings
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,10 +30,22 @@ LANES = 16  # rows taken at once by a thread; its scratch holds so many numbers 
 def _load() -> ctypes.CDLL | None:
     if os.environ.get("REVISIT_KERNEL", "1") == "0":
         return None
-    built = [path for suffix in EXTENSION_SUFFIXES if (path := Path(__file__).with_name("_kernel" + suffix)).exists()]
+    here = Path(__file__).resolve().parent
+    built = [path for suffix in EXTENSION_SUFFIXES if (path := here / f"_kernel{suffix}").exists()]
     if not built:
         return None
     library = ctypes.CDLL(str(built[0]))
+    library.revisit_source.restype = ctypes.c_char_p
+    if (
+        library.revisit_source().decode()
+        != hashlib.sha256(Path(__file__).with_name("kernel.c").read_bytes()).hexdigest()
+    ):
+        warnings.warn(
+            "The compiled loops of revisit are not those of its source, so they are not used: install the package again "
+            "(pip install -e . in a clone).",
+            stacklevel=2,
+        )
+        return None
     pointer, count, threads = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
     library.revisit_plausible.argtypes = [pointer, count, ctypes.c_double, pointer, count]
     library.revisit_plausible.restype = count
