@@ -10,6 +10,8 @@ First the engine must give the reference's tokens on the very model and profile 
 from __future__ import annotations
 
 import argparse
+import statistics
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +66,20 @@ def same(model: Any, inputs: Any, profile: Profile, layers: str, tokens: int, **
     print(f"layers={layers}: {tokens} tokens equal to the reference", flush=True)
 
 
+def prefill(model: Any, inputs: Any, profile: Profile, repeats: int = 9) -> None:
+    """Calls for a single token, taking turns; the first of each warms up."""
+    methods = {"greedy": GREEDY, "last": ReVisiT(layers="last"), "all": ReVisiT(layers="all")}
+    times: dict[str, list[float]] = {name: [] for name in methods}
+    for _ in range(repeats):
+        for name, method in methods.items():
+            started = time.perf_counter()
+            revisit.generate(model, **inputs, method=latency.Timed(method, profile), do_sample=False, max_new_tokens=1)
+            times[name].append(time.perf_counter() - started)
+    medians = {name: statistics.median(taken[1:]) for name, taken in times.items()}
+    for name, median in medians.items():
+        print(f"one token, {name}: {1e3 * median:.0f} ms = {median / medians['greedy']:.3f}×", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="qwen2.5-vl-0.5b")
@@ -72,9 +88,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--warmups", type=int, default=1)
     parser.add_argument("--checked", type=int, default=12, help="tokens compared with the reference first")
-    parser.add_argument("--part", action="append", choices=["single", "batch", "beams"], default=None)
+    parser.add_argument("--part", action="append", choices=["single", "prefill", "batch", "beams"], default=None)
     arguments = parser.parse_args()
-    tokens, parts = arguments.tokens, arguments.part or ["single", "batch", "beams"]
+    tokens, parts = arguments.tokens, arguments.part or ["single", "prefill", "batch", "beams"]
     model = latency.random_model(arguments.shape)
     largest = model.config.get_text_config().vocab_size // 20
     usual = Profile(median=64, steps=tokens, largest=largest)
@@ -103,6 +119,8 @@ def main() -> None:
     both = {"greedy": (GREEDY, usual), "last": (last, usual), "all": (every, usual)}
     if "single" in parts:
         run(1, {**both, "all, 64 each": (every, even), "all, 512 each": (every, wide)}, tokens)
+    if "prefill" in parts:
+        prefill(model, latency.random_inputs(model, arguments.vision_tokens), usual)
     if "batch" in parts:
         for batch in (1, 8):  # equally many tokens: the first ones cost most
             run(batch, both, max(4, tokens // 4))
