@@ -52,8 +52,7 @@ def run(vision: Rows, table: Tensor, steps: int, *, checked: bool = True) -> str
     times = [timed(step, engine, table[t]) for t in range(steps)]
     peak = memory.peak()
     wall, busy = (statistics.fmean(column) * 1e3 for column in zip(*times, strict=True))
-    columns = engine.columns
-    reuse = f"{1 - columns.projected / columns.asked:5.1%}" if columns.asked else "none"  # identities, or streamed
+    reuse = f"{1 - engine.projected / engine.asked:5.1%}" if engine.asked else "none"  # identities, or streamed
     return f"{wall:9.2f} ms/step  {busy:9.2f} ms CPU  columns reused {reuse}  extra {peak / 2**20:6.0f} MiB"
 
 
@@ -111,9 +110,9 @@ def steps(head: Tensor) -> None:
         engine = Engine(vision, RULE, store_bytes=STORE_BYTES)
         check(engine, vision, table[0])
         for start, stop in ((0, 25), (25, 50), (50, 100), (100, 200), (200, 400)):
-            before = (engine.columns.asked, engine.columns.projected)
+            before = (engine.asked, engine.projected)
             times = [timed(step, engine, table[t]) for t in range(start, stop)]
-            asked, made = engine.columns.asked - before[0], engine.columns.projected - before[1]
+            asked, made = engine.asked - before[0], engine.projected - before[1]
             wall, busy = (statistics.fmean(column) * 1e3 for column in zip(*times, strict=True))
             line = f"{wall:8.2f} ms/step  {busy:8.2f} ms CPU  columns reused {1 - made / asked:5.1%}"
             print(f"{name}, steps {start:3d}–{stop:3d}: {line}", flush=True)

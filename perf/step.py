@@ -149,12 +149,11 @@ def main() -> None:
         table = profile.logits(head.shape[0])
         for layers, count in LAYERS.items():
             engine, times, _ = own(Rows(count * VISION, head), Rule(1e-5), table)
-            columns = engine.columns
             mean, middle = statistics.fmean(times[1:]), statistics.median(times[1:])
             print(
                 f"  {layers:4s} mean {mean:6.2f} ms a step = {1 + mean / step:.4f}×, median {middle:6.2f} ms = "
                 f"{1 + middle / step:.4f}×; first step {times[0]:.1f} ms = {times[0] / prefill:.4f} of the prefill; "
-                f"columns reused {1 - columns.projected / columns.asked:.1%}",
+                f"columns reused {1 - engine.projected / engine.asked:.1%}",
                 flush=True,
             )
     official = Rule(1e-5, divergence="official", normalize=False, model_dtype=True)
@@ -166,9 +165,11 @@ def main() -> None:
         cache, built = busy(cached, vision.states, head)
         theirs = [busy(cached_step, logits, cache, 1e-5) for logits in table]
         assert [token for token, _ in theirs] == tokens, "tokens differ from the cached algorithm's"
-        parts = (engine.columns, engine.columns.books, engine.scratch, engine.scratch.room)
-        tensors = [x for part in parts for x in vars(part).values() if isinstance(x, Tensor)]
-        kept = sum(x.nbytes for x in (vision.states, *tensors, *engine.scratch.buffers))
+        parts: list[Any] = [vision, engine.columns, engine.columns.books, *engine.scratch.room.areas]
+        if engine.stepper is not None:
+            parts += [engine.stepper, engine.stepper.books, engine.stepper.shorts]
+        tensors = {x.data_ptr(): x for part in parts for x in vars(part).values() if isinstance(x, Tensor) and x is not head}
+        kept = sum(x.nbytes for x in (*tensors.values(), *engine.scratch.buffers))
         peer_step = statistics.fmean(took for _, took in theirs)
         print(
             f"cached algorithm, {layers}: {len(tokens)} tokens identical; it keeps {cache.nbytes / 2**20:.0f} MiB, we at most "

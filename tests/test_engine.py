@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import families
 import revisit
 from revisit import ReVisiT, Trace, core, engine, kernel, vision
+from revisit.core import Select
 from revisit.engine import Batch, Columns, Engine, Peaks, Rule, plausible_ids, refine_without_waiting
 from revisit.vision import Bank
 
@@ -63,14 +64,19 @@ def some_logits(seed: int, spread: float, rows: int = 1) -> torch.Tensor:
     return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * spread
 
 
-def assert_same(a: core.Refinement, b: core.Refinement, what: str = "") -> None:
+def assert_same(a: core.Refinement, b: core.Refinement, what: str = "", all_divergences: bool = False) -> None:
+    """Without `all_divergences` only that of the selected row must be exact, and the others near."""
     assert torch.equal(a.ids, b.ids), what
     assert a.row == b.row, what
     for name in ("base", "vision", "final", "divergences"):
         x, y = getattr(a, name), getattr(b, name)
         assert (x is None) == (y is None), what
         if x is not None:
-            torch.testing.assert_close(x, y, atol=1e-5, rtol=1e-5, equal_nan=True)
+            near = 1e-5 if name != "divergences" or all_divergences else 2e-3
+            torch.testing.assert_close(x, y, atol=near, rtol=near, equal_nan=True)
+    if a.divergences is not None and a.row >= 0:
+        assert b.divergences is not None
+        torch.testing.assert_close(a.divergences[a.row], b.divergences[b.row], atol=1e-5, rtol=1e-5)
 
 
 # -- the plausible set --------------------------------------------------------------------------------------------
@@ -124,19 +130,23 @@ RULES = [
 ]
 
 
+@pytest.mark.parametrize("all_divergences", [False, True])
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: f"{r.divergence}-{r.how}-{r.fusion}-{r.full_vocabulary}")
-def test_engine_equals_reference(rule: Rule) -> None:
+def test_engine_equals_reference(rule: Rule, all_divergences: bool) -> None:
     """Over many steps, so that most columns come from the store and some were forgotten in between."""
     vision = Rows(60)
-    fast = Engine(vision, rule, store_bytes=150 * 4 * 60)
+    fast = Engine(vision, rule, store_bytes=150 * 4 * 60, all_divergences=all_divergences)
+    exact = all_divergences or fast.stepper is None
     sizes = []
     for seed in range(40):
         logits = some_logits(seed, 1.0 + seed % 4)
         expected = rule.reference(logits[0], vision, uniform=seed / 40)
-        assert_same(expected, fast.refine(Peaks(logits), uniform=seed / 40), f"step {seed}")
+        assert_same(expected, fast.refine(Peaks(logits), uniform=seed / 40), f"step {seed}", exact)
         sizes.append(len(expected.ids))
     if rule.alpha < 1 and not rule.full_vocabulary:
-        assert min(sizes) < fast.columns.capacity < max(sizes)  # both the store and the stream were used
+        books = fast.stepper.books if fast.stepper else fast.columns.books
+        assert min(sizes) < books.capacity < max(sizes)  # both the store and the stream were used
+        assert 0 < fast.projected < fast.asked
 
 
 def test_usual_steps_are_taken_by_the_compiled_step(loops: str) -> None:
@@ -147,17 +157,23 @@ def test_usual_steps_are_taken_by_the_compiled_step(loops: str) -> None:
         assert fast.stepper is None
         return
     assert fast.stepper is not None
-    taken = [fast.stepper.take(some_logits(seed, 3.0)[0], fast.scratch.room) for seed in range(20)]
-    assert sum(result is not None for result in taken) >= 18
-    assert 0 < fast.columns.books.held <= 400
-    wide, edge, flat = some_logits(1, 0.5)[0], some_logits(1, 3.0)[0], some_logits(1, 3.0)[0]
+
+    def taken(one: Engine, logits: torch.Tensor) -> kernel.Taken | None:
+        assert one.stepper is not None
+        return kernel.take([(one.stepper, logits, None)], one.scratch.room)[0]
+
+    steps = [taken(fast, some_logits(seed, 3.0)[0]) for seed in range(20)]
+    assert sum(step is not None and step.refinement.row >= 0 for step in steps) >= 18
+    assert 0 < fast.stepper.books.held <= fast.stepper.books.capacity
+    wide, edge, flat = some_logits(1, 0.1)[0], some_logits(1, 3.0)[0], some_logits(1, 3.0)[0]
     edge[int(edge.argmin())] = edge.max() + math.log(1e-3)
-    assert fast.stepper.take(wide, fast.scratch.room) is None
-    assert fast.stepper.take(edge, fast.scratch.room) is None
+    assert taken(fast, wide) is None
+    assert taken(fast, edge) is None
     vision.states[:] = vision.states[0]
     again = Engine(vision, Rule(1e-3))
-    assert again.stepper is not None
-    assert again.stepper.take(flat, again.scratch.room) is None
+    equals = taken(again, flat)
+    assert equals is not None
+    assert (equals.refinement.row, equals.near.tolist()) == (-2, list(range(60)))
     assert_same(Rule(1e-3).reference(flat, vision), again.refine(Peaks(flat[None])))
     with pytest.raises(IndexError):  # more logits than the head has rows: said by torch, not read from beyond its end
         again.refine(Peaks(torch.cat([flat - 100, flat])[None]))
@@ -229,6 +245,41 @@ def test_equal_rows_go_to_the_first() -> None:
     vision.states[:] = vision.states[0]
     logits = some_logits(1, 2.0)
     assert Engine(vision, Rule(1e-3)).refine(Peaks(logits)).row == 0
+
+
+@pytest.mark.parametrize("how", ["min", "max"])
+@pytest.mark.parametrize("apart", [1.0, 1e-2, 1e-3, 1e-4, 1e-6])
+def test_rows_that_integers_cannot_tell_apart(apart: float, how: Select) -> None:
+    """States so alike that the 16-bit ranking is wrong about them: the choice is the reference's all the same."""
+    vision = Rows(200)
+    vision.states[:] = vision.states[0] + apart * vision.states
+    rule = Rule(1e-3, how=how)
+    fast = Engine(vision, rule)
+    for seed in range(20):
+        logits = some_logits(seed, 2.0)
+        expected, got = rule.reference(logits[0], vision), fast.refine(Peaks(logits))
+        if apart > 1e-4:
+            assert_same(expected, got, f"step {seed}")
+        else:  # not even float32 can tell them all apart
+            assert expected.divergences is not None
+            values = expected.divergences[[expected.row, got.row]]
+            assert abs(values[0] - values[1]) < 1e-6
+    if fast.stepper is not None:
+        assert (fast.stepper.exact > 20 * 100) == (apart < 1e-2)  # the more alike, the more rows are computed exactly
+
+
+def test_states_that_are_not_finite_are_never_selected() -> None:
+    vision = Rows(60)
+    vision.states[7, 3], vision.states[20, 0], vision.states[59] = math.nan, math.inf, 1e30
+    vision.states[30] = 0
+    for how in ("min", "max"):
+        rule = Rule(1e-3, how=how)
+        fast = Engine(vision, rule)
+        for seed in range(10):
+            logits = some_logits(seed, 2.0)
+            expected, got = rule.reference(logits[0], vision), fast.refine(Peaks(logits))
+            assert got.row == expected.row not in (7, 20)
+            torch.testing.assert_close(got.final, expected.final, atol=1e-5, rtol=1e-5)
 
 
 # -- the store ----------------------------------------------------------------------------------------------------
@@ -372,7 +423,7 @@ def test_overflowing_items_are_taken_again_exactly() -> None:
     noted: list[tuple[int, int | None]] = []
     plain = batch.refine(logits, range(6), 0.0, lambda row, r: noted.append((row, None if r is None else len(r.ids))))
     torch.testing.assert_close(got.scores, plain, atol=1e-5, rtol=1e-5)
-    assert noted == [(row, None if size < 0 else size) for row, size in enumerate(got.sizes.tolist())]
+    assert sorted(noted) == [(row, None if size < 0 else size) for row, size in enumerate(got.sizes.tolist())]
     assert got.sizes[0] <= 32 < got.sizes[5]
     assert torch.equal(got.scores[2:4], logits[2:4])
 

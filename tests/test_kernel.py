@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
 from revisit import core, kernel
 
@@ -85,6 +88,78 @@ def test_an_output_probability_of_zero() -> None:
     store = torch.tensor([[1.0, 2.0], [3.0, -80.0]])
     expected = core.jsd(log_p, store.T.log_softmax(-1))
     torch.testing.assert_close(kernel.divergences(store, torch.arange(2), log_p), expected, atol=1e-6, rtol=1e-6)
+
+
+def shortened(height: int, width: int, count: int, spread: float = 1.0) -> tuple[kernel.Shorts, Tensor, Tensor, Tensor]:
+    """Integers of random states with columns of random tokens, in the slots 2, 3, …; the states, the head, the ids."""
+    generator = torch.Generator().manual_seed(height * width + count)
+    states, head = torch.randn(height, width, generator=generator), torch.randn(300, width, generator=generator)
+    states[0] *= spread
+    states[:, 0] *= spread
+    shorts, ids = kernel.Shorts(states, count + 2), torch.randperm(300, generator=generator)[:count]
+    shorts.project(height, head, ids, torch.arange(2, count + 2))
+    return shorts, states, head, ids
+
+
+def bounds(shorts: kernel.Shorts, height: int) -> Tensor:
+    """How far a logit can be from what the integers say, as kernel.c has it.  -> (height, columns)"""
+    step, length, missed, _ = shorts.scales[:height, :, None].double().unbind(1)
+    head_step, head_length, head_missed, _ = shorts.column_scales[2:].double().T
+    return missed * (head_length + head_missed) + length * head_missed + 32768 * step * head_step
+
+
+@pytest.mark.parametrize("height", [1, 15, 16, 17, 130])
+@pytest.mark.parametrize(("width", "count"), [(1, 1), (7, 2), (8, 3), (33, 5), (64, 97), (896, 100)])
+@pytest.mark.parametrize("spread", [1.0, 1e4, 1e-20, 0.0])
+def test_logits_in_integers_are_as_near_as_promised(
+    height: int, width: int, count: int, spread: float, threads: int
+) -> None:
+    shorts, states, head, ids = shortened(height, width, count, spread)
+    steps = 65536 * shorts.scales[:height, :1].double() * shorts.column_scales[2:, 0].double()
+    logits = steps * shorts.store[2:, :height].T
+    wrong = (logits - states.double() @ head[ids].double().T).abs()
+    assert (wrong <= bounds(shorts, height) * (1 + 1e-6) + 1e-12).all()
+    if spread == 1.0 and width == 896:
+        assert wrong.mean() < 0.01 < states.double().matmul(head[ids].double().T).std()  # worth having
+    fast = shorts.store.clone()
+    shorts.store.zero_()
+    shorts.project(height, head, ids, torch.arange(2, count + 2), plain=True)
+    assert torch.equal(shorts.store[2:, :height], fast[2:, :height])
+
+
+@pytest.mark.parametrize("sharpness", [0.1, 1.0, 5.0])
+def test_divergences_by_integers_are_as_near_as_promised(sharpness: float, threads: int) -> None:
+    shorts, states, head, ids = shortened(200, 60, 50)
+    slots, log_p = torch.arange(2, 52), (torch.randn(50, generator=torch.Generator().manual_seed(1)) * 3).log_softmax(-1)
+    shorts.scales *= sharpness  # as if the states were longer
+    exact = core.jsd(log_p.double(), (sharpness * states.double() @ head[ids].double().T).log_softmax(-1))
+    wrong = (shorts.divergences(200, slots, log_p) - exact).abs()
+    assert (wrong <= 0.3084 * bounds(shorts, 200).amax(1) + 1e-5).all()
+    assert wrong.max() < 1e-2
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 10**6), st.floats(1e-3, 3), st.sampled_from([2, 3, 5, 20]), st.sampled_from([0.1, 1, 4, 15]))
+def test_how_far_a_divergence_moves(seed: int, reach: float, size: int, spread: float) -> None:
+    """If no logit moves by more than `reach`, the divergence moves by at most 0.3084 of it (kernel.c relies on it).
+
+    With X = ln(Q/M) under Q, the derivative along a move e is ½ Σ Q e (X − E X), so at most half of E|X − E X| ≤ 0.6168: the
+    worst Q has two values of Q/M, of which one is 2.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    logits, log_p = torch.randn(2, size, generator=generator, dtype=torch.float64) * spread
+    gradient_signs = torch.randn(32, size, generator=generator).sign()
+    moved = core.jsd(log_p.log_softmax(-1), (logits + reach * gradient_signs).log_softmax(-1))
+    start = core.jsd(log_p.log_softmax(-1), logits.log_softmax(-1)[None])
+    assert (moved - start).abs().max() <= 0.3084 * reach
+
+
+def test_the_worst_distribution_for_that() -> None:
+    share = torch.linspace(0.001, 0.499, 2000, dtype=torch.float64)  # of M, where Q/M is 2; elsewhere it is `rest`
+    rest = (1 - 2 * share) / (1 - share)
+    mean = 2 * share * math.log(2) + (1 - share) * rest * rest.log()
+    spread = 2 * share * (math.log(2) - mean).abs() + (1 - share) * rest * (rest.log() - mean).abs()
+    assert 0.308 < 0.5 * spread.max() < 0.3084
 
 
 def test_the_nearest_rows() -> None:

@@ -19,7 +19,7 @@ an `Engine`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -35,10 +35,11 @@ BLOCK = 1 << 19  # numbers per block of the divergence arithmetic: three such bu
 SLICE = 1 << 24  # numbers projected at a time when a set is too large for the store
 GATHER = 8192  # head rows gathered at a time
 COLUMNS = 2850  # most columns a store keeps, what its books and the arithmetic need counted as columns
+SHORT_COLUMNS = 4800  # the same for columns of 16-bit integers
 BESIDE = 1 << 20  # bytes of the latter
 STORE_BYTES = 256 << 20  # most memory for the columns of all items of one call
 ROUNDING = 1e-5  # divergences nearer to each other than this, by their scale, are compared by the reference formula
-CONFIRMED = 64  # most rows compared by the reference formula
+CONFIRMED = 64  # rows so near the best that all are compared by the reference formula
 CAPACITY = 512  # candidates of the path without waiting
 
 
@@ -287,34 +288,59 @@ class Engine:
     """Takes the steps of one item: `refine` gives what `core.refine` gives, faster from step to step."""
 
     def __init__(
-        self, vision: Indexable, rule: Rule, *, store_bytes: int = STORE_BYTES, scratch: Scratch | None = None
+        self,
+        vision: Indexable,
+        rule: Rule,
+        *,
+        store_bytes: int = STORE_BYTES,
+        scratch: Scratch | None = None,
+        all_divergences: bool = False,
     ) -> None:
         self.vision, self.rule = vision, rule
         self.columns = Columns(vision, store_bytes)
         self.scratch = scratch or Scratch()
         self.block = min(BLOCK, max(1 << 17, 64 * vision.rows))  # few rows need little room
-        self.stepper = self._stepper()
+        self.stepper = None if all_divergences else self._stepper(store_bytes)
 
-    def _stepper(self) -> kernel.Stepper | None:
+    def _stepper(self, store_bytes: int) -> kernel.Stepper | None:
         """The compiled step, where the settings are the usual ones and the states and the head suit it."""
-        factors = self.vision.factors() if kernel.Stepper.takes(self.rule) and self.columns.capacity else None
-        if factors is None or not kernel.suits(*factors):
+        factors = self.vision.factors() if kernel.Stepper.takes(self.rule) else None
+        if factors is None or not len(factors[0]) or not kernel.suits(*factors):
             return None
-        store = self.columns.open(factors[0])
-        return kernel.Stepper(self.columns.books, *factors, store, self.rule, ROUNDING)
+        column = kernel.Shorts.column_bytes(self.vision.rows)
+        capacity = min(max(SHORT_COLUMNS // 2, SHORT_COLUMNS - BESIDE // column), store_bytes // column)
+        return kernel.Stepper(Books(capacity), *factors, self.rule, ROUNDING) if capacity else None
+
+    @property
+    def asked(self) -> int:
+        """Columns that the steps so far have used."""
+        return self.columns.asked + (self.stepper.asked if self.stepper else 0)
+
+    @property
+    def projected(self) -> int:
+        """Columns that had to be computed for them."""
+        return self.columns.projected + (self.stepper.projected if self.stepper else 0)
 
     def refine(self, peaks: Peaks, row: int = 0, uniform: float = 0.0) -> Refinement:
         """The step of one sequence; `peaks` holds its logits in the given row."""
-        if self.stepper is not None and kernel.suits(logits := peaks.logits[row]):
-            taken = self.stepper.take(logits, self.scratch.room)
-            self.columns.projected += self.stepper.projected
-            if taken is not None:
-                self.columns.asked += len(taken.ids) if taken.row >= 0 else 0
-                return taken
-        return self._refine(peaks, row, uniform)
+        return refine_rows({self: row}, peaks, uniform)[0]
 
     @torch.no_grad()
-    def _refine(self, peaks: Peaks, row: int, uniform: float) -> Refinement:
+    def settle(self, taken: kernel.Taken) -> Refinement:
+        """The compiled code's step, whose selected row is decided by the reference formula if several are near the best."""
+        step, near = taken
+        if len(near) < 2:
+            return step
+        assert step.divergences is not None
+        place, log_q = self._compare_again(
+            step.divergences, step.base, step.ids, near, lambda rows: self._rows(rows, step.ids)
+        )
+        final = core.fuse(step.base, log_q, self.rule.fusion, self.rule.weight, self.rule.normalize)
+        return Refinement(step.ids, step.base, log_q, final, place, step.divergences)
+
+    @torch.no_grad()
+    def refine_in_torch(self, peaks: Peaks, row: int, uniform: float) -> Refinement:
+        """The same step in torch."""
         logits, rule = peaks.logits[row], self.rule
         if rule.model_dtype or rule.full_vocabulary:  # the published rounding begins with log-probabilities
             logp = logits.log_softmax(-1)
@@ -326,13 +352,13 @@ class Engine:
             log_p = logits[ids].log_softmax(-1)
         if len(ids) <= 1 or self.vision.rows == 0:
             return Refinement(ids, log_p, log_p, log_p, -1, None)
-        if len(ids) <= self.columns.capacity:
+        if len(ids) <= self.columns.capacity and self.stepper is None:
             store, slots = self.columns.slots(ids)
             divergences = self._over_store(store, slots, log_p)
-            row, log_q = self._choose(divergences, log_p, lambda rows: store[slots[:, None], rows].T, uniform)
+            row, log_q = self._choose(divergences, log_p, ids, lambda rows: store[slots[:, None], rows].T, uniform)
         else:
             divergences = self._streamed(ids, log_p)
-            row, log_q = self._choose(divergences, log_p, lambda rows: self._rows(rows, ids), uniform)
+            row, log_q = self._choose(divergences, log_p, ids, lambda rows: self._rows(rows, ids), uniform)
         if log_q is None:
             return Refinement(ids, log_p, log_p, log_p, -1, divergences)
         final = core.fuse(log_p, log_q, rule.fusion, rule.weight, rule.normalize)
@@ -382,22 +408,37 @@ class Engine:
         return core.compare(log_p, logits, self.rule.divergence, self.rule.model_dtype)
 
     def _choose(
-        self, divergences: Tensor, log_p: Tensor, logits_of: Callable[[Tensor], Tensor], uniform: float
+        self,
+        divergences: Tensor,
+        log_p: Tensor,
+        ids: Tensor,
+        logits_of: Callable[[Tensor], Tensor],
+        uniform: float,
     ) -> tuple[int, Tensor | None]:
-        """The selected row and its log-distribution on the set; (-1, None) if no row is usable.
-
-        Rows that rounding could have put before or behind the best are compared by the reference formula, and their
-        divergences replaced by its values.
-        """
+        """The selected row and its log-distribution on the set; (-1, None) if no row is usable."""
         row, rows = self._candidates(divergences, len(log_p), uniform)
         if row < 0:
             return row, None
-        log_q = core.log_softmax(logits_of(rows), self.rule.model_dtype)  # (n, k)
         if len(rows) == 1:
-            return row, log_q[0].to(log_p.dtype)
-        divergences[rows] = core.DIVERGENCES[self.rule.divergence](log_p, log_q).to(divergences.dtype)
-        place = core.select(divergences[rows], self.rule.how)
-        return int(rows[place]), log_q[place].to(log_p.dtype)
+            return row, core.log_softmax(logits_of(rows), self.rule.model_dtype)[0].to(log_p.dtype)
+        return self._compare_again(divergences, log_p, ids, rows, logits_of)
+
+    def _compare_again(
+        self, divergences: Tensor, log_p: Tensor, ids: Tensor, rows: Tensor, logits_of: Callable[[Tensor], Tensor]
+    ) -> tuple[int, Tensor]:
+        """The best of the rows that rounding could have put before or behind it, by the reference formula.
+
+        Its values replace theirs; those of all rows, if there are as many such rows as are told apart.
+        """
+        rule = self.rule
+        if len(rows) < CONFIRMED:
+            log_q = core.log_softmax(logits_of(rows), rule.model_dtype)  # (n, k)
+            divergences[rows] = core.DIVERGENCES[rule.divergence](log_p, log_q).to(divergences.dtype)
+            place = core.select(divergences[rows], rule.how)
+            return int(rows[place]), log_q[place].to(log_p.dtype)
+        divergences[:] = core.all_divergences(log_p, self.vision, ids, rule.divergence, rule.model_dtype)
+        row = core.select(divergences, rule.how)
+        return row, core.log_softmax(logits_of(rows.new_tensor([row])), rule.model_dtype)[0].to(log_p.dtype)
 
     def _candidates(self, divergences: Tensor, size: int, uniform: float) -> tuple[int, Tensor]:
         """The selected row, -1 for none, and all rows that rounding could have put before it."""
@@ -412,6 +453,24 @@ class Engine:
         reach = ROUNDING * (scale + abs(best)) if math.isfinite(best) else 0.0
         near = divergences <= best + reach if how == "min" else divergences >= best - reach
         return row, near.nonzero().squeeze(-1)[:CONFIRMED]
+
+
+def refine_rows(
+    rows: Mapping[Engine, int], peaks: Peaks, uniform: float, scores: Tensor | None = None
+) -> list[Refinement]:
+    """The steps of several items at once, each of one row of the logits; the scores (B, V) of these rows are written."""
+    quick = [(e.stepper, row) for e, row in rows.items() if e.stepper is not None and e.stepper.reads(peaks.logits[row])]
+    jobs = [(stepper, peaks.logits[row], None if scores is None else scores[row]) for stepper, row in quick]
+    steps = kernel.take(jobs, next(iter(rows)).scratch.room) if jobs else []
+    taken = {row: step for (_, row), step in zip(quick, steps, strict=True)}
+    results = []
+    for engine, row in rows.items():
+        step = taken.get(row)
+        result = engine.refine_in_torch(peaks, row, uniform) if step is None else engine.settle(step)
+        if scores is not None and (step is None or len(step.near) > 1):
+            scores[row].fill_(-math.inf)[result.ids] = result.final.to(scores.dtype)
+        results.append(result)
+    return results
 
 
 def _spans(total: int, step: int) -> list[tuple[int, int]]:
@@ -516,10 +575,14 @@ def waiting_is_free(device: torch.device) -> bool:
 class Batch:
     """Takes the steps of a batch whose rows are `copies` (beams, return sequences) of each item in turn."""
 
-    def __init__(self, visions: Sequence[Indexable], rule: Rule, copies: int) -> None:
+    def __init__(
+        self, visions: Sequence[Indexable], rule: Rule, copies: int, *, all_divergences: bool = False
+    ) -> None:
         scratch, share = Scratch(), STORE_BYTES // max(1, len(visions))
         self.rule, self.copies = rule, copies
-        self.engines = [Engine(vision, rule, store_bytes=share, scratch=scratch) for vision in visions]
+        self.engines = [
+            Engine(vision, rule, store_bytes=share, scratch=scratch, all_divergences=all_divergences) for vision in visions
+        ]
 
     def refine(
         self, logits: Tensor, rows: Sequence[int], uniform: float, note: Callable[[int, Refinement | None], None]
@@ -530,15 +593,20 @@ class Batch:
         """
         peaks = Peaks(logits)
         scores = logits.clone() if len(rows) < len(logits) else torch.empty_like(logits)
+        todo = []
         for row in rows:
-            engine = self.engines[row // self.copies]
-            if engine.vision.rows == 0:
+            if self.engines[row // self.copies].vision.rows:
+                todo.append(row)
+            else:
                 scores[row] = logits[row]
                 note(row, None)
-                continue
-            result = engine.refine(peaks, row, uniform)
-            scores[row].fill_(-math.inf)[result.ids] = result.final.to(scores.dtype)
-            note(row, result)
+        while todo:  # an item takes one step at a time
+            turn: dict[Engine, int] = {}
+            for row in todo:
+                turn.setdefault(self.engines[row // self.copies], row)
+            for row, result in zip(turn.values(), refine_rows(turn, peaks, uniform, scores), strict=True):
+                note(row, result)
+            todo = [row for row in todo if row not in turn.values()]
         return scores
 
     def refine_without_waiting(self, logits: Tensor, uniform: float, capacity: int = CAPACITY) -> Fixed:

@@ -11,9 +11,10 @@ import hashlib
 import math
 import os
 import warnings
+from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,10 +37,7 @@ def _load() -> ctypes.CDLL | None:
         return None
     library = ctypes.CDLL(str(built[0]))
     library.revisit_source.restype = ctypes.c_char_p
-    if (
-        library.revisit_source().decode()
-        != hashlib.sha256(Path(__file__).with_name("kernel.c").read_bytes()).hexdigest()
-    ):
+    if library.revisit_source().decode() != hashlib.sha256((here / "kernel.c").read_bytes()).hexdigest():
         warnings.warn(
             "The compiled loops of revisit are not those of its source, so they are not used: install the package again "
             "(pip install -e . in a clone).",
@@ -68,8 +66,20 @@ def _load() -> ctypes.CDLL | None:
         pointer, count, ctypes.c_int, ctypes.c_float, ctypes.c_float, pointer, count,
     ]  # fmt: skip
     library.revisit_nearest.restype = count
-    library.revisit_step.argtypes = [pointer] * 8
-    library.revisit_step.restype = count
+    library.revisit_shorten.argtypes = [pointer, count, count, pointer, pointer, threads]
+    library.revisit_shorten.restype = None
+    library.revisit_project_short.argtypes = [
+        pointer, count, count, pointer, pointer, count, pointer, pointer, pointer, pointer, threads, threads,
+    ]  # fmt: skip
+    library.revisit_project_short.restype = None
+    library.revisit_divergences_short.argtypes = [
+        pointer, pointer, pointer, count, pointer, pointer, count, pointer, pointer, threads,
+    ]  # fmt: skip
+    library.revisit_divergences_short.restype = None
+    library.revisit_room.argtypes = [count, count, threads]
+    library.revisit_room.restype = count
+    library.revisit_steps.argtypes = [pointer, count, threads]
+    library.revisit_steps.restype = None
     return library
 
 
@@ -151,37 +161,78 @@ def nearest(divergences: Tensor, largest: bool, scale: float, rounding: float, r
 
 
 class _Item(ctypes.Structure):
-    """What `revisit_step` knows of an item; kernel.c has the same fields in the same order."""
+    """What `revisit_steps` knows of an item and of a step of it; kernel.c has the same fields in the same order."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("states", "head", "store", "slot_of", "id_in", "used_at", "uses")),
+        *((name, ctypes.c_void_p) for name in ("states", "head", "shorts", "scales", "store", "column_scales")),
+        *((name, ctypes.c_void_p) for name in ("slot_of", "id_in", "used_at", "uses")),
+        *((name, ctypes.c_void_p) for name in ("logits", "scores", "ids", "vectors", "divergences", "integers", "scratch")),
         *((name, ctypes.c_int64) for name in ("height", "width", "vocabulary", "capacity", "held", "clock", "credit")),
         ("log_alpha", ctypes.c_double),
         *((name, ctypes.c_float) for name in ("weight", "rounding")),
-        *((name, ctypes.c_int32) for name in ("largest", "normalize", "threads")),
+        *((name, ctypes.c_int32) for name in ("largest", "normalize")),
+        *((name, ctypes.c_int64) for name in ("count", "row", "near", "projected", "exact")),
     ]
 
 
-class Stepper:
-    """The usual step of one item (Jensen–Shannon divergence, product of experts) in one call."""
+class Shorts:
+    """States as 16-bit integers, and a store for their columns as such: for ranking, with errors that are known."""
 
-    def __init__(self, books: Books, states: Tensor, head: Tensor, store: Tensor, rule: Rule, rounding: float) -> None:
+    def __init__(self, states: Tensor, capacity: int) -> None:
         assert _LIBRARY is not None
+        height, width = -(-len(states) // LANES) * LANES, -(-states.shape[1] // 2) * 2
+        self.states = torch.empty((height, width), dtype=torch.int16)  # in the order that kernel.c likes
+        self.scales = torch.empty((height, 4))  # of each row: what 1 stands for, its length, the length of what is missed
+        self.store = torch.empty((capacity, height), dtype=torch.int16)  # memory is touched only as columns arrive
+        self.column_scales = torch.empty((capacity, 4))
+        _LIBRARY.revisit_shorten(
+            states.data_ptr(), *states.shape, self.states.data_ptr(), self.scales.data_ptr(), torch.get_num_threads()
+        )
+
+    @staticmethod
+    def column_bytes(rows: int) -> int:
+        return 2 * -(-rows // LANES) * LANES
+
+    def project(self, height: int, head: Tensor, ids: Tensor, slots: Tensor, plain: bool = False) -> None:
+        """Columns of some tokens into these slots; `plain` without instructions that only some processors have."""
+        assert _LIBRARY is not None
+        scratch = torch.empty((PANEL, self.states.shape[1]), dtype=torch.int16)
+        _LIBRARY.revisit_project_short(
+            self.states.data_ptr(), height, head.shape[1], head.data_ptr(), ids.data_ptr(), len(ids), self.store.data_ptr(),
+            self.column_scales.data_ptr(), slots.data_ptr(), scratch.data_ptr(), torch.get_num_threads(), plain,
+        )  # fmt: skip
+
+    def divergences(self, height: int, slots: Tensor, log_p: Tensor) -> Tensor:
+        """Divergences of all rows from P over the columns in these slots, as the integers have them.  -> (height,)"""
+        assert _LIBRARY is not None
+        threads = torch.get_num_threads()
+        scratch, out = torch.empty((1 + threads * LANES) * len(slots)), torch.empty(height)
+        _LIBRARY.revisit_divergences_short(
+            self.store.data_ptr(), self.scales.data_ptr(), self.column_scales.data_ptr(), height, slots.data_ptr(),
+            log_p.data_ptr(), len(slots), scratch.data_ptr(), out.data_ptr(), threads,
+        )  # fmt: skip
+        return out
+
+
+class Stepper:
+    """The usual step of one item (Jensen–Shannon divergence, product of experts), for `take`."""
+
+    def __init__(self, books: Books, states: Tensor, head: Tensor, rule: Rule, rounding: float) -> None:
         assert states.shape[1] == head.shape[1]
         books.grow(len(head))
-        self.books, self.kept, self.item = books, (states, head, store), _Item()
-        self.projected = 0  # columns computed by the last step
-        self.call = _LIBRARY.revisit_step
+        self.shorts = Shorts(states, books.capacity)
+        self.books, self.kept, self.item = books, (states, head), _Item()
+        self.asked = self.projected = self.exact = 0  # columns used and computed, and rows compared in float32, over all steps
         for name, tensor in (
-            ("states", states), ("head", head), ("store", store), ("slot_of", books.slot_of), ("id_in", books.id_in),
-            ("used_at", books.used_at), ("uses", books.uses),
+            ("states", states), ("head", head), ("shorts", self.shorts.states), ("scales", self.shorts.scales),
+            ("store", self.shorts.store), ("column_scales", self.shorts.column_scales), ("slot_of", books.slot_of),
+            ("id_in", books.id_in), ("used_at", books.used_at), ("uses", books.uses),
         ):  # fmt: skip
             setattr(self.item, name, tensor.data_ptr())
         self.item.height, self.item.width = states.shape
         self.item.capacity, self.item.credit = books.capacity, books.CREDIT
         self.item.log_alpha, self.item.weight, self.item.rounding = math.log(rule.alpha), rule.weight, rounding
         self.item.largest, self.item.normalize = rule.how == "max", rule.normalize
-        self.address = ctypes.addressof(self.item)
 
     @staticmethod
     def takes(rule: Rule) -> bool:
@@ -189,46 +240,83 @@ class Stepper:
         plain = rule.divergence == "jsd" and rule.fusion == "poe" and rule.how in ("min", "max")
         return plain and not (rule.full_vocabulary or rule.model_dtype)
 
-    def take(self, logits: Tensor, room: Room) -> Refinement | None:
-        """The step of (V,) logits; None where it is not a usual one, which any other way of taking it is free to do."""
+    def reads(self, logits: Tensor) -> bool:
+        """Whether it can take a step of these (V,) logits."""
+        return suits(logits) and len(logits) <= len(self.kept[1])
+
+    def begin(self, logits: Tensor, scores: Tensor | None, area: Area, threads: int) -> _Item:
+        """The item with a step to be taken."""
         item, books = self.item, self.books
-        self.projected = 0
-        if len(logits) > len(self.kept[1]):
-            return None  # the head has no row for some token
+        area.grow(books.capacity, item.width, threads)
         books.clock += 1
-        item.vocabulary, item.held, item.clock, item.threads = (
-            len(logits),
-            books.held,
-            books.clock,
-            torch.get_num_threads(),
-        )
-        room.grow(books.capacity, item.width, item.threads)
-        ids, divergences = torch.empty(books.capacity, dtype=torch.long), torch.empty(item.height)
-        vectors = torch.empty((3, books.capacity))  # memory that is not touched costs nothing
-        count = self.call(
-            self.address, logits.data_ptr(), ids.data_ptr(), vectors.data_ptr(), divergences.data_ptr(),
-            room.integers.data_ptr(), room.scratch.data_ptr(), room.made.data_ptr(),
-        )  # fmt: skip
-        row, self.projected = room.made.tolist()
-        books.held = min(books.capacity, books.held + self.projected)
-        if not count:
+        self.ids, self.divergences = torch.empty(books.capacity, dtype=torch.long), torch.empty(item.height)
+        self.vectors, self.area = torch.empty((3, books.capacity)), area  # memory that is not touched costs nothing
+        item.logits, item.scores = logits.data_ptr(), None if scores is None else scores.data_ptr()
+        item.ids, item.vectors = self.ids.data_ptr(), self.vectors.data_ptr()
+        item.divergences = self.divergences.data_ptr()
+        item.integers, item.scratch = area.integers.data_ptr(), area.scratch.data_ptr()
+        item.vocabulary, item.held, item.clock = len(logits), books.held, books.clock
+        return item
+
+    def end(self) -> Taken | None:
+        """What became of it."""
+        item, books = self.item, self.books
+        books.held = min(books.capacity, books.held + item.projected)
+        self.projected += item.projected
+        self.exact += item.exact
+        self.asked += item.count if item.count > 1 else 0
+        if not item.count:
             return None
-        ids, (base, vision, final) = ids[:count], vectors[:, :count].unbind()
-        if count == 1:
-            return Refinement(ids, base, base, base, -1, None)
-        return Refinement(ids, base, vision, final, row, divergences)
+        ids, (base, vision, final) = self.ids[: item.count], self.vectors[:, : item.count].unbind()
+        if item.count == 1:
+            return Taken(Refinement(ids, base, base, base, -1, None), ids[:0])
+        return Taken(Refinement(ids, base, vision, final, item.row, self.divergences), self.area.integers[: item.near])
 
 
-class Room:
-    """Memory that steps use and leave, whatever item they are of; only what is touched is real."""
+class Taken(NamedTuple):
+    """A step by the compiled code. Only divergences of rows that could have been selected are exact."""
+
+    refinement: Refinement
+    near: Tensor  # the rows that rounding could have put before the best; if several, nothing is selected yet
+
+
+def take(jobs: Sequence[tuple[Stepper, Tensor, Tensor | None]], room: Room) -> list[Taken | None]:
+    """One step of each of several items, of (V,) logits; None where it is not a usual one and must be taken another way.
+
+    Where a row was selected, it is also written to the scores (V,), -inf outside the plausible set.
+    """
+    assert _LIBRARY is not None
+    threads = torch.get_num_threads()
+    items = [stepper.begin(*vectors, room.area(i), threads) for i, (stepper, *vectors) in enumerate(jobs)]
+    pointers = (ctypes.c_void_p * len(items))(*map(ctypes.addressof, items))
+    _LIBRARY.revisit_steps(pointers, len(items), threads)
+    return [stepper.end() for stepper, *_ in jobs]
+
+
+class Area:
+    """Memory that a step uses and leaves, whatever item it is of; only what is touched is real."""
+
+    NEAR = 65  # integers for the rows that are compared again
 
     def __init__(self) -> None:
-        self.made = torch.empty(2, dtype=torch.long)
         self.integers, self.scratch = torch.empty(0, dtype=torch.long), torch.empty(0)
 
     def grow(self, capacity: int, width: int, threads: int) -> None:
         """At least enough for a store of this many columns, states of this width and so many threads."""
-        numbers = max((1 + threads * LANES) * capacity, PANEL * (-(-width // 8) * 8))
-        if len(self.integers) < 5 * capacity or len(self.scratch) < numbers:
-            self.integers = torch.empty(max(5 * capacity, len(self.integers)), dtype=torch.long)
+        assert _LIBRARY is not None
+        numbers = _LIBRARY.revisit_room(capacity, width, threads)
+        if len(self.integers) < 5 * capacity + self.NEAR or len(self.scratch) < numbers:
+            self.integers = torch.empty(max(5 * capacity + self.NEAR, len(self.integers)), dtype=torch.long)
             self.scratch = torch.empty(max(numbers, len(self.scratch)))
+
+
+class Room:
+    """As many areas as steps are taken in one call."""
+
+    def __init__(self) -> None:
+        self.areas: list[Area] = []
+
+    def area(self, number: int) -> Area:
+        while len(self.areas) <= number:
+            self.areas.append(Area())
+        return self.areas[number]

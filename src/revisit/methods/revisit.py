@@ -135,7 +135,7 @@ class ReVisiT(Method):
             nonlocal batch
             if batch is None:
                 banks.extend(run.banks(capture, logits, model_dtype=rule.model_dtype))
-                batch = Batch(banks, rule, run.copies)
+                batch = Batch(banks, rule, run.copies, all_divergences=run.trace.record)
             uniform = draws.random()  # one draw a step, so that a row does not depend on its neighbours
             here = logits.to(run.anatomy.head.device)
             if run.trace.record or rule.full_vocabulary or waiting_is_free(here.device):
