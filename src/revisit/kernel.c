@@ -632,7 +632,7 @@ typedef struct {
     int64_t exact;     /* rows computed in float32 */
 } item;
 
-enum { SOME = 64, EXACT = 1 << 16, WIDE = 256 }; /* most rows computed at once in float32, and their logits; tokens of a wide step */
+enum { SOME = 64, EXACT = 1 << 15, WIDE = 256 }; /* most rows computed at once in float32, and their logits; tokens of a wide step */
 
 /* ln of the distribution whose unnormalised logarithms are x. */
 static void normalise(float *x, long count)
