@@ -586,6 +586,7 @@ void revisit_project_short(const int16_t *states, long height, long width, const
         }
     }
 }
+
 /* Divergences of all rows as the integers have them; scratch as for revisit_divergences. */
 void revisit_divergences_short(const int16_t *store, const scale *scales, const scale *column_scales, long height,
                                const int64_t *slots, const float *log_p, long count, float *scratch, float *out, int threads)
@@ -753,7 +754,7 @@ static void choose(item *it, int threads)
     for (long row = 0; row <= it->height; row++) {
         if (row < it->height && row != first) {
             scale state = it->scales[row];
-            float wrong = state.missed * length + state.length * missed + 32768 * state.step * step; /* a logit, at most */
+            float wrong = state.missed * length + state.length * missed + 32768 * state.step * step + 3e-7f * state.length * length;
             float doubt = ARITHMETIC + SENSITIVITY * wrong;
             if (sign * it->divergences[row] - doubt <= least + it->rounding * (1 + fabsf(least))) near[some++] = row;
         }
