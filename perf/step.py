@@ -168,7 +168,9 @@ def main() -> None:
         parts: list[Any] = [vision, engine.columns, engine.columns.books, *engine.scratch.room.areas]
         if engine.stepper is not None:
             parts += [engine.stepper, engine.stepper.books, engine.stepper.shorts]
-        tensors = {x.data_ptr(): x for part in parts for x in vars(part).values() if isinstance(x, Tensor) and x is not head}
+        tensors = {
+            x.data_ptr(): x for part in parts for x in vars(part).values() if isinstance(x, Tensor) and x is not head
+        }
         kept = sum(x.nbytes for x in (*tensors.values(), *engine.scratch.buffers))
         peer_step = statistics.fmean(took for _, took in theirs)
         print(

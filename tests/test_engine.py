@@ -163,7 +163,7 @@ def test_usual_steps_are_taken_by_the_compiled_step(loops: str) -> None:
         return kernel.take([(one.stepper, logits, None)], one.scratch.room)[0]
 
     steps = [taken(fast, some_logits(seed, 3.0)[0]) for seed in range(20)]
-    assert sum(step is not None and step.refinement.row >= 0 for step in steps) >= 18
+    assert sum(step is not None and step.applied for step in steps) >= 18
     assert 0 < fast.stepper.books.held <= fast.stepper.books.capacity
     wide, edge, flat = some_logits(1, 0.1)[0], some_logits(1, 3.0)[0], some_logits(1, 3.0)[0]
     edge[int(edge.argmin())] = edge.max() + math.log(1e-3)
@@ -173,7 +173,8 @@ def test_usual_steps_are_taken_by_the_compiled_step(loops: str) -> None:
     again = Engine(vision, Rule(1e-3))
     equals = taken(again, flat)
     assert equals is not None
-    assert (equals.refinement.row, equals.near.tolist()) == (-2, list(range(60)))
+    assert equals.near is not None
+    assert (equals.applied, equals.near.tolist()) == (False, list(range(60)))
     assert_same(Rule(1e-3).reference(flat, vision), again.refine(Peaks(flat[None])))
     with pytest.raises(IndexError):  # more logits than the head has rows: said by torch, not read from beyond its end
         again.refine(Peaks(torch.cat([flat - 100, flat])[None]))
@@ -421,7 +422,7 @@ def test_overflowing_items_are_taken_again_exactly() -> None:
     logits[:2] *= 10  # the first item fits in 32 candidates, the last does not
     got = batch.refine_without_waiting(logits, 0.0, capacity=32)
     noted: list[tuple[int, int | None]] = []
-    plain = batch.refine(logits, range(6), 0.0, lambda row, r: noted.append((row, None if r is None else len(r.ids))))
+    plain = batch.refine(logits, range(6), 0.0, lambda row, r: noted.append((row, None if r is None else r.size)))
     torch.testing.assert_close(got.scores, plain, atol=1e-5, rtol=1e-5)
     assert sorted(noted) == [(row, None if size < 0 else size) for row, size in enumerate(got.sizes.tolist())]
     assert got.sizes[0] <= 32 < got.sizes[5]

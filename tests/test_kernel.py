@@ -130,7 +130,10 @@ def test_logits_in_integers_are_as_near_as_promised(
 @pytest.mark.parametrize("sharpness", [0.1, 1.0, 5.0])
 def test_divergences_by_integers_are_as_near_as_promised(sharpness: float, threads: int) -> None:
     shorts, states, head, ids = shortened(200, 60, 50)
-    slots, log_p = torch.arange(2, 52), (torch.randn(50, generator=torch.Generator().manual_seed(1)) * 3).log_softmax(-1)
+    slots, log_p = (
+        torch.arange(2, 52),
+        (torch.randn(50, generator=torch.Generator().manual_seed(1)) * 3).log_softmax(-1),
+    )
     shorts.scales *= sharpness  # as if the states were longer
     exact = core.jsd(log_p.double(), (sharpness * states.double() @ head[ids].double().T).log_softmax(-1))
     wrong = (shorts.divergences(200, slots, log_p) - exact).abs()

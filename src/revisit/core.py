@@ -49,9 +49,23 @@ class Refinement:
     divergences: Tensor | None  # (rows,) or None where the step was an identity
 
     @property
+    def size(self) -> int:
+        """How many tokens are plausible."""
+        return len(self.ids)
+
+    @property
+    def applied(self) -> bool:
+        """Whether a vision row was used."""
+        return self.row >= 0
+
+    @property
     def moved(self) -> bool:
         """Whether the favourite token is another than before."""
         return int(self.final.argmax()) != int(self.base.argmax())
+
+    def whole(self) -> Refinement:
+        """All of it; the engine may have told only the numbers above so far."""
+        return self
 
 
 def plausible(logp: Tensor, alpha: float) -> Tensor:

@@ -31,6 +31,7 @@ from revisit.trace import RowTrace, StepRecord, Trace
 from revisit.vision import Bank, Capture, no_image, vision_mask
 
 if TYPE_CHECKING:
+    from revisit.engine import Outcome
     from revisit.methods.base import Refine
 
 SUPPORTED_MODES = (
@@ -214,12 +215,12 @@ class Run:
                     self.note(row, applied=bool(applied), changed=bool(changed), set_size=None if size < 0 else size)
         self._later.clear()
 
-    def note_refinement(self, row: int, result: Refinement, bank: Bank | None) -> None:
+    def note_refinement(self, row: int, result: Outcome, bank: Bank | None) -> None:
         """Count, and on request record, a step that fused two distributions over a plausible set."""
-        applied = result.row >= 0
-        changed = applied and result.moved
-        record = self._record(row, result, bank) if self.trace.record else None
-        self.note(row, applied=applied, changed=changed, set_size=len(result.ids), record=record)
+        record = self._record(row, result.whole(), bank) if self.trace.record else None
+        self.note(
+            row, applied=result.applied, changed=result.applied and result.moved, set_size=result.size, record=record
+        )
 
     def note_scores(
         self,

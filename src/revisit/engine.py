@@ -19,7 +19,7 @@ an `Engine`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -323,14 +323,11 @@ class Engine:
 
     def refine(self, peaks: Peaks, row: int = 0, uniform: float = 0.0) -> Refinement:
         """The step of one sequence; `peaks` holds its logits in the given row."""
-        return refine_rows({self: row}, peaks, uniform)[0]
+        return refine_rows([(self, row, uniform)], peaks)[0].whole()
 
     @torch.no_grad()
-    def settle(self, taken: kernel.Taken) -> Refinement:
-        """The compiled code's step, whose selected row is decided by the reference formula if several are near the best."""
-        step, near = taken
-        if len(near) < 2:
-            return step
+    def settle(self, step: Refinement, near: Tensor) -> Refinement:
+        """The compiled code's step, whose selected row is decided by the reference formula among those near the best."""
         assert step.divergences is not None
         place, log_q = self._compare_again(
             step.divergences, step.base, step.ids, near, lambda rows: self._rows(rows, step.ids)
@@ -455,22 +452,38 @@ class Engine:
         return row, near.nonzero().squeeze(-1)[:CONFIRMED]
 
 
-def refine_rows(
-    rows: Mapping[Engine, int], peaks: Peaks, uniform: float, scores: Tensor | None = None
-) -> list[Refinement]:
-    """The steps of several items at once, each of one row of the logits; the scores (B, V) of these rows are written."""
-    quick = [(e.stepper, row) for e, row in rows.items() if e.stepper is not None and e.stepper.reads(peaks.logits[row])]
-    jobs = [(stepper, peaks.logits[row], None if scores is None else scores[row]) for stepper, row in quick]
-    steps = kernel.take(jobs, next(iter(rows)).scratch.room) if jobs else []
-    taken = {row: step for (_, row), step in zip(quick, steps, strict=True)}
-    results = []
-    for engine, row in rows.items():
-        step = taken.get(row)
-        result = engine.refine_in_torch(peaks, row, uniform) if step is None else engine.settle(step)
-        if scores is not None and (step is None or len(step.near) > 1):
-            scores[row].fill_(-math.inf)[result.ids] = result.final.to(scores.dtype)
-        results.append(result)
-    return results
+Outcome = (
+    Refinement | kernel.Taken
+)  # both tell their size, whether they were applied, whether they moved, and the whole
+
+
+def refine_rows(jobs: Sequence[tuple[Engine, int, float]], peaks: Peaks, scores: Tensor | None = None) -> list[Outcome]:
+    """The steps of several items at once: of each the row of the logits, and the draw of "random".
+
+    The scores (B, V) of these rows are written, -inf outside the plausible set; they may be the logits.
+    """
+    logits, written = peaks.logits.unbind(), [] if scores is None else scores.unbind()
+    quick = [
+        (engine.stepper, logits[row], written[row] if written else None)
+        for engine, row, _ in jobs
+        if engine.stepper is not None and engine.stepper.reads(logits[row])
+    ]
+    steps = kernel.take(quick, jobs[0][0].scratch.room) if quick else []
+    taken = {stepper: step for (stepper, *_), step in zip(quick, steps, strict=True)}
+    outcomes: list[Outcome] = []
+    for engine, row, uniform in jobs:
+        step = taken.get(engine.stepper) if engine.stepper else None
+        if step is not None and step.near is None:
+            outcomes.append(step)
+            continue
+        if step is not None and step.near is not None:
+            result = engine.settle(step.whole(), step.near)
+        else:
+            result = engine.refine_in_torch(peaks, row, uniform)
+        if written:
+            written[row].fill_(-math.inf)[result.ids] = result.final.to(written[row].dtype)
+        outcomes.append(result)
+    return outcomes
 
 
 def _spans(total: int, step: int) -> list[tuple[int, int]]:
@@ -575,17 +588,16 @@ def waiting_is_free(device: torch.device) -> bool:
 class Batch:
     """Takes the steps of a batch whose rows are `copies` (beams, return sequences) of each item in turn."""
 
-    def __init__(
-        self, visions: Sequence[Indexable], rule: Rule, copies: int, *, all_divergences: bool = False
-    ) -> None:
+    def __init__(self, visions: Sequence[Indexable], rule: Rule, copies: int, *, all_divergences: bool = False) -> None:
         scratch, share = Scratch(), STORE_BYTES // max(1, len(visions))
         self.rule, self.copies = rule, copies
         self.engines = [
-            Engine(vision, rule, store_bytes=share, scratch=scratch, all_divergences=all_divergences) for vision in visions
+            Engine(vision, rule, store_bytes=share, scratch=scratch, all_divergences=all_divergences)
+            for vision in visions
         ]
 
     def refine(
-        self, logits: Tensor, rows: Sequence[int], uniform: float, note: Callable[[int, Refinement | None], None]
+        self, logits: Tensor, rows: Sequence[int], uniform: float, note: Callable[[int, Outcome | None], None]
     ) -> Tensor:
         """Scores of the given rows refined, of the others as they are; `note` hears what happened to each.  (B, V) -> (B, V)
 
@@ -604,8 +616,9 @@ class Batch:
             turn: dict[Engine, int] = {}
             for row in todo:
                 turn.setdefault(self.engines[row // self.copies], row)
-            for row, result in zip(turn.values(), refine_rows(turn, peaks, uniform, scores), strict=True):
-                note(row, result)
+            outcomes = refine_rows([(engine, row, uniform) for engine, row in turn.items()], peaks, scores)
+            for row, outcome in zip(turn.values(), outcomes, strict=True):
+                note(row, outcome)
             todo = [row for row in todo if row not in turn.values()]
         return scores
 
@@ -628,10 +641,10 @@ class Batch:
 
     def _again(self, logits: Tensor, number: int, uniform: float) -> Fixed:
         """One item's rows by its engine, which takes sets of any size."""
-        results: list[Refinement] = []
+        results: list[Outcome] = []
         rows = range(number * self.copies, (number + 1) * self.copies)
         scores = self.refine(logits, rows, uniform, lambda _, result: results.append(result) if result else None)
-        counts = [(len(r.ids), r.row >= 0, r.row >= 0 and r.moved) for r in results]
+        counts = [(r.size, r.applied, r.applied and r.moved) for r in results]
         sizes, applied, changed = torch.tensor(counts, device=logits.device).T
         return Fixed(scores[rows.start : rows.stop], sizes, applied.bool(), changed.bool(), None)
 

@@ -631,6 +631,7 @@ typedef struct {
     int64_t near;      /* how many are */
     int64_t projected; /* columns that were not there */
     int64_t exact;     /* rows computed in float32 */
+    int64_t moved;     /* whether the favourite token is another than before */
 } item;
 
 enum { SOME = 64, EXACT = 1 << 15, WIDE = 256 }; /* most rows computed at once in float32, and their logits; tokens of a wide step */
@@ -644,6 +645,14 @@ static void normalise(float *x, long count)
     for (long i = 0; i < count; i++) total += exp((double)x[i] - top);
     double shift = top + log(total);
     for (long i = 0; i < count; i++) x[i] = (float)(x[i] - shift);
+}
+
+/* The place of the largest number, the first of equals. */
+static long favourite(const float *x, long count)
+{
+    long best = 0;
+    for (long i = 1; i < count; i++) best = x[i] > x[best] ? i : best;
+    return best;
 }
 
 /* Logits of some rows for up to three tokens, x[token * count + row]. */
@@ -691,7 +700,7 @@ static void begin(item *it)
 {
     float *log_p = it->vectors;
     it->row = -1;
-    it->near = it->projected = it->exact = 0;
+    it->near = it->projected = it->exact = it->moved = 0;
     it->count = revisit_plausible(it->logits, it->vocabulary, it->log_alpha, it->ids, it->capacity);
     if (it->count < 1) it->count = 0;
     for (long i = 0; i < it->count; i++) log_p[i] = it->logits[it->ids[i]];
@@ -780,6 +789,7 @@ static void end(item *it, int threads)
         normalise(log_q, it->count);
         for (long i = 0; i < it->count; i++) result[i] = it->weight != 0 ? log_p[i] + it->weight * log_q[i] : log_p[i];
         if (it->normalize) normalise(result, it->count);
+        it->moved = favourite(log_p, it->count) != favourite(result, it->count);
     }
     if (!it->scores || !it->count) return;
     for (long i = 0; i < it->vocabulary; i++) it->scores[i] = -INFINITY;

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -166,12 +166,15 @@ class _Item(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("states", "head", "shorts", "scales", "store", "column_scales")),
         *((name, ctypes.c_void_p) for name in ("slot_of", "id_in", "used_at", "uses")),
-        *((name, ctypes.c_void_p) for name in ("logits", "scores", "ids", "vectors", "divergences", "integers", "scratch")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("logits", "scores", "ids", "vectors", "divergences", "integers", "scratch")
+        ),
         *((name, ctypes.c_int64) for name in ("height", "width", "vocabulary", "capacity", "held", "clock", "credit")),
         ("log_alpha", ctypes.c_double),
         *((name, ctypes.c_float) for name in ("weight", "rounding")),
         *((name, ctypes.c_int32) for name in ("largest", "normalize")),
-        *((name, ctypes.c_int64) for name in ("count", "row", "near", "projected", "exact")),
+        *((name, ctypes.c_int64) for name in ("count", "row", "near", "projected", "exact", "moved")),
     ]
 
 
@@ -182,7 +185,9 @@ class Shorts:
         assert _LIBRARY is not None
         height, width = -(-len(states) // LANES) * LANES, -(-states.shape[1] // 2) * 2
         self.states = torch.empty((height, width), dtype=torch.int16)  # in the order that kernel.c likes
-        self.scales = torch.empty((height, 4))  # of each row: what 1 stands for, its length, the length of what is missed
+        self.scales = torch.empty(
+            (height, 4)
+        )  # of each row: what 1 stands for, its length, the length of what is missed
         self.store = torch.empty((capacity, height), dtype=torch.int16)  # memory is touched only as columns arrive
         self.column_scales = torch.empty((capacity, 4))
         _LIBRARY.revisit_shorten(
@@ -222,7 +227,9 @@ class Stepper:
         books.grow(len(head))
         self.shorts = Shorts(states, books.capacity)
         self.books, self.kept, self.item = books, (states, head), _Item()
-        self.asked = self.projected = self.exact = 0  # columns used and computed, and rows compared in float32, over all steps
+        self.asked = self.projected = self.exact = (
+            0  # columns used and computed, and rows compared in float32, over all steps
+        )
         for name, tensor in (
             ("states", states), ("head", head), ("shorts", self.shorts.states), ("scales", self.shorts.scales),
             ("store", self.shorts.store), ("column_scales", self.shorts.column_scales), ("slot_of", books.slot_of),
@@ -249,35 +256,49 @@ class Stepper:
         item, books = self.item, self.books
         area.grow(books.capacity, item.width, threads)
         books.clock += 1
-        self.ids, self.divergences = torch.empty(books.capacity, dtype=torch.long), torch.empty(item.height)
-        self.vectors, self.area = torch.empty((3, books.capacity)), area  # memory that is not touched costs nothing
+        self.area, self.made = area, Taken(books.capacity, item.height)
+        start = self.made.memory.data_ptr()
+        item.ids, item.vectors, item.divergences = start, start + 8 * books.capacity, start + 20 * books.capacity
         item.logits, item.scores = logits.data_ptr(), None if scores is None else scores.data_ptr()
-        item.ids, item.vectors = self.ids.data_ptr(), self.vectors.data_ptr()
-        item.divergences = self.divergences.data_ptr()
         item.integers, item.scratch = area.integers.data_ptr(), area.scratch.data_ptr()
         item.vocabulary, item.held, item.clock = len(logits), books.held, books.clock
         return item
 
     def end(self) -> Taken | None:
         """What became of it."""
-        item, books = self.item, self.books
+        item, books, made = self.item, self.books, self.made
         books.held = min(books.capacity, books.held + item.projected)
         self.projected += item.projected
         self.exact += item.exact
         self.asked += item.count if item.count > 1 else 0
-        if not item.count:
-            return None
-        ids, (base, vision, final) = self.ids[: item.count], self.vectors[:, : item.count].unbind()
-        if item.count == 1:
-            return Taken(Refinement(ids, base, base, base, -1, None), ids[:0])
-        return Taken(Refinement(ids, base, vision, final, item.row, self.divergences), self.area.integers[: item.near])
+        made.size, made.row, made.moved = item.count, item.row, bool(item.moved)
+        made.near = self.area.integers[: item.near] if item.near > 1 else None
+        return made if item.count else None
 
 
-class Taken(NamedTuple):
-    """A step by the compiled code. Only divergences of rows that could have been selected are exact."""
+class Taken:
+    """A step by the compiled code; its vectors become tensors only if they are asked for."""
 
-    refinement: Refinement
-    near: Tensor  # the rows that rounding could have put before the best; if several, nothing is selected yet
+    def __init__(self, capacity: int, height: int) -> None:
+        self.memory = torch.empty(20 * capacity + 4 * height, dtype=torch.uint8)  # what is not touched costs nothing
+        self.capacity, self.size, self.row, self.moved = capacity, 0, -1, False
+        self.near: Tensor | None = None  # rows within rounding of the best, if several: then none is selected yet
+
+    @property
+    def applied(self) -> bool:
+        """Whether a vision row was used."""
+        return self.row >= 0
+
+    def whole(self) -> Refinement:
+        """All of it. Only divergences of rows that could have been selected are exact."""
+        ids, vectors, divergences = self.memory.split(
+            [8 * self.capacity, 12 * self.capacity, len(self.memory) - 20 * self.capacity]
+        )
+        ids = ids.view(torch.long)[: self.size]
+        base, vision, final = vectors.view(torch.float32).view(3, -1)[:, : self.size].unbind()
+        if self.size == 1:
+            return Refinement(ids, base, base, base, -1, None)
+        return Refinement(ids, base, vision, final, self.row, divergences.view(torch.float32))
 
 
 def take(jobs: Sequence[tuple[Stepper, Tensor, Tensor | None]], room: Room) -> list[Taken | None]:
@@ -287,7 +308,7 @@ def take(jobs: Sequence[tuple[Stepper, Tensor, Tensor | None]], room: Room) -> l
     """
     assert _LIBRARY is not None
     threads = torch.get_num_threads()
-    items = [stepper.begin(*vectors, room.area(i), threads) for i, (stepper, *vectors) in enumerate(jobs)]
+    items = [job[0].begin(job[1], job[2], room.area(i), threads) for i, job in enumerate(jobs)]
     pointers = (ctypes.c_void_p * len(items))(*map(ctypes.addressof, items))
     _LIBRARY.revisit_steps(pointers, len(items), threads)
     return [stepper.end() for stepper, *_ in jobs]

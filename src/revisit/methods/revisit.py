@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from revisit.core import Projector, Refinement
     from revisit.decoding import Run
-    from revisit.engine import Rule
+    from revisit.engine import Outcome, Rule
     from revisit.methods.base import Refine
     from revisit.vision import Bank
 
@@ -125,7 +125,7 @@ class ReVisiT(Method):
         banks: list[Bank] = []
         batch: Batch | None = None
 
-        def note(row: int, result: Refinement | None) -> None:
+        def note(row: int, result: Outcome | None) -> None:
             if result is None:  # no image in this row: decoded as the model would
                 run.note(row)
             else:

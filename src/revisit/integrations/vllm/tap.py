@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,8 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from revisit.core import Refinement
-from revisit.engine import Engine, Peaks
+from revisit.engine import Engine, Peaks, refine_rows
 from revisit.errors import RevisitError
 from revisit.integrations.vllm.head import ShardedHead
 from revisit.integrations.vllm.states import RequestStates
@@ -90,13 +88,16 @@ class Tap:
         """The logits with the rows of opted-in requests refined in place; the other rows are not touched."""
         hidden, layout, sampled = self.hidden, self.layout, self.sampled
         self.hidden = self.layout = self.sampled = None  # a step's states must never be taken for the next step's
-        peaks = Peaks(logits)
+        jobs = []
         for row in rows:
             end = self._collect(row, hidden, layout, sampled)
             if end is not None and end < row.states.prompt_length:
                 continue  # the prompt is not finished: whatever is sampled here is thrown away
             if (engine := self._ready(row, end)) is not None:
-                self._write(logits[row.logits], engine.refine(peaks, row.logits, row.states.uniform()))
+                jobs.append((engine, row.logits, row.states.uniform()))
+        for outcome in refine_rows(jobs, Peaks(logits), scores=logits) if jobs else []:
+            self.counters["applied"] += outcome.applied
+            self.counters["changed"] += outcome.applied and outcome.moved
         return logits
 
     def _collect(
@@ -138,13 +139,6 @@ class Tap:
                 "be something else; run vLLM with enforce_eager=True and without KV transfer."
             )
         return states.engine(self.head)
-
-    def _write(self, logits: Tensor, result: Refinement) -> None:
-        """Put the refined scores in a row's place.  (V,)"""
-        if result.row >= 0:
-            self.counters["applied"] += 1
-            self.counters["changed"] += result.moved
-        logits.fill_(-math.inf)[result.ids] = result.final.to(logits.dtype)
 
 
 def publish(config: Any, tap: Tap) -> None:
