@@ -137,7 +137,7 @@ def test_divergences_by_integers_are_as_near_as_promised(sharpness: float, threa
     shorts.scales *= sharpness  # as if the states were longer
     exact = core.jsd(log_p.double(), (sharpness * states.double() @ head[ids].double().T).log_softmax(-1))
     wrong = (shorts.divergences(200, slots, log_p) - exact).abs()
-    assert (wrong <= 0.3084 * bounds(shorts, 200).amax(1) + 1e-5).all()
+    assert (wrong <= 0.3084 * bounds(shorts, 200).amax(1) + 3e-5).all()
     assert wrong.max() < 1e-2
 
 

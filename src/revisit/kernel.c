@@ -255,14 +255,21 @@ void revisit_project(const float *states, long height, long width, const float *
 
 /* -- divergences -------------------------------------------------------------------------------------------------- */
 
-/* exp for x <= 0, to 1e-7; below -87 it stays at exp(-87). */
-INLINE f8 exponential(f8 x)
+/* exp for x <= 0, to 1e-7 of it, `roughly` to 3e-6; below -87 it stays at exp(-87). */
+INLINE f8 exponential(f8 x, int roughly)
 {
     const f8 magic = all(12582912.0f); /* adding it rounds to an integer, found in the low bits */
     x = either(x < all(-87.0f), all(-87.0f), x);
     f8 turns = x * all(1.44269504f) + magic;
     i8 power = ((i8)turns - (i8)magic + 127) << 23;
     turns -= magic;
+    if (roughly) {
+        f8 r = x - turns * all(0.693147181f);
+        f8 p = all(0.0414586094f) * r + all(0.167909067f);
+        p = p * r + all(0.50004359f);
+        p = p * r + all(0.999963402f);
+        return (p * r + all(0.999999258f)) * (f8)power;
+    }
     f8 r = x - turns * all(0.693145752f) - turns * all(1.42860677e-6f);
     f8 p = all(0.00139517174f);
     p = p * r + all(0.00836959854f);
@@ -272,13 +279,20 @@ INLINE f8 exponential(f8 x)
     return (p * r * r + r + all(1.0f)) * (f8)power;
 }
 
-/* ln for positive normal x, to 1e-7. */
-INLINE f8 logarithm(f8 x)
+/* ln for positive normal x, to 1e-7, `roughly` to 1.1e-5. */
+INLINE f8 logarithm(f8 x, int roughly)
 {
     i8 offset = (i8)x - 0x3f3504f3; /* of sqrt(1/2) */
     i8 power = offset >> 23;
     f8 f = (f8)((i8)x - (power << 23)) - all(1.0f);
     f8 turns = __builtin_convertvector(power, f8);
+    if (roughly) {
+        f8 p = all(0.175156428f) * f + all(-0.2734931f);
+        p = p * f + all(0.337338074f);
+        p = p * f + all(-0.499234106f);
+        p = p * f + all(0.999919224f);
+        return p * f + turns * all(0.693147181f);
+    }
     f8 p = all(-0.0785954595f);
     p = p * f + all(0.128816217f);
     p = p * f + all(-0.131287679f);
@@ -291,40 +305,44 @@ INLINE f8 logarithm(f8 x)
     return turns * all(0.693145752f) + (f + (turns * all(1.42860677e-6f) - square * all(0.5f) + square * f * p));
 }
 
-enum { LANES = 2, BLOCK = 8 * LANES, CHUNK = 64 }; /* rows taken at once; columns summed before their sum is added */
+/* Rows taken at once, as floats and as integers; columns summed before their sum is added. */
+enum { BLOCK = 16, SHORT_BLOCK = 32, CHUNK = 64 };
 
-/* Jensen-Shannon divergences of up to BLOCK rows from P, whose logits are in a store, or there as integers (`shorts`) with the scales
- * of the rows and of the columns; the arithmetic is that of `engine.screen`. */
-INLINE void compare(const float *store, const int16_t *shorts, const scale *scales, const scale *column_scales, long height,
-                    const int64_t *slots, const float *p, long count, float entropy, long row, long rows, float *x, float *out)
+/* Jensen-Shannon divergences of up to `size` rows from P, whose logits are in a store, or there as integers (`shorts`) with the
+ * scales of the rows and of the columns; the arithmetic is that of `engine.screen`, with integers done roughly. */
+INLINE void compare(const int size, const float *store, const int16_t *shorts, const scale *scales,
+                    const scale *column_scales, long height, const int64_t *slots, const float *p, long count, float entropy,
+                    long row, long rows, float *x, float *out)
 {
-    f8 top[LANES], total[LANES], own[LANES], mixed[LANES], bad[LANES], step[LANES];
-    for (int v = 0; v < LANES; v++) {
+    enum { MOST = SHORT_BLOCK / 8 };
+    const int lanes = size / 8;
+    f8 top[MOST], total[MOST], own[MOST], mixed[MOST], bad[MOST], step[MOST];
+    for (int v = 0; v < lanes; v++) {
         top[v] = all(-INFINITY);
         total[v] = own[v] = mixed[v] = bad[v] = all(0);
         if (shorts)
             for (int r = 0; r < 8; r++) step[v][r] = 65536.0f * scales[row + 8 * v + r].step;
     }
     for (long j = 0; j < count; j++) {
-        float *to = x + j * BLOCK;
+        float *to = x + j * size;
         if (shorts) {
             const int16_t *from = shorts + slots[j] * height + row;
             f8 column = all(column_scales[slots[j]].step);
-            __builtin_prefetch(from + BLOCK);
-            for (int v = 0; v < LANES; v++) {
+            __builtin_prefetch(from + size);
+            for (int v = 0; v < lanes; v++) {
                 h8 some;
                 memcpy(&some, from + 8 * v, sizeof some);
                 keep(to + 8 * v, __builtin_convertvector(__builtin_convertvector(some, i8), f8) * (step[v] * column));
             }
-        } else if (rows == BLOCK) {
+        } else if (rows == size) {
             const float *from = store + slots[j] * height + row;
-            __builtin_prefetch(from + BLOCK);
-            memcpy(to, from, BLOCK * sizeof *x);
+            __builtin_prefetch(from + size);
+            memcpy(to, from, size * sizeof *x);
         } else {
-            memset(to, 0, BLOCK * sizeof *x);
+            memset(to, 0, size * sizeof *x);
             memcpy(to, store + slots[j] * height + row, rows * sizeof *x);
         }
-        for (int v = 0; v < LANES; v++) {
+        for (int v = 0; v < lanes; v++) {
             f8 value = load(to + 8 * v);
             top[v] = either(value > top[v], value, top[v]);
             bad[v] += value * 0.0f; /* NaN if it is not finite */
@@ -332,11 +350,11 @@ INLINE void compare(const float *store, const int16_t *shorts, const scale *scal
     }
     for (long start = 0; start < count; start += CHUNK) {
         long stop = start + CHUNK < count ? start + CHUNK : count;
-        for (int v = 0; v < LANES; v++) {
+        for (int v = 0; v < lanes; v++) {
             f8 some = all(0), weighted = all(0);
             for (long j = start; j < stop; j++) {
-                f8 shifted = load(x + j * BLOCK + 8 * v) - top[v], e = exponential(shifted);
-                keep(x + j * BLOCK + 8 * v, e);
+                f8 shifted = load(x + j * size + 8 * v) - top[v], e = exponential(shifted, shorts != 0);
+                keep(x + j * size + 8 * v, e);
                 some += e;
                 weighted += e * shifted;
             }
@@ -346,33 +364,33 @@ INLINE void compare(const float *store, const int16_t *shorts, const scale *scal
     }
     for (long start = 0; start < count; start += CHUNK) {
         long stop = start + CHUNK < count ? start + CHUNK : count;
-        for (int v = 0; v < LANES; v++) {
+        for (int v = 0; v < lanes; v++) {
             f8 some = all(0);
             for (long j = start; j < stop; j++) {
-                f8 u = load(x + j * BLOCK + 8 * v) + total[v] * all(p[j]);
-                some += u * logarithm(u);
+                f8 u = load(x + j * size + 8 * v) + total[v] * all(p[j]);
+                some += u * logarithm(u, shorts != 0);
             }
             mixed[v] += some;
         }
     }
-    float result[BLOCK];
-    for (int v = 0; v < LANES; v++)
+    float result[SHORT_BLOCK];
+    for (int v = 0; v < lanes; v++)
         keep(result + 8 * v,
-             0.5f * (entropy + logarithm(total[v]) + (own[v] - mixed[v]) / total[v]) + 0.693147181f + bad[v]);
+             0.5f * (entropy + logarithm(total[v], 0) + (own[v] - mixed[v]) / total[v]) + 0.693147181f + bad[v]);
     memcpy(out + row, result, rows * sizeof *out);
 }
 
 FAST static void block(const float *store, long height, const int64_t *slots, const float *p, long count, float entropy,
                        long row, long rows, float *x, float *out)
 {
-    compare(store, 0, 0, 0, height, slots, p, count, entropy, row, rows, x, out);
+    compare(BLOCK, store, 0, 0, 0, height, slots, p, count, entropy, row, rows, x, out);
 }
 
 FAST static void block_short(const int16_t *store, const scale *scales, const scale *column_scales, long height,
                              const int64_t *slots, const float *p, long count, float entropy, long row, long rows, float *x,
                              float *out)
 {
-    compare(0, store, scales, column_scales, height, slots, p, count, entropy, row, rows, x, out);
+    compare(SHORT_BLOCK, 0, store, scales, column_scales, height, slots, p, count, entropy, row, rows, x, out);
 }
 
 /* P with nothing smaller than 1e-30, and the sum of P ln P. */
@@ -435,7 +453,7 @@ long revisit_nearest(const float *divergences, long height, int largest, float s
 enum { BESIDE = 16, TOGETHER = 6, LINE = 32 }; /* rows side by side; tokens projected together; numbers in a line of the cache */
 #define LONGEST 46340.0f /* of a vector: then no product of two exceeds 31 bits, and its upper half is what a column keeps */
 #define SENSITIVITY 0.3084f /* of the divergence: how far it moves if logits move by at most 1 */
-#define ARITHMETIC 1e-5f    /* error of a divergence from rounding and from the series */
+#define ARITHMETIC 3e-5f    /* error of a divergence from rounding and from the rough series, of which that of ln weighs 1.5 */
 
 /* The length of a vector, at most, from its squares. */
 INLINE float length_of(f8 squares)
@@ -478,10 +496,10 @@ FAST static scale integers_of(const float *x, long width, int16_t *to, long stri
     return (scale){step, step * length_of(kept), step * (length_of(missed) + 4e-3f), 0}; /* of rounding */
 }
 
-/* All states in blocks of 16 rows, in each the pairs of all rows side by side; missing rows of the last block are 0. */
+/* All states in blocks of 16 rows, in each the pairs of all rows side by side; missing rows, up to a multiple of 32, are 0. */
 void revisit_shorten(const float *states, long height, long width, int16_t *to, scale *scales, int threads)
 {
-    long pairs = (width + 1) / 2, blocks = (height + BESIDE - 1) / BESIDE;
+    long pairs = (width + 1) / 2, blocks = (height + SHORT_BLOCK - 1) / SHORT_BLOCK * SHORT_BLOCK / BESIDE;
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (long b = 0; b < blocks; b++)
         for (long r = 0; r < BESIDE; r++) {
@@ -554,12 +572,13 @@ AVX2 static void products_avx2(const int16_t *states, const int16_t *heads, long
 }
 #endif
 
-/* Columns of some tokens, whose head rows become integers first: into the rows `slots` of a store whose rows are as long as all
- * blocks, with the scale of each head row. `scratch` has room for 96 head rows of integers. */
+/* Columns of some tokens, whose head rows become integers first: into the rows `slots` of a store whose rows are so
+ * long, with the scale of each head row. `scratch` has room for 96 head rows of integers. */
 void revisit_project_short(const int16_t *states, long height, long width, const float *head, const int64_t *ids, long count,
                            int16_t *store, scale *scales, const int64_t *slots, int16_t *scratch, int threads, int plain)
 {
-    long pairs = (width + 1) / 2, blocks = (height + BESIDE - 1) / BESIDE, long_row = blocks * BESIDE;
+    long pairs = (width + 1) / 2, long_row = (height + SHORT_BLOCK - 1) / SHORT_BLOCK * SHORT_BLOCK;
+    long blocks = long_row / BESIDE;
     multiplier *multiply = products;
 #ifdef __x86_64__
     if (!plain && __builtin_cpu_supports("avx2")) multiply = products_avx2;
@@ -587,19 +606,19 @@ void revisit_project_short(const int16_t *states, long height, long width, const
     }
 }
 
-/* Divergences of all rows as the integers have them; scratch as for revisit_divergences. */
+/* Divergences of all rows as the integers have them; scratch has room for count numbers, and count * 32 more a thread. */
 void revisit_divergences_short(const int16_t *store, const scale *scales, const scale *column_scales, long height,
                                const int64_t *slots, const float *log_p, long count, float *scratch, float *out, int threads)
 {
     float *p = scratch, entropy = output(log_p, count, p);
     scratch += count;
-    long blocks = (height + BLOCK - 1) / BLOCK, share = (blocks + threads - 1) / threads;
+    long blocks = (height + SHORT_BLOCK - 1) / SHORT_BLOCK, share = (blocks + threads - 1) / threads;
 #pragma omp parallel for schedule(static, 1) num_threads(threads) if (threads > 1)
     for (int thread = 0; thread < threads; thread++)
         for (long b = thread * share; b < (thread + 1) * share && b < blocks; b++) {
-            long row = b * BLOCK, rows = height - row < BLOCK ? height - row : BLOCK;
-            block_short(store, scales, column_scales, blocks * BLOCK, slots, p, count, entropy, row, rows,
-                        scratch + thread * count * BLOCK, out);
+            long row = b * SHORT_BLOCK, rows = height - row < SHORT_BLOCK ? height - row : SHORT_BLOCK;
+            block_short(store, scales, column_scales, blocks * SHORT_BLOCK, slots, p, count, entropy, row, rows,
+                        scratch + thread * count * SHORT_BLOCK, out);
         }
 }
 
@@ -610,7 +629,7 @@ typedef struct {
     const float *states, *head; /* (height, width), (vocabulary, width) */
     const int16_t *shorts;      /* the states as integers */
     const scale *scales;        /* of the states */
-    int16_t *store;             /* (capacity, height up to a multiple of 16) */
+    int16_t *store;             /* (capacity, height up to a multiple of 32) */
     scale *column_scales;       /* of the head rows of the columns */
     int16_t *slot_of;
     int64_t *id_in, *used_at;
@@ -691,7 +710,7 @@ INLINE int64_t *fresh_of(const item *it) { return places_of(it) + it->capacity; 
 /* Numbers of scratch that a step needs, at most. */
 long revisit_room(long capacity, long width, int threads)
 {
-    long heads = PANEL * ((width + 1) / 2), compared = (1 + threads * BLOCK) * capacity;
+    long heads = PANEL * ((width + 1) / 2), compared = (1 + threads * SHORT_BLOCK) * capacity;
     return (heads > compared ? heads : compared) + EXACT;
 }
 
@@ -763,8 +782,8 @@ static void choose(item *it, int threads)
     for (long row = 0; row <= it->height; row++) {
         if (row < it->height && row != first) {
             scale state = it->scales[row];
-            float wrong = state.missed * length + state.length * missed + 32768 * state.step * step + 3e-7f * state.length * length;
-            float doubt = ARITHMETIC + SENSITIVITY * wrong;
+            float wrong = state.missed * length + state.length * missed + 32768 * state.step * step; /* a logit, at most */
+            float doubt = ARITHMETIC + SENSITIVITY * (wrong + 3e-7f * state.length * length);
             if (sign * it->divergences[row] - doubt <= least + it->rounding * (1 + fabsf(least))) near[some++] = row;
         }
         if (some == most || (some && row == it->height)) {

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PANEL = 96  # head rows that are projected at a time
 LANES = 16  # rows taken at once by a thread; its scratch holds so many numbers a column
+SHORT_LANES = 32  # the same for rows of 16-bit integers
 
 
 def _load() -> ctypes.CDLL | None:
@@ -183,7 +184,7 @@ class Shorts:
 
     def __init__(self, states: Tensor, capacity: int) -> None:
         assert _LIBRARY is not None
-        height, width = -(-len(states) // LANES) * LANES, -(-states.shape[1] // 2) * 2
+        height, width = -(-len(states) // SHORT_LANES) * SHORT_LANES, -(-states.shape[1] // 2) * 2
         self.states = torch.empty((height, width), dtype=torch.int16)  # in the order that kernel.c likes
         self.scales = torch.empty(
             (height, 4)
@@ -196,7 +197,7 @@ class Shorts:
 
     @staticmethod
     def column_bytes(rows: int) -> int:
-        return 2 * -(-rows // LANES) * LANES
+        return 2 * -(-rows // SHORT_LANES) * SHORT_LANES
 
     def project(self, height: int, head: Tensor, ids: Tensor, slots: Tensor, plain: bool = False) -> None:
         """Columns of some tokens into these slots; `plain` without instructions that only some processors have."""
@@ -211,7 +212,7 @@ class Shorts:
         """Divergences of all rows from P over the columns in these slots, as the integers have them.  -> (height,)"""
         assert _LIBRARY is not None
         threads = torch.get_num_threads()
-        scratch, out = torch.empty((1 + threads * LANES) * len(slots)), torch.empty(height)
+        scratch, out = torch.empty((1 + threads * SHORT_LANES) * len(slots)), torch.empty(height)
         _LIBRARY.revisit_divergences_short(
             self.store.data_ptr(), self.scales.data_ptr(), self.column_scales.data_ptr(), height, slots.data_ptr(),
             log_p.data_ptr(), len(slots), scratch.data_ptr(), out.data_ptr(), threads,
