@@ -169,6 +169,9 @@ def test_usual_steps_are_taken_by_the_compiled_step(loops: str) -> None:
     edge[int(edge.argmin())] = edge.max() + math.log(1e-3)
     assert taken(fast, wide) is None
     assert taken(fast, edge) is None
+    before = fast.asked
+    assert_same(Rule(1e-3).reference(edge, vision), fast.refine(Peaks(edge[None])))
+    assert fast.asked > before  # with the set decided by log-probabilities
     vision.states[:] = vision.states[0]
     again = Engine(vision, Rule(1e-3))
     equals = taken(again, flat)

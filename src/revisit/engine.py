@@ -8,8 +8,10 @@
 * divergences are written as sums over unnormalised exponentials: one exp and one log a number, in blocks that stay in
   the processor's cache. They rank the rows; the few rows within rounding of the best are then compared by the
   reference formula, so the choice is the reference's;
-* the usual step is one call of compiled code (kernel.c) where there was a compiler when the package was installed; what
-  is written here is the same for other devices, types and settings, and without a compiler.
+* the usual step, of all items of a batch, is one call of compiled code (kernel.c) where there was a compiler when the
+  package was installed. It ranks the rows by columns of 16-bit integers, with errors that are known, and compares in
+  float32 those that this leaves in doubt. What is written here is the same for other devices, types and settings,
+  without a compiler, and where the divergences of all rows are wanted (a recorded trace).
 
 `refine_without_waiting` is the same step for accelerators: fixed shapes, a batch of rows at once, and nothing that
 makes the host wait for the device. A step with more plausible tokens than its capacity says so, and is taken again by
@@ -349,6 +351,12 @@ class Engine:
             log_p = logits[ids].log_softmax(-1)
         if len(ids) <= 1 or self.vision.rows == 0:
             return Refinement(ids, log_p, log_p, log_p, -1, None)
+        if self.stepper is not None and self.stepper.reads(logits) and len(ids) <= self.stepper.books.capacity:
+            taken = self.stepper.take(
+                logits, ids, self.scratch.room
+            )  # a token on the threshold was all that was unusual
+            if taken is not None:
+                return taken.whole() if taken.near is None else self.settle(taken.whole(), taken.near)
         if len(ids) <= self.columns.capacity and self.stepper is None:
             store, slots = self.columns.slots(ids)
             divergences = self._over_store(store, slots, log_p)

@@ -642,6 +642,7 @@ typedef struct {
     int64_t *integers;   /* (5 * capacity + 65) to work with; the first ones are left with the rows within rounding of the best */
     float *scratch;      /* (revisit_room) to work with */
     int64_t height, width, vocabulary, capacity, held, clock, credit;
+    int64_t given; /* plausible tokens, if the caller has found them */
     double log_alpha;
     float weight, rounding;
     int32_t largest, normalize;
@@ -720,7 +721,8 @@ static void begin(item *it)
     float *log_p = it->vectors;
     it->row = -1;
     it->near = it->projected = it->exact = it->moved = 0;
-    it->count = revisit_plausible(it->logits, it->vocabulary, it->log_alpha, it->ids, it->capacity);
+    it->count = it->given;
+    if (!it->given) it->count = revisit_plausible(it->logits, it->vocabulary, it->log_alpha, it->ids, it->capacity);
     if (it->count < 1) it->count = 0;
     for (long i = 0; i < it->count; i++) log_p[i] = it->logits[it->ids[i]];
     if (it->count) normalise(log_p, it->count);

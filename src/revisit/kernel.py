@@ -171,7 +171,10 @@ class _Item(ctypes.Structure):
             (name, ctypes.c_void_p)
             for name in ("logits", "scores", "ids", "vectors", "divergences", "integers", "scratch")
         ),
-        *((name, ctypes.c_int64) for name in ("height", "width", "vocabulary", "capacity", "held", "clock", "credit")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("height", "width", "vocabulary", "capacity", "held", "clock", "credit", "given")
+        ),
         ("log_alpha", ctypes.c_double),
         *((name, ctypes.c_float) for name in ("weight", "rounding")),
         *((name, ctypes.c_int32) for name in ("largest", "normalize")),
@@ -262,8 +265,18 @@ class Stepper:
         item.ids, item.vectors, item.divergences = start, start + 8 * books.capacity, start + 20 * books.capacity
         item.logits, item.scores = logits.data_ptr(), None if scores is None else scores.data_ptr()
         item.integers, item.scratch = area.integers.data_ptr(), area.scratch.data_ptr()
-        item.vocabulary, item.held, item.clock = len(logits), books.held, books.clock
+        item.vocabulary, item.held, item.clock, item.given = len(logits), books.held, books.clock, 0
         return item
+
+    def take(self, logits: Tensor, ids: Tensor, room: Room) -> Taken | None:
+        """The step of (V,) logits whose plausible ids, ascending and more than one, are known."""
+        assert _LIBRARY is not None
+        threads = torch.get_num_threads()
+        item = self.begin(logits, None, room.area(0), threads)
+        self.made.memory[: 8 * len(ids)] = ids.view(torch.uint8)
+        item.given = len(ids)
+        _LIBRARY.revisit_steps((ctypes.c_void_p * 1)(ctypes.addressof(item)), 1, threads)
+        return self.end()
 
     def end(self) -> Taken | None:
         """What became of it."""
