@@ -2,7 +2,7 @@
 
 First the engine must give the reference's tokens on the very model and profile that are timed.
 
-    python perf/decode.py                       # 0.5 B text model, 200 tokens; about 15 minutes on 2 idle cores
+    python perf/decode.py                       # 0.5 B text model, 200 tokens; about 25 minutes on 2 idle cores
     python perf/decode.py --part batch --part beams --tokens 20
     python perf/decode.py --shape qwen2.5-vl-toy --tokens 20 --repeats 1
 """
