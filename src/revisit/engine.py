@@ -460,9 +460,7 @@ class Engine:
         return row, near.nonzero().squeeze(-1)[:CONFIRMED]
 
 
-Outcome = (
-    Refinement | kernel.Taken
-)  # both tell their size, whether they were applied, whether they moved, and the whole
+Outcome = Refinement | kernel.Taken  # both tell `size`, `applied`, `moved` and the `whole`
 
 
 def refine_rows(jobs: Sequence[tuple[Engine, int, float]], peaks: Peaks, scores: Tensor | None = None) -> list[Outcome]:

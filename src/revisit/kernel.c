@@ -405,22 +405,37 @@ static float output(const float *log_p, long count, float *p)
     return (float)entropy;
 }
 
-/* Divergences of all `height` rows of a store from P, over the columns `slots`; NaN for rows that are not finite.
+/* Divergences of all `height` rows from P, over the columns `slots`; NaN for rows that are not finite.
  *
- * `scratch` has room for count numbers, and count * 16 more a thread.
+ * `scratch` has room for count numbers, and count * 16 more a thread, with integers count * 32.
  */
-void revisit_divergences(const float *store, long height, const int64_t *slots, const float *log_p, long count,
-                         float *scratch, float *out, int threads)
+static void compare_all(const float *store, const int16_t *shorts, const scale *scales, const scale *column_scales, long height,
+                        const int64_t *slots, const float *log_p, long count, float *scratch, float *out, int threads)
 {
     float *p = scratch, entropy = output(log_p, count, p);
-    scratch += count;
-    long blocks = (height + BLOCK - 1) / BLOCK, share = (blocks + threads - 1) / threads;
+    long size = shorts ? SHORT_BLOCK : BLOCK, blocks = (height + size - 1) / size, share = (blocks + threads - 1) / threads;
 #pragma omp parallel for schedule(static, 1) num_threads(threads) if (threads > 1)
     for (int thread = 0; thread < threads; thread++)
         for (long b = thread * share; b < (thread + 1) * share && b < blocks; b++) {
-            long row = b * BLOCK, rows = height - row < BLOCK ? height - row : BLOCK;
-            block(store, height, slots, p, count, entropy, row, rows, scratch + thread * count * BLOCK, out);
+            long row = b * size, rows = height - row < size ? height - row : size;
+            float *x = scratch + (1 + thread * size) * count;
+            if (shorts)
+                block_short(shorts, scales, column_scales, blocks * size, slots, p, count, entropy, row, rows, x, out);
+            else
+                block(store, height, slots, p, count, entropy, row, rows, x, out);
         }
+}
+
+void revisit_divergences(const float *store, long height, const int64_t *slots, const float *log_p, long count,
+                         float *scratch, float *out, int threads)
+{
+    compare_all(store, 0, 0, 0, height, slots, log_p, count, scratch, out, threads);
+}
+
+void revisit_divergences_short(const int16_t *store, const scale *scales, const scale *column_scales, long height,
+                               const int64_t *slots, const float *log_p, long count, float *scratch, float *out, int threads)
+{
+    compare_all(0, store, scales, column_scales, height, slots, log_p, count, scratch, out, threads);
 }
 
 /* The rows whose divergence is within rounding * (scale + |best|) of the smallest (or largest), ascending, at most `room`;
@@ -604,22 +619,6 @@ void revisit_project_short(const int16_t *states, long height, long width, const
                 }
         }
     }
-}
-
-/* Divergences of all rows as the integers have them; scratch has room for count numbers, and count * 32 more a thread. */
-void revisit_divergences_short(const int16_t *store, const scale *scales, const scale *column_scales, long height,
-                               const int64_t *slots, const float *log_p, long count, float *scratch, float *out, int threads)
-{
-    float *p = scratch, entropy = output(log_p, count, p);
-    scratch += count;
-    long blocks = (height + SHORT_BLOCK - 1) / SHORT_BLOCK, share = (blocks + threads - 1) / threads;
-#pragma omp parallel for schedule(static, 1) num_threads(threads) if (threads > 1)
-    for (int thread = 0; thread < threads; thread++)
-        for (long b = thread * share; b < (thread + 1) * share && b < blocks; b++) {
-            long row = b * SHORT_BLOCK, rows = height - row < SHORT_BLOCK ? height - row : SHORT_BLOCK;
-            block_short(store, scales, column_scales, blocks * SHORT_BLOCK, slots, p, count, entropy, row, rows,
-                        scratch + thread * count * SHORT_BLOCK, out);
-        }
 }
 
 /* -- the whole step ----------------------------------------------------------------------------------------------- */

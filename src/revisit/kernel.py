@@ -189,9 +189,7 @@ class Shorts:
         assert _LIBRARY is not None
         height, width = -(-len(states) // SHORT_LANES) * SHORT_LANES, -(-states.shape[1] // 2) * 2
         self.states = torch.empty((height, width), dtype=torch.int16)  # in the order that kernel.c likes
-        self.scales = torch.empty(
-            (height, 4)
-        )  # of each row: what 1 stands for, its length, the length of what is missed
+        self.scales = torch.empty((height, 4))  # kernel.c's `scale` of each row
         self.store = torch.empty((capacity, height), dtype=torch.int16)  # memory is touched only as columns arrive
         self.column_scales = torch.empty((capacity, 4))
         _LIBRARY.revisit_shorten(
@@ -231,9 +229,8 @@ class Stepper:
         books.grow(len(head))
         self.shorts = Shorts(states, books.capacity)
         self.books, self.kept, self.item = books, (states, head), _Item()
-        self.asked = self.projected = self.exact = (
-            0  # columns used and computed, and rows compared in float32, over all steps
-        )
+        self.asked = self.projected = 0  # columns used and columns computed, over all steps
+        self.exact = 0  # rows computed in float32
         for name, tensor in (
             ("states", states), ("head", head), ("shorts", self.shorts.states), ("scales", self.shorts.scales),
             ("store", self.shorts.store), ("column_scales", self.shorts.column_scales), ("slot_of", books.slot_of),
@@ -286,7 +283,7 @@ class Stepper:
         self.exact += item.exact
         self.asked += item.count if item.count > 1 else 0
         made.size, made.row, made.moved = item.count, item.row, bool(item.moved)
-        made.near = self.area.integers[: item.near] if item.near > 1 else None
+        made.near = self.area.integers[: item.near].clone() if item.near > 1 else None
         return made if item.count else None
 
 

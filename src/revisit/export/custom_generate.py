@@ -1,7 +1,8 @@
 """A folder that transformers loads with `model.generate(..., custom_generate=FOLDER, trust_remote_code=True)`.
 
 Put into a model's own folder (or hub repository), the same files make every `generate()` of that model use the method,
-`transformers serve` and pipelines included.
+`transformers serve` and pipelines included. transformers runs code from a folder only if its user says so by
+`trust_remote_code`; nothing in this package sets it.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ from transformers import AutoModelForImageTextToText
 model = AutoModelForImageTextToText.from_pretrained("a vision-language model")
 output = model.generate(**inputs, custom_generate="this folder or repository", trust_remote_code=True)
 ```
+
+transformers asks for `trust_remote_code` because the folder holds a short Python file, custom_generate/generate.py: read it first.
 
 Other methods and settings: `model.generate(..., method="revisit", settings={{"alpha": 1e-3}})`.
 Needs `pip install revisit-decoding`.
