@@ -388,7 +388,13 @@ class Engine:
     def _streamed(self, ids: Tensor, log_p: Tensor) -> Tensor:
         """Divergences of all rows for a set too large to keep, projected in slices of bounded size.  -> (rows,)"""
         k, parts = len(ids), []
+        plain = self.rule.divergence == "jsd" and not self.rule.model_dtype and kernel.suits(log_p)
+        factors = self._factors(ids) if plain else None
         for i, j in _spans(self.vision.rows, SLICE // k):
+            if factors is not None:
+                columns, places = kernel.columns(factors[0][i:j], factors[1], ids)
+                parts.append(kernel.divergences(columns, places, log_p))
+                continue
             logits = self._logits(i, j, ids)  # (b, k)
             for a, b in _spans(j - i, self.block // k):
                 part = logits[a:b]
@@ -406,7 +412,16 @@ class Engine:
         return torch.cat([self.vision.logits(start, stop, part) for part in ids.split(GATHER)], dim=-1)
 
     def _rows(self, rows: Tensor, ids: Tensor) -> Tensor:
+        """Logits of these rows.  (n,), (k,) -> (n, k)"""
+        factors = self._factors(ids)
+        if factors is not None:
+            return kernel.columns(factors[0][rows], factors[1], ids)[0].T
         return torch.cat([self._logits(row, row + 1, ids) for row in rows.tolist()])
+
+    def _factors(self, ids: Tensor) -> tuple[Tensor, Tensor] | None:
+        """States and head, where compiled code can multiply them for these ascending tokens."""
+        factors = self.vision.factors()
+        return factors if factors and kernel.suits(*factors) and int(ids[-1]) < len(factors[1]) else None
 
     def _compare(self, log_p: Tensor, logits: Tensor) -> Tensor:
         """The reference's divergences.  (k,), (rows, k) -> (rows,)"""

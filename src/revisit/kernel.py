@@ -118,6 +118,13 @@ def project(states: Tensor, head: Tensor, ids: Tensor, store: Tensor, slots: Ten
     )  # fmt: skip
 
 
+def columns(states: Tensor, head: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """A store of just these tokens' columns, and the slots, in order.  (n, d), (V, d), (k,) -> (k, n), (k,)"""
+    store, slots = torch.empty((len(ids), len(states))), torch.arange(len(ids))
+    project(states, head, ids, store, slots)
+    return store, slots
+
+
 def find(books: Books, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`Books.find`."""
     assert _LIBRARY is not None
