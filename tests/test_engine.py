@@ -15,9 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import families
 import revisit
-from revisit import ReVisiT, Trace, core, engine, kernel, vision
+from revisit import ReVisiT, Trace, accelerator, core, engine, kernel, vision
+from revisit.accelerator import refine_without_waiting
 from revisit.core import Select
-from revisit.engine import Batch, Columns, Engine, Peaks, Rule, plausible_ids, refine_without_waiting
+from revisit.engine import Batch, Columns, Engine, Peaks, Rule, plausible_ids
 from revisit.vision import Bank
 
 VOCABULARY, WIDTH = 1000, 16
@@ -404,13 +405,13 @@ class Watch(TorchDispatchMode):
 @pytest.fixture
 def _flags_are_read_outside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Reading a flag is the one wait that is allowed: it was sent before the work that hides it."""
-    read = engine.Flag.read
+    read = accelerator.Flag.read
 
-    def outside(self: engine.Flag) -> bool:
+    def outside(self: accelerator.Flag) -> list[bool]:
         with torch.utils._python_dispatch._disable_current_modes():
             return read(self)
 
-    monkeypatch.setattr(engine.Flag, "read", outside)
+    monkeypatch.setattr(accelerator.Flag, "read", outside)
     return
 
 
@@ -421,8 +422,8 @@ def test_without_waiting_equals_reference(rule: Rule) -> None:
         logits = some_logits(seed, 1.5, rows=3)
         logits[2] *= 20  # a single plausible token
         with Watch():
-            got = refine_without_waiting(logits, vision, rule, uniform=seed / 6, capacity=VOCABULARY - 1)
-        assert not got.overflow.read()
+            got = refine_without_waiting(logits, [vision], rule, uniform=seed / 6, capacity=VOCABULARY - 1)
+        assert not any(got.overflow.read())
         for row in range(3):
             expected = rule.reference(logits[row], vision, uniform=seed / 6)
             torch.testing.assert_close(got.scores[row], core.scatter(expected, VOCABULARY), atol=1e-5, rtol=1e-5)
@@ -452,9 +453,9 @@ def test_rows_that_are_not_finite_without_waiting() -> None:
     rule = Rule(1e-2)
     vision.states[rule.reference(logits[0], vision).row] = math.nan
     expected = core.scatter(rule.reference(logits[0], vision), VOCABULARY)
-    torch.testing.assert_close(refine_without_waiting(logits, vision, rule).scores[0], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(refine_without_waiting(logits, [vision], rule).scores[0], expected, atol=1e-5, rtol=1e-5)
     vision.states[:] = math.inf
-    got = refine_without_waiting(logits, vision, rule)
+    got = refine_without_waiting(logits, [vision], rule)
     assert not got.applied
     expected = core.scatter(rule.reference(logits[0], vision), VOCABULARY)
     torch.testing.assert_close(got.scores[0], expected, atol=1e-5, rtol=1e-5)
@@ -476,7 +477,7 @@ def test_forced_on_it_decodes_and_counts_the_same(extra: dict[str, Any], monkeyp
     inputs = two_pictures()
     runs = []
     for free in (True, False):
-        monkeypatch.setattr(engine, "waiting_is_free", lambda _, free=free: free)
+        monkeypatch.setattr(accelerator, "waiting_is_free", lambda _, free=free: free)
         torch.manual_seed(0)
         trace = Trace()
         out = revisit.generate(model, **inputs, method=METHOD, trace=trace, **{**OPTIONS, **extra})
@@ -487,7 +488,7 @@ def test_forced_on_it_decodes_and_counts_the_same(extra: dict[str, Any], monkeyp
 
 @pytest.mark.usefixtures("_flags_are_read_outside")
 def test_no_step_waits_when_forced_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "waiting_is_free", lambda _: False)
+    monkeypatch.setattr(accelerator, "waiting_is_free", lambda _: False)
     model, _ = families.build("llava")
     taken = []
     whole = Batch.refine_without_waiting

@@ -135,9 +135,14 @@ def fuse(log_p: Tensor, log_q: Tensor, fusion: Fusion, weight: float, normalize:
 
 def all_divergences(log_p: Tensor, vision: Projector, ids: Tensor, divergence: Divergence, model_dtype: bool) -> Tensor:
     """Divergence of every vision row from the output distribution, in slices of bounded size.  -> (rows,)"""
-    step = max(1, CHUNK_NUMBERS // max(1, len(ids)))
-    slices = (vision.logits(i, min(i + step, vision.rows), ids) for i in range(0, vision.rows, step))
+    slices = (vision.logits(i, j, ids) for i, j in spans(vision.rows, CHUNK_NUMBERS // max(1, len(ids))))
     return torch.cat([compare(log_p, logits, divergence, model_dtype) for logits in slices])
+
+
+def spans(total: int, step: int) -> list[tuple[int, int]]:
+    """Consecutive (start, stop) that cover 0..total, each at most `step` long (and at least 1)."""
+    step = max(1, step)
+    return [(i, min(i + step, total)) for i in range(0, total, step)]
 
 
 def compare(log_p: Tensor, logits: Tensor, divergence: Divergence, model_dtype: bool) -> Tensor:

@@ -13,9 +13,7 @@
   float32 those that this leaves in doubt. What is written here is the same for other devices, types and settings,
   without a compiler, and where the divergences of all rows are wanted (a recorded trace).
 
-`refine_without_waiting` is the same step for accelerators: fixed shapes, a batch of rows at once, and nothing that
-makes the host wait for the device. A step with more plausible tokens than its capacity says so, and is taken again by
-an `Engine`.
+Accelerators have a step of their own, without waiting (accelerator.py); what overflows it is taken again by an `Engine`.
 """
 
 from __future__ import annotations
@@ -24,13 +22,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from revisit import core, kernel
-from revisit.core import Divergence, Fusion, Projector, Refinement, Select
+from revisit.accelerator import CAPACITY, Fixed, refine_without_waiting
+from revisit.core import Divergence, Fusion, Projector, Refinement, Select, spans
 
 GROUP = 128  # the vocabulary is searched for plausible tokens in groups of this many
 BLOCK = 1 << 19  # numbers per block of the divergence arithmetic: three such buffers stay in the last cache
@@ -42,7 +41,6 @@ BESIDE = 3 << 19  # bytes of the latter
 STORE_BYTES = 256 << 20  # most memory for the columns of all items of one call
 ROUNDING = 1e-5  # divergences nearer to each other than this, by their scale, are compared by the reference formula
 CONFIRMED = 64  # rows so near the best that all are compared by the reference formula
-CAPACITY = 512  # candidates of the path without waiting
 
 
 @dataclass(frozen=True)
@@ -390,13 +388,13 @@ class Engine:
         k, parts = len(ids), []
         plain = self.rule.divergence == "jsd" and not self.rule.model_dtype and kernel.suits(log_p)
         factors = self._factors(ids) if plain else None
-        for i, j in _spans(self.vision.rows, SLICE // k):
+        for i, j in spans(self.vision.rows, SLICE // k):
             if factors is not None:
                 columns, places = kernel.columns(factors[0][i:j], factors[1], ids)
                 parts.append(kernel.divergences(columns, places, log_p))
                 continue
             logits = self._logits(i, j, ids)  # (b, k)
-            for a, b in _spans(j - i, self.block // k):
+            for a, b in spans(j - i, self.block // k):
                 part = logits[a:b]
                 if self.rule.model_dtype:
                     parts.append(self._compare(log_p, part))
@@ -507,102 +505,6 @@ def refine_rows(jobs: Sequence[tuple[Engine, int, float]], peaks: Peaks, scores:
     return outcomes
 
 
-def _spans(total: int, step: int) -> list[tuple[int, int]]:
-    """Consecutive (start, stop) that cover 0..total, each at most `step` long (and at least 1)."""
-    step = max(1, step)
-    return [(i, min(i + step, total)) for i in range(0, total, step)]
-
-
-# -- the step without waiting for the device ----------------------------------------------------------------------
-
-
-class Flag:
-    """A truth value on its way from the device to the host.
-
-    It is sent before the host queues more work and read after, so the device never runs dry while the host waits.
-    """
-
-    def __init__(self, value: Tensor) -> None:
-        self.event: Any = None
-        if value.device.type == "cuda":
-            self.value = torch.empty((), dtype=torch.bool, pin_memory=True)
-            self.value.copy_(value, non_blocking=True)
-            self.event = torch.cuda.Event()
-            self.event.record()
-        else:
-            self.value = value
-
-    def read(self) -> bool:
-        if self.event is not None:
-            self.event.synchronize()
-        return bool(self.value)
-
-
-class Fixed(NamedTuple):
-    """What a step without waiting gives; everything stays on the device."""
-
-    scores: Tensor  # (n, V), -inf outside the plausible set
-    sizes: Tensor  # (n,) plausible tokens
-    applied: Tensor  # (n,) whether a vision row was used
-    changed: Tensor  # (n,) whether the arg-max moved
-    overflow: (
-        Flag | None
-    )  # whether some sequence has more plausible tokens than the capacity: then all of this is wrong
-
-
-@torch.no_grad()
-def refine_without_waiting(
-    logits: Tensor, vision: Indexable, rule: Rule, *, uniform: float = 0.0, capacity: int = CAPACITY
-) -> Fixed:
-    """The step of n sequences that share their vision rows: fixed shapes, and no value is read by the host.  (n, V)"""
-    logp = logits.log_softmax(-1)
-    count = min(capacity, logits.shape[-1])
-    top, ids = logp.topk(count)  # (n, c)
-    inside = top >= logp.amax(-1, keepdim=True) + math.log(rule.alpha)
-    sizes = inside.sum(-1)
-    overflow = Flag(inside[:, -1].any() & (count < logits.shape[-1]))
-    log_p = top.masked_fill(~inside, -math.inf).log_softmax(-1)
-
-    def log_q_of(raw: Tensor) -> Tensor:  # (n, r, c)
-        return core.log_softmax(raw.masked_fill(~inside[:, None], -math.inf), rule.model_dtype)
-
-    parts = []
-    for i, j in _spans(vision.rows, core.CHUNK_NUMBERS // ids.numel()):
-        raw = vision.logits(i, j, ids.flatten()).unflatten(-1, ids.shape).transpose(0, 1)  # (r, n·c) -> (n, r, c)
-        finite = (raw.isfinite() | ~inside[:, None]).all(-1)
-        divergence = core.DIVERGENCES[rule.divergence](log_p[:, None], log_q_of(raw))  # (n, r)
-        parts.append(torch.where(finite, divergence, math.nan))
-    divergences = torch.cat(parts, dim=1)  # (n, rows)
-    usable = ~divergences.isnan()
-    rows = _pick(divergences, usable, rule.how, uniform)  # (n,)
-    raw = vision.at(rows, ids.flatten()).unflatten(-1, ids.shape)  # (n, n·c) -> (n, n, c)
-    own = torch.arange(len(rows), device=rows.device)
-    log_q = log_q_of(raw[own, own][:, None])[:, 0].to(log_p.dtype)  # (n, c)
-    applied = (sizes > 1) & usable.any(-1)
-    fused = core.fuse(log_p, log_q, rule.fusion, rule.weight, rule.normalize)
-    final = torch.where(applied[:, None] & inside, fused, log_p)
-    scores = torch.full_like(logits, -math.inf).scatter_(-1, ids, final.to(logits.dtype))
-    changed = applied & (final.argmax(-1) != log_p.argmax(-1))
-    return Fixed(scores, sizes, applied, changed, overflow)
-
-
-def _pick(divergences: Tensor, usable: Tensor, how: Select, uniform: float) -> Tensor:
-    """`core.select` for every sequence at once, 0 where no row is usable.  (n, rows) -> (n,)"""
-    if how == "random":
-        wanted = (
-            uniform * usable.sum(-1, keepdim=True).double()
-        ).long()  # the number of the drawn row among the usable
-        return ((usable.cumsum(-1) - 1 == wanted) & usable).int().argmax(-1)
-    if how == "min":
-        return divergences.masked_fill(~usable, math.inf).argmin(-1)
-    return divergences.masked_fill(~usable, -math.inf).argmax(-1)
-
-
-def waiting_is_free(device: torch.device) -> bool:
-    """Whether values can be read without stopping a queue of work: true of the CPU only."""
-    return device.type == "cpu"
-
-
 # -- a batch ------------------------------------------------------------------------------------------------------
 
 
@@ -648,28 +550,21 @@ class Batch:
 
         Rows without an image are left as they are; their size is -1.
         """
-        parts = [
-            refine_without_waiting(part, engine.vision, self.rule, uniform=uniform, capacity=capacity)
-            if engine.vision.rows
-            else _untouched(part)
-            for part, engine in zip(logits.split(self.copies), self.engines, strict=True)
-        ]
-        for number, part in enumerate(parts):
-            if part.overflow is not None and part.overflow.read():
-                parts[number] = self._again(logits, number, uniform)
-        scores, sizes, applied, changed = (torch.cat(tensors) for tensors in zip(*(p[:4] for p in parts), strict=True))
-        return Fixed(scores, sizes, applied, changed, None)
+        fixed = refine_without_waiting(
+            logits, [engine.vision for engine in self.engines], self.rule, uniform=uniform, capacity=capacity
+        )
+        overflow = fixed.overflow.read()
+        for number in range(len(self.engines)):
+            rows = slice(number * self.copies, (number + 1) * self.copies)
+            if any(overflow[rows]):
+                for whole, part in zip(fixed[:4], self._again(logits, number, uniform), strict=True):
+                    whole[rows] = part
+        return fixed
 
-    def _again(self, logits: Tensor, number: int, uniform: float) -> Fixed:
-        """One item's rows by its engine, which takes sets of any size."""
+    def _again(self, logits: Tensor, number: int, uniform: float) -> tuple[Tensor, ...]:
+        """One item's scores, sizes and counters by its engine, which takes sets of any size."""
         results: list[Outcome] = []
         rows = range(number * self.copies, (number + 1) * self.copies)
         scores = self.refine(logits, rows, uniform, lambda _, result: results.append(result) if result else None)
         counts = [(r.size, r.applied, r.applied and r.moved) for r in results]
-        sizes, applied, changed = torch.tensor(counts, device=logits.device).T
-        return Fixed(scores[rows.start : rows.stop], sizes, applied.bool(), changed.bool(), None)
-
-
-def _untouched(logits: Tensor) -> Fixed:
-    no = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
-    return Fixed(logits, no.long() - 1, no, no, None)
+        return scores[rows.start : rows.stop], *torch.tensor(counts, device=logits.device).T

@@ -114,7 +114,8 @@ class ReVisiT(Method):
         return self.rule(normalize=normalize).reference(logits, vision, uniform)
 
     def begin(self, run: Run) -> Refine:
-        from revisit.engine import Batch, waiting_is_free
+        from revisit import accelerator
+        from revisit.engine import Batch
         from revisit.vision import resolve_layers
 
         mask = run.look()
@@ -138,7 +139,7 @@ class ReVisiT(Method):
                 batch = Batch(banks, rule, run.copies, all_divergences=run.trace.record)
             uniform = draws.random()  # one draw a step, so that a row does not depend on its neighbours
             here = logits.to(run.anatomy.head.device)
-            if run.trace.record or rule.full_vocabulary or waiting_is_free(here.device):
+            if run.trace.record or rule.full_vocabulary or accelerator.waiting_is_free(here.device):
                 scores = batch.refine(here, run.active(input_ids), uniform, note)
             else:
                 fixed = batch.refine_without_waiting(here, uniform)
