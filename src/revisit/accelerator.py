@@ -112,7 +112,7 @@ def refine_without_waiting(
 
 def _divergences(vision: Indexable, rule: Rule, some: Candidates) -> Tensor:
     """Divergences of an item's vision rows from the distributions of its n sequences; NaN for unusable rows.  -> (n, rows)"""
-    if vision.rows and os.environ.get("REVISIT_FUSED", "0") == "1":
+    if vision.rows and fusing():
         from revisit import fused
 
         factors = vision.factors()
@@ -143,6 +143,11 @@ def _pick(divergences: Tensor, usable: Tensor, how: Select, uniform: float) -> T
     if how == "min":
         return divergences.masked_fill(~usable, math.inf).argmin(-1)
     return divergences.masked_fill(~usable, -math.inf).argmax(-1)
+
+
+def fusing() -> bool:
+    """Whether the fused kernel was asked for."""
+    return os.environ.get("REVISIT_FUSED", "0") == "1"
 
 
 def waiting_is_free(device: torch.device) -> bool:

@@ -43,7 +43,7 @@ def bench(
     """
     import torch
 
-    from revisit import kernel, methods
+    from revisit import accelerator, kernel, methods
     from revisit.evaluation import latency
 
     chosen = {name: _method(methods, name) for name in methods_}
@@ -79,6 +79,7 @@ def bench(
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "compiled_loops": kernel.available(),
+        "fused_kernel": accelerator.fusing(),
         "new_tokens": new_tokens,
         "repeats": repeats,
         "warmups": warmups,
