@@ -181,3 +181,8 @@ def test_id_file_keeps_its_order(tmp_path: Path, nltk_data):
 def test_missing_annotations_say_where_they_go(tmp_path: Path):
     with pytest.raises(RevisitError, match=r"instances_val2014\.json not found: put it at .*cocodataset"):
         get("chair").load(tmp_path)
+
+
+def test_length_by_the_published_formula(nltk_data):
+    captions = [(str(n), "dog " * (7 + (n < 5)), ["dog"]) for n in range(20)]
+    assert chair.score_captions(captions).metrics["Len"] == 0.01 * 145 / 20

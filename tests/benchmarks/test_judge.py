@@ -54,3 +54,14 @@ def test_failures_are_one_sentence(stub_judge, tmp_path: Path):
 def test_settings_are_checked(settings):
     with pytest.raises(RevisitError):
         Judge(**({"url": "http://localhost", "model": "m"} | settings))
+
+
+@pytest.mark.parametrize("content", [b'{"precious": "data"}', b'{"a": 1}\n{"precious', b"\xff\xfe\n", b'{"key": 1}\n'])
+def test_a_file_that_is_no_cache_is_left_as_it_is(tmp_path: Path, content: bytes):
+    path = tmp_path / "mine.json"
+    path.write_bytes(content)
+    with pytest.raises(RevisitError, match=r"mine\.json"):
+        Judge("http://127.0.0.1:9/v1", "m", path)
+    assert path.read_bytes() == content
+    with pytest.raises(RevisitError, match="cannot be read"):
+        Judge("http://127.0.0.1:9/v1", "m", tmp_path)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from revisit.benchmarks import get, mmmu
+from revisit.benchmarks.answers import Answer
 from revisit.benchmarks.base import ratio
+from revisit.benchmarks.files import Record
 from revisit.errors import RevisitError
 
 
@@ -144,3 +146,32 @@ def test_missing_file_and_bad_option(tmp_path: Path):
         get("mmmu").load(tmp_path)
     with pytest.raises(RevisitError, match="single-image"):
         get("mmmu", keep="single")
+
+
+def test_answers_that_look_like_lists():
+    def right(row: dict, said: str) -> bool:
+        return mmmu.question({"question_type": "open", **row}, "validation_Math_1").is_correct(
+            said, mmmu.seeded_guess()
+        )
+
+    assert right({"answer": "['red', 'blue']"}, "blue")
+    assert right({"ground_truth": ["red", "blue"]}, "blue")
+    assert not right({"ground_truth": "[1, 2]"}, "1")
+    assert right({"ground_truth": "[0, 1)"}, "[0, 1)")
+    assert right({"answer": "[abc]"}, "it is [abc]")
+
+
+def test_guesses_follow_the_order_of_the_answers(tmp_path: Path):
+    golds = {f"validation_Art_{n}": {"question_type": "multiple-choice", "ground_truth": "A"} for n in range(1, 40)}
+    path = tmp_path / "gold.json"
+    path.write_text(json.dumps(golds))
+    rows = [{"id": i, "response": "?", "index2ans": {"A": "x", "B": "y"}} for i in reversed(golds)]
+    answers = [Answer("?", Record(row, "here"), "response") for row in rows]
+    items, texts = mmmu.MMMU().match(answers, [path])
+    assert [item.id for item in items] == list(reversed(golds))
+    assert len(texts) == 39
+
+
+def test_printed_like_the_official_script():
+    assert mmmu.MMMU().metric("micro").text(39 / 80) == "48.7"
+    assert mmmu.MMMU().metric("Art/accuracy").text(37 / 80) == "46.3"

@@ -110,3 +110,23 @@ def test_repope_file(tmp_path: Path):
     assert bench.version == "repope-repope-1"
     with pytest.raises(RevisitError, match="RePOPE"):
         get("repope", settings="coco_popular").load(tmp_path)
+
+
+def test_f1_comes_from_precision_and_recall():
+    rows = [
+        (str(n), said, label)
+        for n, (said, label) in enumerate([("yes", "yes")] * 7 + [("yes", "no")] * 3 + [("no", "yes")])
+    ]
+    metrics = pope.score_answers(rows).metrics
+    p, r = metrics["precision"], metrics["recall"]
+    assert metrics["F1"] == 2 * p * r / (p + r)
+    assert math.isnan(pope.score_answers([("1", "yes", "no"), ("2", "no", "yes")]).metrics["F1"])
+
+
+def test_vlmevalkit_pools_the_settings():
+    rows = [("1", "yes", "yes", "a"), ("2", "yes", "yes", "a"), ("3", "no", "yes", "b"), ("4", "no", "no", "b")]
+    scores = pope.score_settings(rows, "vlmevalkit")
+    assert scores.metrics["F1"] == 2 * 1 * (2 / 3) / (1 + 2 / 3)
+    assert scores.metrics["b/precision"] == scores.metrics["b/F1"] == 0
+    assert scores.metrics["accuracy"] == 0.75
+    assert set(scores.per_item["F1"]) == {"1", "2", "3", "4"}

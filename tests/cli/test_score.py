@@ -68,8 +68,10 @@ def test_chair_with_coco_files_and_a_stranger(tmp_path: Path):
     result = numbers("chair", captions, "--ground-truth", tmp_path)
     assert result["metrics"]["CHAIRs"] == 0.5
     assert "1 images are not in the ground truth" in result["notes"][0]
-    with pytest.raises(RevisitError, match="do the two belong together"):
-        run("chair", lines(tmp_path / "d.jsonl", [{"image_id": 9, "caption": ""}]), "--ground-truth", tmp_path)
+    strangers = lines(tmp_path / "d.jsonl", [{"image_id": 9, "caption": "A cat."}])
+    result = numbers("chair", strangers, "--ground-truth", tmp_path)
+    assert result["metrics"]["CHAIRi"] == 1.0
+    assert "None of the images is in the ground truth" in result["notes"][0]
 
 
 @needs_data
@@ -224,3 +226,107 @@ def test_mistakes_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         run(*arguments)
     assert "\n" not in str(caught.value)
     assert not re.search(r"Traceback", str(caught.value))
+
+
+# -- what must not pass in silence, and what must not end in a traceback -------------------------------------------
+
+
+def written(path: Path, value: Any) -> Path:
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+    return path
+
+
+POPE_QUESTIONS = [
+    {"question_id": n, "image": "a.jpg", "text": "Is there a dog?", "label": label}
+    for n, label in ((1, "yes"), (2, "no"))
+]
+VQA = {"question_id": 1, "answers": ["a"] * 10}
+MMMU_GOLD = {"validation_Art_1": {"question_type": "short-answer", "ground_truth": "red"}}
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "answers", "flag", "truth", "said"),
+    [
+        ("pope", [{"question_id": 1, "text": "no"}, {"text": "yes"}], "--questions", POPE_QUESTIONS, "has none of"),
+        ("pope", [{"question_id": 1, "text": "no"}], "--questions", POPE_QUESTIONS[:1] * 2, "'.*/1' twice"),
+        ("pope", [{"question_id": 1, "text": "no"}], "--questions", [{**POPE_QUESTIONS[0], "label": None}], "'label' must"),
+        ("pope", [{"question_id": 1, "text": "no"}], "--questions", [], "there are no questions"),
+        ("vqav2", [{"question_id": 1, "answer": "a"}], "--annotations", [VQA, VQA], "'1' twice"),
+        ("vqav2", [{"question_id": 1, "answer": "a"}], "--annotations", [{**VQA, "answers": "aaaaaaaaaa"}], "must be a list"),
+        ("vqav2", [{"question_id": 1, "answer": "a"}], "--annotations", [{**VQA, "answers": [{"x": 1}]}], "human answers"),
+        ("mmmu", {"validation_Art_1": "red"}, "--answers", {"validation_Art_1": {"ground_truth": 1, "options": "[x"}}, "options"),
+        ("mmmu", {"validation_Art_1": "red"}, "--answers", [{"id": "validation_Art_1"}], "neither 'ground_truth' nor"),
+        ("hallusionbench", [{"figure_id": "x"}], "--questions", [{"category": "VD"}], "no answer"),
+        ("chair", [{"image_id": 1, "caption": "a"}], "--ground-truth", {"categories": ["dog"], "val": {"1": [5]}}, "places in"),
+        ("vqav2", '{"logs": [1, 2]}', "--annotations", [VQA], "is a int, not an object"),
+        ("vqav2", "[" * 100_000, "--annotations", [VQA], "cannot be read|not valid JSON"),
+        ("vqav2", '[{"question_id": ' + "9" * 5000 + ', "answer": "a"}]', "--annotations", [VQA], "cannot be read"),
+        ("vqav2", [{"question_id": 1, "answer": "a"}], "--annotations", {"annotations": [{"question_id": 1, "answers": 3}]}, "list"),
+        ("llava_bench", [{"question_id": 1, "text": "a", "tuple": [1], "category": "conv"}], None, None, "two numbers"),
+    ],
+)  # fmt: skip
+def test_bad_files_are_one_sentence(tmp_path: Path, benchmark: str, answers: Any, flag: str, truth: Any, said: str):
+    given = [written(tmp_path / "answers.json", answers)]
+    if flag is not None:
+        given += [flag, written(tmp_path / "truth.json", truth)]
+    with pytest.raises(RevisitError, match=said):
+        run(benchmark, *given)
+
+
+def test_a_form_nobody_thought_of_names_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: Any) -> Any:
+        raise KeyError("odd")
+
+    monkeypatch.setattr(pope.Pope, "match", broken)
+    with pytest.raises(RevisitError, match=r"answers\.json cannot be scored as pope.*KeyError: 'odd'"):
+        run("pope", written(tmp_path / "answers.json", [{"id": 1, "text": "a"}]))
+
+
+def test_a_broken_archive(tmp_path: Path):
+    import gzip
+
+    whole = gzip.compress(b"[{}]" * 1000)
+    (tmp_path / "a.json.gz").write_bytes(whole[:20] + b"\xff" * 10 + whole[30:])
+    with pytest.raises(RevisitError, match="cannot be read"):
+        run("pope", tmp_path / "a.json.gz")
+
+
+def test_options_that_only_the_data_folder_can_serve_are_not_ignored(tmp_path: Path):
+    answers, gold = written(tmp_path / "a.json", {"validation_Art_1": "red"}), written(tmp_path / "g.json", MMMU_GOLD)
+    with pytest.raises(RevisitError, match="score with --data"):
+        run("mmmu", answers, "--answers", gold, "--set", "keep=single-image")
+    questions = written(tmp_path / "coco_pope_random.json", POPE_QUESTIONS)
+    said = lines(tmp_path / "p.jsonl", [{"question_id": n, "text": "yes"} for n in (1, 2)])
+    assert numbers("pope", said, "--questions", questions, "--set", "settings=coco_random")["items"] == 2
+    with pytest.raises(RevisitError, match="none of the settings"):
+        run("pope", said, "--questions", questions, "--set", "settings=gqa_random")
+    with pytest.raises(RevisitError, match="needs the question files"):
+        run(
+            "pope",
+            lines(tmp_path / "l.jsonl", [{"id": 1, "text": "yes", "label": "yes"}]),
+            "--set",
+            "settings=gqa_random",
+        )
+
+
+@needs_data
+def test_chair_of_a_list_of_images(tmp_path: Path):
+    captions = lines(tmp_path / "c.jsonl", [{"image_id": n, "caption": "A dog."} for n in (1, 2)])
+    truth = written(tmp_path / "gt.json", {"1": ["dog"], "2": []})
+    (tmp_path / "ids.txt").write_text("2\n")
+    result = numbers("chair", captions, "--ground-truth", truth, "--set", f"ids={tmp_path / 'ids.txt'}")
+    assert (result["items"], result["metrics"]["CHAIRs"]) == (1, 1.0)
+    missing = pytest.raises(RevisitError, match="list of image ids")
+    with missing:
+        run("chair", captions, "--ground-truth", truth, "--set", "ids=nowhere")
+
+
+def test_reviews_are_summed_up_by_their_marks(tmp_path: Path):
+    rows = [
+        {"question_id": 1, "category": "llava_bench_conv", "content": "9 3\nfine", "tuple": [8, 7]},
+        {"question_id": 1, "category": "llava_bench_conv", "content": "9 3", "tuple": [8.0, 5.0]},
+    ]
+    result = numbers("llava_bench", lines(tmp_path / "r.jsonl", rows))
+    assert result["metrics"]["conv"] == 75.0
+    rows[0]["tuple"] = [8, float("inf")]
+    assert numbers("llava_bench", lines(tmp_path / "r.jsonl", rows))["metrics"]["all"] is None

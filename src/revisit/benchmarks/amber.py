@@ -148,9 +148,9 @@ def exact_similarity() -> Similar:
 SIMILARITY: dict[str, Callable[[], Similar]] = {"spacy": spacy_similarity, "exact": exact_similarity}
 
 
-def _padded(units: PerUnit) -> PerUnit:
-    """The units with the official extra denominator spread over them."""
-    return {u: (n, d + EPSILON / len(units)) for u, (n, d) in units.items()}
+def _padded(units: PerUnit, counters: int = 1) -> PerUnit:
+    """The units with the official extra denominator, one for each counter, spread over them."""
+    return {u: (n, d + counters * EPSILON / len(units)) for u, (n, d) in units.items()}
 
 
 def score_captions(captions: Mapping[str, CaptionScore]) -> Scores:
@@ -201,7 +201,7 @@ def score_answers(rows: Iterable[tuple[str, str, str, str]]) -> Scores:
             "recall": {u: (100.0 * (said == label), 1.0) for u, said, label, _ in part if label == "no"},
         }
         for name, group in units.items():
-            per_item[prefix + name] = _padded(group)
+            per_item[prefix + name] = _padded(group, 3 if prefix == "attribute/" else 1)  # it adds three counters up
             metrics[prefix + name] = ratio(per_item[prefix + name].values()) if group else 0.0
         extra = 0.001 if prefix == "existence/" else 0.0001
         metrics[f"{prefix}F1"] = official_f1(metrics[f"{prefix}precision"], metrics[f"{prefix}recall"], extra)
@@ -313,6 +313,9 @@ class Amber(Benchmark):
 
 def read_vocabulary(folder: Path) -> Vocabulary:
     """The word lists beside the annotations."""
-    related = files.read_json(require(folder / "relation.json", "AMBER's relation.json", SOURCE))
+    path = require(folder / "relation.json", "AMBER's relation.json", SOURCE)
+    related = files.read_json(path)
+    if not isinstance(related, dict) or not all(isinstance(words, list) for words in related.values()):
+        raise RevisitError(f"{path} must hold an object: a word -> the words that may stand for it.")
     safe = files.read_text(require(folder / "safe_words.txt", "AMBER's safe_words.txt", SOURCE)).split("\n")
     return Vocabulary(related, frozenset(word for word in safe if word))

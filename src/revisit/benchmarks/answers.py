@@ -93,7 +93,7 @@ def _file(path: Path) -> list[Answer]:
         return [_from_columns(path, n, line) for n, line in enumerate(files.read_text(path).split("\n"), 1) if line]
     whole = files.read_map(path) if ".json" in path.suffixes or ".jsonl" in path.suffixes else None
     if whole is not None and isinstance(whole.get("logs"), list):  # lmms-eval before 0.3
-        return [_from_record(Record(row, f"{path} log {n}")) for n, row in enumerate(whole["logs"], 1)]
+        return [_from_record(files.record(row, f"{path} log {n}")) for n, row in enumerate(whole["logs"], 1)]
     if whole is not None and not _looks_like_a_record(whole):
         return [_from_pair(path, key, value) for key, value in whole.items()]
     return [_from_record(record) for record in files.read_records(path)]
@@ -159,7 +159,7 @@ def by_id(answers: Iterable[Answer], fields: Sequence[str]) -> dict[str, Answer]
 
 def align(ids: Sequence[str], answers: Sequence[Answer], fields: Sequence[str]) -> dict[str, str]:
     """Item id -> text: by id if the answers have ids, else by position, which needs one answer per item."""
-    if all(answer.key(fields) is not None for answer in answers):
+    if any(answer.key(fields) is not None for answer in answers):
         return {key: answer.text for key, answer in by_id(answers, fields).items()}
     if len(answers) != len(ids):
         raise RevisitError(

@@ -11,6 +11,7 @@ import importlib
 import math
 import types
 import typing
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,10 +54,14 @@ class Metric:
     better: Literal["higher", "lower"] | None = "higher"
     show: float = 1.0  # printed value = value * show
     decimals: int = 2
+    rounded: int | None = None  # decimals to which the official script rounds the value before it is shown
 
     def text(self, value: float) -> str:
         """The value as a table prints it; an undefined value (NaN) is a dash."""
-        return "-" if math.isnan(value) else f"{value * self.show:.{self.decimals}f}"
+        if math.isnan(value):
+            return "-"
+        value = value if self.rounded is None else round(value, self.rounded)
+        return f"{value * self.show:.{self.decimals}f}"
 
 
 # unit -> (numerator, denominator). A unit is an item id, or the name of the group the metric counts.
@@ -189,6 +194,9 @@ def check_answers(items: Iterable[Item], answers: Mapping[str, str]) -> None:
     ids = [item.id for item in items]
     if not ids:
         raise RevisitError("There is nothing to score: the list of items is empty.")
+    if len(set(ids)) < len(ids):
+        twice = next(i for i, count in Counter(ids).items() if count > 1)
+        raise RevisitError(f"The data files have item {twice!r} twice; each must be there once.")
     missing = [i for i in ids if i not in answers]
     if missing:
         raise RevisitError(

@@ -158,6 +158,8 @@ def score_captions(captions: Iterable[tuple[str, str, Iterable[str]]]) -> Scores
         "ground_truth_objects": sum(len(s.ground_truth) for s in units.values()),
     }
     metrics = {name: ratio(parts.values()) for name, parts in per_item.items()}
+    if units:  # by the official formula, whose rounding decides the last printed digit
+        metrics["Len"] = 0.01 * sum(len(s.parse.merged) for s in units.values()) / len(units)
     return Scores(metrics, per_item, {k: float(v) for k, v in counts.items()}, _notes(units, metrics))
 
 
@@ -237,19 +239,25 @@ def _annotation_files(paths: Iterable[Path]) -> list[Path]:
 
 
 def _coco(data: dict[str, Any], kind: str, keep: set[ImageId] | None, path: Path) -> list[tuple[ImageId, str]]:
-    names = {c["id"]: c["name"] for c in data.get("categories", [])}
     try:
+        names = {c["id"]: c["name"] for c in data.get("categories", [])}
         rows = [a for a in data["annotations"] if keep is None or a["image_id"] in keep]
-        return [(a["image_id"], names[a["category_id"]] if kind == "instances" else a["caption"]) for a in rows]
+        found = [(a["image_id"], names[a["category_id"]] if kind == "instances" else a["caption"]) for a in rows]
     except (KeyError, TypeError) as error:
         raise RevisitError(f"{path} is no COCO {kind} file: an annotation lacks {error}.") from error
+    if not all(isinstance(text, str) for _, text in found):
+        raise RevisitError(f"{path} is no COCO {kind} file: a category name or caption is not text.")
+    return found
 
 
 def _map(data: dict[str, Any], path: Path) -> dict[ImageId, set[str]]:
     if isinstance(data.get("categories"), list):  # {categories: [names], split: {id: [indices into names]}}
         names = data["categories"]
         splits = [v for k, v in data.items() if k != "categories" and isinstance(v, dict)]
-        return {image_key(i): {names[n] for n in numbers} for split in splits for i, numbers in split.items()}
+        try:
+            return {image_key(i): {names[n] for n in numbers} for split in splits for i, numbers in split.items()}
+        except (IndexError, TypeError) as error:
+            raise RevisitError(f"{path}: images must map to lists of places in 'categories' ({error}).") from error
     for image, names in data.items():
         if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
             raise RevisitError(f"{path}: image {image!r} must map to a list of category names.")
@@ -322,27 +330,31 @@ class Chair(Benchmark):
         if self.ids == "auto":
             listed = sample_ids("seed42-500")
             return list(listed) if set(listed) <= set(known) else known
-        if self.ids in _samples():
-            ids: list[ImageId] = list(sample_ids(self.ids))
-        elif Path(self.ids).exists():
-            ids = read_ids(Path(self.ids))
-        else:
-            raise unknown("list of image ids", self.ids, [*_samples(), "auto", "all", "or an existing file"])
+        ids = self._listed()
         absent = [i for i in ids if i not in set(known)]
         if absent:
             raise RevisitError(f"{len(absent)} images of {self.ids!r} are not in the annotations (first: {absent[0]}).")
         return ids
+
+    def _listed(self) -> list[ImageId]:
+        """The ids of a committed list or of a file."""
+        if self.ids in _samples():
+            return list(sample_ids(self.ids))
+        if Path(self.ids).exists():
+            return read_ids(Path(self.ids))
+        raise unknown("list of image ids", self.ids, [*_samples(), "auto", "all", "or an existing file"])
 
     def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
         """One item per caption, as published: a second caption of an image counts again ("139#2"), and an image that
         the ground truth does not know has no objects, so that all its mentions are hallucinated."""
         keys = [image_key(answer.need(("image_id", "image", "question_id", "id"))) for answer in answers]
         known = read_ground_truth(truth, keys) if truth else _carried(answers, keys)
-        if not any(key in known for key in keys):
-            raise RevisitError(f"None of the {len(keys)} images is in the ground truth; do the two belong together?")
+        wanted = None if self.ids in ("auto", "all") else set(self._listed())
         seen: Counter[ImageId] = Counter()
         items, texts = [], {}
         for key, answer in zip(keys, answers, strict=True):
+            if wanted is not None and key not in wanted:
+                continue
             seen[key] += 1
             name = str(key) if seen[key] == 1 else f"{key}#{seen[key]}"
             meta = {"ground_truth": sorted(known.get(key, ())), "known": key in known}
@@ -356,7 +368,8 @@ class Chair(Benchmark):
         stray = [item.id for item in items if not item.meta.get("known", True)]
         if not stray:
             return scores
-        note = f"{len(stray)} images are not in the ground truth and count as empty (the first is {stray[0]})."
+        many = "None of the images is" if len(stray) == len(items) else f"{len(stray)} images are not"
+        note = f"{many} in the ground truth; all they mention counts as hallucinated (the first is {stray[0]})."
         return replace(scores, notes=(*scores.notes, note))
 
 

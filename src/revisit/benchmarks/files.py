@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,20 @@ class Record(dict[str, Any]):
             raise RevisitError(f"{self.where} has no {key!r} (it has: {', '.join(map(str, self)) or 'nothing'}).")
         return self[key]
 
+    def need_text(self, key: str) -> str:
+        """The value of `key`, which must be text."""
+        value = self.need(key)
+        if not isinstance(value, str):
+            raise RevisitError(f"{self.where}: {key!r} must be text, not {type(value).__name__}.")
+        return value
+
+    def need_list(self, key: str) -> list[Any]:
+        """The value of `key`, which must be a list."""
+        value = self.need(key)
+        if not isinstance(value, list):
+            raise RevisitError(f"{self.where}: {key!r} must be a list, not {type(value).__name__}.")
+        return value
+
 
 def read_text(path: Path) -> str:
     """The whole file as UTF-8 text, unpacked if its name ends in .gz."""
@@ -38,17 +53,23 @@ def read_text(path: Path) -> str:
         raise RevisitError(f"{path} does not exist.") from error
     except UnicodeDecodeError as error:
         raise RevisitError(f"{path} is not UTF-8 text (byte {error.start}).") from error
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise RevisitError(f"{path} cannot be read: {error}.") from error
 
 
 def read_json(path: Path) -> Any:
     """The one JSON value that the file holds."""
-    text = read_text(path)
+    return _parse(read_text(path), str(path))
+
+
+def _parse(text: str, where: str, one_line: bool = False) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise RevisitError(f"{path} line {error.lineno} is not valid JSON ({error.msg}).") from error
+        place = f"{where} is" if one_line else f"{where} line {error.lineno} is"
+        raise RevisitError(f"{place} not valid JSON ({error.msg} at column {error.colno}).") from error
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits, thousands of brackets
+        raise RevisitError(f"{where} is JSON that cannot be read ({error}).") from error
 
 
 def read_records(path: Path) -> list[Record]:
@@ -78,11 +99,8 @@ def _table(path: Path, text: str, delimiter: str) -> list[Record]:
 
 
 def _array(path: Path, text: str) -> list[Record]:
-    try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise RevisitError(f"{path} line {error.lineno} is not valid JSON ({error.msg}).") from error
-    return [_record(value, f"{path} entry {number}") for number, value in enumerate(values, 1)]
+    values = _parse(text, str(path))
+    return [record(value, f"{path} entry {number}") for number, value in enumerate(values, 1)]
 
 
 def _lines(path: Path, text: str) -> list[Record]:
@@ -92,15 +110,12 @@ def _lines(path: Path, text: str) -> list[Record]:
         if not line.strip():
             continue
         where = f"{path} line {number}"
-        try:
-            value = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise RevisitError(f"{where} is not valid JSON ({error.msg} at column {error.colno}).") from error
-        records.append(_record(value, where))
+        records.append(record(_parse(line, where, one_line=True), where))
     return records
 
 
-def _record(value: Any, where: str) -> Record:
+def record(value: Any, where: str) -> Record:
+    """The object that stands there, or the sentence that says there is none."""
     if not isinstance(value, dict):
         raise RevisitError(f"{where} is a {type(value).__name__}, not an object.")
     return Record(value, where)
@@ -115,6 +130,8 @@ def read_map(path: Path) -> dict[str, Any] | None:
         value = json.loads(text)
     except json.JSONDecodeError:
         return None
+    except (ValueError, RecursionError) as error:
+        raise RevisitError(f"{path} is JSON that cannot be read ({error}).") from error
     return value if isinstance(value, dict) else None
 
 

@@ -191,6 +191,15 @@ def score_labels(rows: Iterable[Row], labels: Mapping[str, str], note: str = "")
 FIELDS = ("category", "subcategory", "set_id", "figure_id", "question_id", "visual_input")
 
 
+def check_row(row: Row, where: str) -> None:
+    """Raises unless the fields that are numbers are numbers."""
+    for field, allowed in (("gt_answer", "01"), ("visual_input", "012")):
+        if field in row and str(row[field]) not in tuple(allowed):
+            raise RevisitError(f"{where}: {field!r} must be one of {', '.join(allowed)}, not {row[field]!r}.")
+    if not str(row["figure_id"]).isdecimal():
+        raise RevisitError(f"{where}: 'figure_id' must be a number, not {row['figure_id']!r}.")
+
+
 def _name(answer: Answer) -> str:
     """The question that a result entry answers: by its fields, or by an id that ends in them (VLMEvalKit's index)."""
     record = answer.record
@@ -258,7 +267,10 @@ class HallusionBench(Benchmark):
         items = []
         for row in files.read_records(path):
             name = row.get("filename")
-            if self.part not in ("all", row.need("category")) or (not name and not self.no_image):
+            for field in (*FIELDS, "gt_answer"):
+                row.need(field)
+            check_row(row, row.where)
+            if self.part not in ("all", row["category"]) or (not name and not self.no_image):
                 continue
             figure = str(name or "").removeprefix("./")
             places = [path.parent / figure, path.parent / "hallusion_bench" / figure]
@@ -273,7 +285,11 @@ class HallusionBench(Benchmark):
 
     def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
         """The answers' own fields, or those of the questions file; with judge="labels" the text is the label."""
-        known = {item_key(row): dict(row) for path in truth for row in files.read_records(path)}
+        known = {}
+        for question in (row for path in truth for row in files.read_records(path)):
+            for field in FIELDS:
+                question.need(field)
+            known[item_key(question)] = dict(question)
         rows, texts = known, {}
         for answer in answers:
             name = _name(answer)
@@ -283,10 +299,15 @@ class HallusionBench(Benchmark):
                 raise RevisitError(
                     f"{answer.where}: no {missing[0]!r} for {name!r}; give --questions HallusionBench.json."
                 )
+            check_row(row or {}, answer.where)
             if name in texts:
                 raise RevisitError(f"{answer.where} answers {name!r} a second time.")
             texts[name] = (carried_label(answer) or "none") if self.judge == "labels" else answer.text
-        chosen = {name: row for name, row in rows.items() if self.part in ("all", row["category"])}
+        chosen = {
+            name: row
+            for name, row in rows.items()
+            if self.part in ("all", row["category"]) and (self.no_image or row.get("filename"))
+        }
         items = [Item(name, str(row.get("question", "")), (), {"row": row}) for name, row in chosen.items()]
         return items, {name: text for name, text in texts.items() if name in chosen}
 

@@ -99,17 +99,23 @@ def _content(body: bytes, address: str) -> str:
 
 
 def _read_cache(path: Path) -> dict[str, str]:
-    """Replies by key; cuts off a last line that was not written to its end."""
-    raw = path.read_bytes()
-    whole = raw[: raw.rfind(b"\n") + 1]
-    if len(whole) != len(raw):
-        with path.open("r+b") as file:
-            file.truncate(len(whole))
+    """Replies by key; cuts off a last line that was not written to its end, of a file that is a cache."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise RevisitError(f"{path} cannot be read as the judge's cache: {error}.") from error
+    whole, end = raw[: raw.rfind(b"\n") + 1], raw[raw.rfind(b"\n") + 1 :]
     known = {}
-    for number, line in enumerate(whole.decode("utf-8").splitlines(), 1):
+    for number, line in enumerate(whole.split(b"\n")[:-1], 1):
         try:
             row = json.loads(line)
             known[row["key"]] = row["reply"]
         except (ValueError, KeyError, TypeError) as error:
             raise RevisitError(f"{path} line {number} is no judge reply; delete the line or the file.") from error
+    start = b'{"key"'
+    if end and not start.startswith(end[: len(start)]):
+        raise RevisitError(f"{path} does not end like the judge's cache; give another file, or delete this one.")
+    if end:
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
     return known

@@ -8,6 +8,7 @@ questions.jsonl, context.jsonl, answers_gpt4.jsonl and images/ (liuhaotian/llava
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -72,6 +73,26 @@ def score_marks(rows: Iterable[tuple[str, str, tuple[float, float]]]) -> Scores:
     return Scores(metrics, per_item, {"answers": float(len(rows)), "unread_replies": float(bad)}, notes)
 
 
+def _reviews(answers: list[Answer]) -> tuple[list[Item], dict[str, str]]:
+    """One item per review, a second one of the same question included; the text is its pair of marks."""
+    items, texts = [], {}
+    seen: Counter[str] = Counter()
+    for answer in answers:
+        key = answer.need(("question_id", "id"))
+        seen[key] += 1
+        name = key if seen[key] == 1 else f"{key}#{seen[key]}"
+        marks = answer.record.get("tuple")
+        if marks is not None:
+            if not isinstance(marks, list) or len(marks) != 2 or not all(isinstance(m, (int, float)) for m in marks):
+                raise RevisitError(f"{answer.where}: 'tuple' must be two numbers, not {marks!r}.")
+            texts[name] = f"{marks[0]} {marks[1]}"
+        else:
+            texts[name] = answer.text
+        category = str(answer.record.need("category")).removeprefix("llava_bench_")
+        items.append(Item(name, "", (), {"category": category}))
+    return items, texts
+
+
 @dataclass(frozen=True)
 class LlavaBench(Benchmark):
     """`judge`: "none" (answers only), "model" with `judge_url`, `judge_model`, `judge_cache`, or "reviews", which
@@ -111,13 +132,13 @@ class LlavaBench(Benchmark):
         folder = files.folder(data_dir, "llava_bench")
         items = []
         for row in questions:
-            meta = {
-                "category": row.need("category"),
-                "context": captions[row.need("image")],
-                "reference": answers[row.need("question_id")],
-            }
-            image = files.find_image(folder, row["image"], "images", ".")
-            items.append(Item(str(row["question_id"]), row.need("text"), (image,), meta))
+            image, number = row.need_text("image"), row.need("question_id")
+            if image not in captions or number not in answers:
+                where = FILES[1] if image not in captions else FILES[2]
+                raise RevisitError(f"{row.where}: {where} has nothing for image {image} and question {number}.")
+            meta = {"category": row.need("category"), "context": captions[image], "reference": answers[number]}
+            picture = files.find_image(folder, image, "images", ".")
+            items.append(Item(str(number), row.need_text("text"), (picture,), meta))
         return items
 
     def adapted(self, answers: list[Answer], chosen: Mapping[str, Any]) -> Benchmark:
@@ -127,13 +148,10 @@ class LlavaBench(Benchmark):
 
     def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
         if self.judge == "reviews":
-            names = [answer.need(("question_id", "id")) for answer in answers]
-            categories = [str(answer.record["category"]).removeprefix("llava_bench_") for answer in answers]
-            items = [Item(n, "", (), {"category": c}) for n, c in zip(names, categories, strict=True)]
-        elif len(truth) != 1:
+            return _reviews(answers)
+        if len(truth) != 1:
             raise RevisitError("LLaVA-Bench needs --questions questions.jsonl, with context and reference beside it.")
-        else:
-            items = self.load(truth[0].parent)
+        items = self.load(truth[0].parent)
         return items, align([item.id for item in items], answers, ("question_id", "id"))
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:

@@ -8,6 +8,7 @@ hub dataset MMMU/MMMU as mmmu/questions.jsonl (`revisit data get mmmu`), or answ
 from __future__ import annotations
 
 import ast
+import contextlib
 import random
 import re
 from collections import Counter
@@ -267,13 +268,24 @@ def score_responses(questions: Iterable[Question], responses: Mapping[str, str])
         "macro": {i: (r * weight[i], weight[i]) for i, r in right.items()},
     }
     groups = {**DOMAINS, **{s: (s,) for s in sizes}}
-    for group, subjects in groups.items():
-        units = {q.id: (right[q.id], 1.0) for q in ordered if q.subject in subjects}
+    for group, members in groups.items():
+        units = {q.id: (right[q.id], 1.0) for q in ordered if q.subject in members}
         if units:
             per_item[f"{group}/accuracy"] = units
-    metrics = {name: ratio(units.values()) for name, units in per_item.items()}
+    # By the official formulas, and in the official order, whose rounding decides ties of the last printed digit.
+    subjects = {s: ratio((right[q.id], 1.0) for q in ordered if q.subject == s) for s in sizes}
+    metrics = {"micro": _pooled(subjects, sizes), "macro": sum(subjects.values()) / len(subjects)}
+    for group, members in groups.items():
+        known = {s: subjects[s] for s in members if s in subjects}
+        if known:
+            metrics[f"{group}/accuracy"] = _pooled(known, sizes) if group in DOMAINS else known[group]
     counts = {"questions": float(len(right)), "correct": sum(right.values()), "subjects": float(len(sizes))}
     return Scores(metrics, per_item, counts, _notes(ordered, responses))
+
+
+def _pooled(accuracies: Mapping[str, float], sizes: Mapping[str, int]) -> float:
+    """Mean accuracy of some subjects, weighted by their sizes."""
+    return sum(accuracy * sizes[s] for s, accuracy in accuracies.items()) / sum(sizes[s] for s in accuracies)
 
 
 def _notes(questions: Sequence[Question], responses: Mapping[str, str]) -> tuple[str, ...]:
@@ -305,21 +317,38 @@ def question(row: Mapping[str, Any], item_id: str | None = None) -> Question:
     """A question from any of the official shapes: an output.json entry, an answer_dict entry, or a dataset row."""
     item_id = item_id or str(row["id"])
     kind = str(row.get("question_type", "multiple-choice"))
-    gold = row["ground_truth"] if "ground_truth" in row else row["answer"]
-    if isinstance(gold, str) and gold.startswith("[") and kind != "multiple-choice":
-        gold = ast.literal_eval(gold)
+    if "ground_truth" not in row and "answer" not in row:
+        raise RevisitError(f"MMMU question {item_id} has neither 'ground_truth' nor 'answer'.")
+    gold = row["ground_truth"] if "ground_truth" in row else _listed(row["answer"], kind)
     options = row.get("index2ans")
     if options is None and row.get("options"):
-        options = letters(row["options"])
+        options = letters(row["options"], item_id)
+    if options is not None and not (isinstance(options, dict) and all(isinstance(o, str) for o in options.values())):
+        raise RevisitError(f"MMMU question {item_id}: its options must be texts by letter.")
     subject = str(row.get("subject") or subject_of(item_id))
     is_choice = kind == "multiple-choice"
     golds = tuple(map(str, gold)) if isinstance(gold, (list, tuple)) else str(gold)
     return Question(item_id, subject, golds, is_choice, options if is_choice and options else None)
 
 
-def letters(options: str | Sequence[str]) -> dict[str, str]:
+def _listed(answer: Any, kind: str) -> Any:
+    """The answer of a dataset row, which stores several as the text of a Python list."""
+    if isinstance(answer, str) and answer.startswith("[") and kind != "multiple-choice":
+        with contextlib.suppress(SyntaxError, ValueError):
+            several = ast.literal_eval(answer)
+            if isinstance(several, list) and all(isinstance(one, str) for one in several):
+                return several
+    return answer
+
+
+def letters(options: Any, item_id: str = "") -> dict[str, str]:
     """Options by letter, A on; the hub dataset stores them as the text of a Python list."""
-    texts = ast.literal_eval(options) if isinstance(options, str) else options
+    try:
+        texts = ast.literal_eval(options) if isinstance(options, str) else options
+    except (SyntaxError, ValueError):
+        texts = None
+    if not isinstance(texts, (list, tuple)):
+        raise RevisitError(f"MMMU question {item_id}: its options must be a list, not {options!r}.")
     return {chr(ord("A") + n): str(text) for n, text in enumerate(texts)}
 
 
@@ -346,9 +375,9 @@ class MMMU(Benchmark):
     truth: ClassVar[str] = "--answers"
     partial: ClassVar[bool] = True
     metrics: ClassVar[tuple[Metric, ...]] = (
-        Metric("micro", "higher", 100, 1),
-        Metric("macro", "higher", 100, 1),
-        Metric("accuracy", "higher", 100, 1),
+        Metric("micro", "higher", 100, 1, rounded=3),
+        Metric("macro", "higher", 100, 1, rounded=3),
+        Metric("accuracy", "higher", 100, 1, rounded=3),
     )
 
     def __post_init__(self) -> None:
@@ -373,11 +402,15 @@ class MMMU(Benchmark):
         return items
 
     def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
+        if self.keep != "all":
+            raise RevisitError(f"keep={self.keep} needs the questions with their pictures: score with --data.")
         found = by_id(answers, ("id", "question_id", "index"))
         golds = {key: row for path in truth for key, row in read_golds(path).items()}
         carried = {} if golds else {key: _own_gold(answer) for key, answer in found.items()}
         items = []
-        for key, gold in (golds or carried).items():
+        # Guesses are drawn in the order of the answers, as officially.
+        for key in [*(key for key in found if key in golds), *(key for key in golds if key not in found), *carried]:
+            gold = golds[key] if golds else carried[key]
             record = found[key].record if key in found else {}
             row = {k: record[k] for k in ("index2ans", "options") if record.get(k)} | dict(gold)
             items.append(Item(key, "", (), {"question": question(row, key)}))

@@ -6,6 +6,7 @@ question files (AoiDragon/POPE `output/`, or VCD's copies) and the COCO val2014 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -115,11 +116,14 @@ def score_cells(cells: Mapping[str, str], yes_labels: Mapping[str, bool] | None 
     }
     counts = {kind: float(sum(c == kind for c in cells.values())) for kind in ("TP", "FP", "TN", "FN")}
     counts["other"] = len(cells) - sum(counts.values())
-    return Scores({name: ratio(units.values()) for name, units in per_item.items()}, per_item, counts)
+    metrics = {name: ratio(units.values()) for name, units in per_item.items()}
+    p, r = metrics["precision"], metrics["recall"]
+    metrics["F1"] = 2 * p * r / (p + r) if p + r else math.nan
+    return Scores(metrics, per_item, counts)
 
 
 def score_answers(rows: Iterable[tuple[str, str, str]], parser: str = "official") -> Scores:
-    """The metrics over (unit, answer, label) rows. Precision without any yes answer is undefined (NaN)."""
+    """The metrics over (unit, answer, label) rows. Precision and F1 without any yes answer are undefined (NaN)."""
     check_choice("parser", parser, PARSERS)
     parse = PARSERS[parser]
     cells, labels = {}, {}
@@ -130,15 +134,18 @@ def score_answers(rows: Iterable[tuple[str, str, str]], parser: str = "official"
         cells[unit] = cell(label, parse(answer, label), parser)
         labels[unit] = label == "yes"
     scores = score_cells(cells, labels if parser == "harness" else None)
-    if parser != "harness":
+    if parser not in ("harness", "vlmevalkit"):
         return scores
-    # lmms-eval divides 0 by 0 to 0, and takes F1 from its own precision and recall
+    # the two harnesses divide 0 by 0 to 0
     metrics = {name: 0.0 if value != value else value for name, value in scores.metrics.items()}
     return Scores(metrics, scores.per_item, scores.counts)
 
 
 def score_settings(rows: Iterable[tuple[str, str, str, str]], parser: str = "official") -> Scores:
-    """Per setting, and averaged over settings metric by metric, from (unit, answer, label, setting) rows."""
+    """Per setting, and averaged over settings metric by metric, from (unit, answer, label, setting) rows.
+
+    VLMEvalKit pools the rows of all settings instead.
+    """
     groups: dict[str, list[tuple[str, str, str]]] = {}
     for unit, answer, label, setting in rows:
         groups.setdefault(setting, []).append((unit, answer, label))
@@ -150,8 +157,11 @@ def score_settings(rows: Iterable[tuple[str, str, str, str]], parser: str = "off
         for name in next(iter(parts.values())).metrics
     }
     per_item = {}
+    if parser == "vlmevalkit":
+        pooled = score_answers((row for group in groups.values() for row in group), parser)
+        metrics, per_item = dict(pooled.metrics), dict(pooled.per_item)
     # Accuracy and yes-ratio are means within a setting, so their mean over settings is a weighted sum over items.
-    for name in ("accuracy", "yes_ratio"):
+    for name in () if parser == "vlmevalkit" else ("accuracy", "yes_ratio"):
         per_item[name] = {
             unit: (n / total, d / total)
             for part in parts.values()
@@ -230,17 +240,24 @@ class Pope(Benchmark):
         items = []
         images: dict[str, Path] = {}  # six questions share a picture
         for row in files.read_records(path):
-            file = row.need("image")
+            file = row.need_text("image")
             image = images.get(file) or images.setdefault(file, files.find_image(data_dir, file, *places))
-            meta = {"label": row.need("label"), "setting": setting}
+            meta = {"label": row.need_text("label"), "setting": setting}
             name = f"{setting}/{row.need('question_id')}"
-            items.append(Item(name, row.need("text") + SUFFIXES[self.suffix], (image,), meta))
+            items.append(Item(name, row.need_text("text") + SUFFIXES[self.suffix], (image,), meta))
         return items
 
     def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
         if not truth:
+            if self.settings:
+                raise RevisitError("settings=... needs the question files (--questions) or the data folder (--data).")
             return _carried(answers)
         items = [item for path in truth for item in self._items(path, _setting(path), path.parent)]
+        items = [item for item in items if not self.settings or item.meta["setting"] in self.settings]
+        if not items:
+            raise RevisitError(
+                f"{', '.join(map(str, truth))}: there are no questions, or none of the settings asked for."
+            )
         ids = [item.id for item in items]
         ours = any("/" in str(answer.record.get("id", "")) for answer in answers)
         texts = align(ids, answers, ("id", "question_id") if ours else ("question_id", "id"))

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from revisit.benchmarks import files
 from revisit.benchmarks.answers import Answer, align
-from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers, check_choice, ratio, require
+from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers, check_choice, require
 from revisit.errors import RevisitError
 
 SOURCE = (
@@ -142,20 +142,16 @@ def token_max(
 
 def score_answers(rows: Iterable[tuple[str, str, Sequence[str], str, str]]) -> Scores:
     """Both rules over (unit, prediction, ten answers, answer type, question type) rows; percent, unrounded."""
-    official, token, kinds = {}, {}, {}
+    found: dict[str, dict[str, float]] = {"accuracy": {}, "token_max": {}}
     for unit, prediction, answers, answer_type, question_type in rows:
-        official[unit] = (100 * official_accuracy(prediction, answers), 1.0)
-        token[unit] = (100 * token_max(prediction, answers), 1.0)
-        kinds[unit] = (f"answer_type/{answer_type}", f"question_type/{question_type}")
-    per_item = {"accuracy": official, "token_max": token}
-    for names in kinds.values():
-        for name in names:
-            per_item.setdefault(f"{name}/accuracy", {})
-    for unit, names in kinds.items():
-        for name in names:
-            per_item[f"{name}/accuracy"][unit] = official[unit]
-    metrics = {name: ratio(units.values()) for name, units in per_item.items()}
-    return Scores(metrics, per_item, {"questions": float(len(official))})
+        accuracy = official_accuracy(prediction, answers)
+        found["token_max"][unit] = token_max(prediction, answers)
+        for name in ("", f"answer_type/{answer_type}/", f"question_type/{question_type}/"):
+            found.setdefault(f"{name}accuracy", {})[unit] = accuracy
+    # Summed up before they become per cent, like the official ones: it decides ties of the last printed digit.
+    metrics = {name: 100 * sum(units.values()) / len(units) for name, units in found.items() if units}
+    per_item = {name: {unit: (100 * value, 1.0) for unit, value in units.items()} for name, units in found.items()}
+    return Scores(metrics, per_item, {"questions": float(len(found["accuracy"]))})
 
 
 # ------------------------------------------------------------------------------------------------- benchmark
@@ -167,20 +163,19 @@ def read_annotations(path: Path) -> list[files.Record]:
     rows = data.get("annotations") if isinstance(data, dict) else data
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise RevisitError(f"{path} is no VQA annotations file: it needs a list 'annotations' of objects.")
-    records = [files.Record(row, f"{path} annotation {n}") for n, row in enumerate(rows, 1)]
-    for record in records:
-        record.need("question_id")
-        if not record.need("answers"):
-            raise RevisitError(f"{record.where} has no human answers.")
-    return records
+    return [files.Record(row, f"{path} annotation {n}") for n, row in enumerate(rows, 1)]
 
 
-def answer_texts(annotation: Mapping[str, Any]) -> list[str]:
+def answer_texts(annotation: files.Record) -> list[str]:
     """The human answers of one annotation."""
-    return [a if isinstance(a, str) else a["answer"] for a in annotation["answers"]]
+    answers = annotation.need_list("answers")
+    texts: list[Any] = [answer.get("answer") if isinstance(answer, dict) else answer for answer in answers]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise RevisitError(f"{annotation.where}: 'answers' must be a list of human answers.")
+    return texts
 
 
-def _meta(annotation: Mapping[str, Any]) -> dict[str, Any]:
+def _meta(annotation: files.Record) -> dict[str, Any]:
     types = (annotation.get("answer_type", "unknown"), annotation.get("question_type", "unknown"))
     return {"answers": answer_texts(annotation), "types": types}
 
@@ -216,12 +211,12 @@ class VQAv2(Benchmark):
         if not truth and len(carried) != len(answers):
             raise RevisitError("VQAv2 needs --annotations: the official annotations file.")
         rows = [row for path in truth for row in read_annotations(path)] or carried
-        items = [Item(str(row["question_id"]), "", (), _meta(row)) for row in rows]
+        items = [Item(str(row.need("question_id")), "", (), _meta(row)) for row in rows]
         return items, align([item.id for item in items], answers, ("question_id", "id"))
 
     def load(self, data_dir: Path) -> list[Item]:
         questions, annotations = self.files(data_dir)
-        truth = {row["question_id"]: row for row in read_annotations(annotations)}
+        truth = {row.need("question_id"): row for row in read_annotations(annotations)}
         items = []
         for row in files.read_json(questions)["questions"]:
             if row["question_id"] not in truth:

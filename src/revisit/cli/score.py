@@ -69,12 +69,21 @@ def score(
     chosen = chosen.adapted(found, options)
     given = {"--ground-truth": ground_truth, "--questions": questions, "--annotations": annotations, "--answers": gold}
     truth = _truth(chosen, given, data)
-    if data is not None:
-        items, texts = chosen.load(data), _own(found)
-    else:
-        items, texts = chosen.match(found, truth)
-    items, notes = _answered(items, texts, subset or chosen.partial)
-    scores = chosen.score(items, texts)
+    try:
+        if data is not None:
+            items, texts = chosen.load(data), _own(found)
+        else:
+            items, texts = chosen.match(found, truth)
+        items, notes = _answered(items, texts, subset or chosen.partial)
+        scores = chosen.score(items, texts)
+    except RevisitError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        read = ", ".join(map(str, [answers, *truth] if data is None else [answers, data]))
+        raise RevisitError(
+            f"{read} cannot be scored as {chosen.name}: something in there has another form than expected "
+            f"({type(error).__name__}: {error}); compare with the layouts in docs/benchmarks.md."
+        ) from error
     if as_json:
         print(_json(chosen, scores, len(items), notes, per_item))
     else:
@@ -106,7 +115,7 @@ def _answered(items: list[Item], texts: dict[str, str], partial: bool) -> tuple[
 
 
 def _json(benchmark: Benchmark, scores: Scores, items: int, notes: tuple[str, ...], per_item: bool) -> str:
-    finite = {name: None if math.isnan(value) else value for name, value in scores.metrics.items()}
+    finite = {name: value if math.isfinite(value) else None for name, value in scores.metrics.items()}
     result: dict[str, Any] = {
         "benchmark": benchmark.name,
         "version": benchmark.version,
