@@ -231,3 +231,17 @@ def test_jsd_is_bounded_and_symmetric(step: tuple) -> None:
     assert (there >= -1e-12).all()
     assert (there <= math.log(2) + 1e-12).all()
     torch.testing.assert_close(there, back)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_published_rounding_of_both_softmaxes(dtype: torch.dtype) -> None:
+    """In half precision Q is a rounded softmax, not the exponential of a rounded log-softmax."""
+    generator = torch.Generator().manual_seed(1)
+    logits = (4 * torch.randn(50, 30, generator=generator)).to(dtype)
+    log_p = (4 * torch.randn(30, generator=generator)).log_softmax(-1)
+    log_q, q = logits.log_softmax(-1), logits.softmax(-1)
+    m = 0.5 * (log_p.exp() + q)
+    want = 0.5 * ((m * (m.log() - log_p)).mean(-1) + (m * (m.log() - log_q)).mean(-1))
+    got = core.compare(log_p, logits, "official", True)
+    torch.testing.assert_close(got, want)
+    assert not torch.allclose(got, core.official_divergence(log_p, log_q), rtol=1e-4, atol=0)

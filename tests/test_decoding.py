@@ -13,6 +13,7 @@ import families
 import revisit
 from revisit import ReVisiT, RevisitError, Trace
 from revisit.models.anatomy import Anatomy
+from revisit.models.prompts import prepare
 from revisit.vision import resolve_layers
 
 METHOD = ReVisiT(alpha=1e-2, layers="all")
@@ -278,6 +279,9 @@ def test_inputs_embeds_need_and_use_a_mask() -> None:
         revisit.generate(model, inputs_embeds=embeds, **options)
     mask = inputs["input_ids"] == model.config.image_token_id
     assert revisit.generate(model, inputs_embeds=embeds, vision_mask=mask, **options)[0].tolist() == expected
+    for wrong in (mask[:, 1:], torch.cat([mask, mask])):
+        with pytest.raises(RevisitError, match="vision_mask must have the shape of the prompts"):
+            revisit.generate(model, inputs_embeds=embeds, vision_mask=wrong, **options)
 
 
 def test_clear_refusals() -> None:
@@ -460,3 +464,20 @@ def test_full_vocabulary_is_bounded_in_memory_and_excludes_nothing() -> None:
 )
 def test_layer_sets(depth: int, tied: bool, spec: Any, expected: tuple[int, ...]) -> None:
     assert resolve_layers(spec, depth, tied) == expected
+
+
+def test_stop_strings() -> None:
+    model, processor = revisit.load("tiny")
+    picture = families.picture(0, (96, 96))
+    inputs = dict(prepare(processor, ["Please describe this image in detail."], [[picture]], model.device))
+    options: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "method": ReVisiT(alpha=1e-3)}
+    start, tokenizer = inputs["input_ids"].shape[1], processor.tokenizer
+    whole = tokenizer.decode(revisit.generate(model, **inputs, **options)[0, start:], skip_special_tokens=True)
+    word = whole.split()[2]
+    stopped = revisit.generate(model, **inputs, stop_strings=[word], tokenizer=tokenizer, **options)[0, start:]
+    said = tokenizer.decode(stopped, skip_special_tokens=True)
+    assert whole.startswith(said)
+    assert said.endswith(word)
+    assert len(said) < len(whole)
+    with pytest.raises(RevisitError, match="stop_strings needs the model's tokenizer"):
+        revisit.generate(model, **inputs, stop_strings=[word], **options)

@@ -63,9 +63,9 @@ class Candidates(NamedTuple):
     log_p: Tensor  # (n, c) the output distribution over the plausible ones, -inf elsewhere
     sizes: Tensor  # (n,) how many are plausible
 
-    def log_softmax(self, logits: Tensor, rule: Rule) -> Tensor:
-        """Distributions of vision rows over the plausible tokens.  (n, r, c) -> (n, r, c)"""
-        return core.log_softmax(logits.masked_fill(~self.inside[:, None], -math.inf), rule.model_dtype)
+    def bounded(self, logits: Tensor) -> Tensor:
+        """Logits of vision rows, -inf for tokens that are not plausible.  (n, r, c) -> (n, r, c)"""
+        return logits.masked_fill(~self.inside[:, None], -math.inf)
 
 
 @torch.no_grad()
@@ -98,7 +98,7 @@ def refine_without_waiting(
     ]
     like = next((logits for logits in own if logits is not None), log_p)
     whole = torch.cat([torch.zeros_like(like) if logits is None else logits for logits in own])  # (B, c)
-    log_q = every.log_softmax(whole[:, None], rule)[:, 0].to(log_p.dtype)  # (B, c)
+    log_q = core.log_softmax(every.bounded(whole[:, None]), rule.model_dtype)[:, 0].to(log_p.dtype)  # (B, c)
 
     applied = (every.sizes > 1) & usable.any(-1)
     mixed = core.fuse(log_p, log_q, rule.fusion, rule.weight, rule.normalize)
@@ -122,7 +122,7 @@ def _divergences(vision: Indexable, rule: Rule, some: Candidates) -> Tensor:
     for i, j in core.spans(vision.rows, core.CHUNK_NUMBERS // some.ids.numel()):
         raw = vision.logits(i, j, some.ids.flatten()).unflatten(-1, some.ids.shape).transpose(0, 1)  # -> (n, r, c)
         finite = (raw.isfinite() | ~some.inside[:, None]).all(-1)
-        divergence = core.DIVERGENCES[rule.divergence](some.log_p[:, None], some.log_softmax(raw, rule))  # (n, r)
+        divergence = core.apart(some.log_p[:, None], some.bounded(raw), rule.divergence, rule.model_dtype)  # (n, r)
         parts.append(torch.where(finite, divergence, math.nan))
     return torch.cat(parts, dim=1)
 

@@ -81,9 +81,12 @@ def jsd(log_p: Tensor, log_q: Tensor) -> Tensor:
     return 0.5 * (p_part + q_part)
 
 
-def official_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """What the published code calls JSD: the mean (not the sum) over tokens of ½·M·(ln M − ln P) + ½·M·(ln M − ln Q)."""
-    m = 0.5 * (log_p.exp() + log_q.exp())
+def official_divergence(log_p: Tensor, log_q: Tensor, q: Tensor | None = None) -> Tensor:
+    """What the published code calls JSD: the mean (not the sum) over tokens of ½·M·(ln M − ln P) + ½·M·(ln M − ln Q).
+
+    `q`: Q itself, where it was rounded on its own and is not the exponential of `log_q`.
+    """
+    m = 0.5 * (log_p.exp() + (log_q.exp() if q is None else q))
     log_m = m.log()
     p_part = torch.where(m > 0, m * (log_m - log_p), 0.0).mean(-1)
     q_part = torch.where(m > 0, m * (log_m - log_q), 0.0).mean(-1)
@@ -147,8 +150,15 @@ def spans(total: int, step: int) -> list[tuple[int, int]]:
 
 def compare(log_p: Tensor, logits: Tensor, divergence: Divergence, model_dtype: bool) -> Tensor:
     """Divergence of some vision rows; NaN where a row's logits are not all finite.  (k,), (rows, k) -> (rows,)"""
-    divergences = DIVERGENCES[divergence](log_p, log_softmax(logits, model_dtype))
-    return torch.where(logits.isfinite().all(-1), divergences, math.nan)
+    return torch.where(logits.isfinite().all(-1), apart(log_p, logits, divergence, model_dtype), math.nan)
+
+
+def apart(log_p: Tensor, logits: Tensor, divergence: Divergence, model_dtype: bool) -> Tensor:
+    """Divergence of vision rows by their logits, -inf for tokens that do not count.  (..., k), (..., rows, k) -> (..., rows)"""
+    log_q = log_softmax(logits, model_dtype)
+    if divergence == "official" and model_dtype:
+        return official_divergence(log_p, log_q, logits.softmax(-1))
+    return DIVERGENCES[divergence](log_p, log_q)
 
 
 def log_softmax(logits: Tensor, model_dtype: bool) -> Tensor:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList, StopStringCriteria
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GENERATION_MODES_MAPPING
 
@@ -58,7 +58,19 @@ def generate(model: Any, *args: Any, method: Method | None = None, trace: Trace 
             f"method must be a decoding method such as revisit.ReVisiT(), not {method!r}; revisit.methods.get(name) makes one."
         )
     extra = {} if trace is None else {"trace": trace}
+    if kwargs.get("stop_strings") is not None:
+        kwargs = _stopping_at_strings(kwargs)
     return model.generate(*args, custom_generate=method, **extra, **kwargs)
+
+
+def _stopping_at_strings(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of generate() with `stop_strings` as a criterion: transformers loses the tokenizer on the way to a method."""
+    strings, tokenizer = kwargs["stop_strings"], kwargs.get("tokenizer")
+    if tokenizer is None:
+        raise RevisitError("stop_strings needs the model's tokenizer: pass tokenizer=processor.tokenizer.")
+    criteria = [*(kwargs.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, strings)]
+    rest = {name: value for name, value in kwargs.items() if name not in ("stop_strings", "tokenizer")}
+    return {**rest, "stopping_criteria": StoppingCriteriaList(criteria)}
 
 
 @dataclass
@@ -87,6 +99,7 @@ class Run:
         self._finished: Tensor | None = None
         self._later: list[Tensor] = []  # counters still on the device
         self._seen = self.input_ids.shape[1]
+        self._exits = False  # whether some method looks at early layers
         self.raw: Tensor | None = None  # (rows, V) what the model itself said at this step
 
     # -- the prompt ---------------------------------------------------------------------------------------------
@@ -99,11 +112,14 @@ class Run:
         self.anatomy = Anatomy.of(self.model)
         if self.user_mask is not None:
             mask = self.user_mask.to(self.input_ids.device).bool()
-            if self.input_ids.shape[0] % mask.shape[0]:
+            embeds = self.model_kwargs.get("inputs_embeds")
+            length = embeds.shape[1] if embeds is not None and not self.input_ids.shape[1] else self.input_ids.shape[1]
+            wanted = (self.input_ids.shape[0] // self.copies, length)
+            if tuple(mask.shape) != wanted:
                 raise RevisitError(
-                    f"vision_mask has {mask.shape[0]} rows for a batch of {self.input_ids.shape[0] // self.copies}."
+                    f"vision_mask must have the shape of the prompts, {wanted} (batch, length), not {tuple(mask.shape)}."
                 )
-            mask = mask.repeat_interleave(self.input_ids.shape[0] // mask.shape[0], dim=0)
+            mask = mask.repeat_interleave(self.copies, dim=0)
         elif self.model_kwargs.get("inputs_embeds") is not None and self.input_ids.shape[1] == 0:
             if not required:
                 return self.input_ids.bool()
@@ -134,9 +150,25 @@ class Run:
         cache = self.model_kwargs.get("past_key_values")
         return Capture(self.anatomy, mask, layers, self.copies, self.stack, final_norm=final_norm, cache=cache)
 
+    def within_windows(self, asker: str) -> None:
+        """Refuses a call that outgrows the sliding window of some layer, where the image's place in attention is not known."""
+        config = self.model.config.get_text_config()
+        window = getattr(config, "sliding_window", None)
+        slides = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+        if slides and window and self.generation_config.max_length > window:
+            raise RevisitError(
+                f"{asker} changes attention, and some layers of {describe(self.model)} see only the last {window} tokens, fewer than the "
+                f"{self.generation_config.max_length} that this call may reach: ask for fewer new tokens, or use another method."
+            )
+
     def early_exits(self, layers: tuple[int, ...], *, final_norm: bool = False) -> EarlyExits:
         """Start projecting the last position's states at these layers, at every step."""
         self.trace.layers = layers
+        if self._exits:
+            raise RevisitError(
+                "Only one method of a chain can look at early layers (DoLa, DeCo): leave one of them out."
+            )
+        self._exits = True
         return EarlyExits(
             self.anatomy,
             layers,
@@ -316,6 +348,21 @@ class _First(LogitsProcessor):
         return self.refine(input_ids, scores)
 
 
+class _Last(LogitsProcessor):
+    """Where the others have ruled out all that the method left, the row is decoded plainly: the others on the raw logits."""
+
+    def __init__(self, run: Run, others: LogitsProcessorList) -> None:
+        self.run, self.others = run, others
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
+        nothing = ~(scores.amax(-1) > -torch.inf)  # (rows,), also where warpers made NaN of nothing
+        if not bool(nothing.any()):
+            return scores
+        assert self.run.raw is not None
+        plain: Tensor = self.others(input_ids, self.run.raw)  # type: ignore[arg-type]
+        return torch.where(nothing[:, None], plain, scores)
+
+
 def decode(
     method: Method,
     model: Any,
@@ -351,7 +398,9 @@ def decode(
             stack=stack,
             user_mask=vision_mask,
         )
-        processors = LogitsProcessorList([_First(run, method.begin(run)), *(logits_processor or [])])
+        others = LogitsProcessorList(logits_processor or [])
+        last = [_Last(run, others)] if others else []
+        processors = LogitsProcessorList([_First(run, method.begin(run)), *others, *last])
         loop = getattr(type(model), GENERATION_MODES_MAPPING[mode])
         streaming = {} if streamer is None else {"streamer": streamer}
         output = loop(

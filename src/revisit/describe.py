@@ -29,7 +29,8 @@ def descriptions(
 ) -> list[Tokens]:
     """Token ids of each item's description, greedily decoded, without its end; () for items without an image."""
     book = _WRITTEN.setdefault(run.model, OrderedDict())
-    keys = [(name, request, length) for name in item_digests(run, mask)]
+    ends = tuple(sorted(_ends(run)))
+    keys = [(name, request, length, ends) for name in item_digests(run, mask)]
     has_image = mask[:: run.copies].any(-1).tolist()
     if any(key not in book for key, seen in zip(keys, has_image, strict=True) if seen):
         for key, text in zip(keys, _write(run, mask, request, tuple(around), length), strict=True):
@@ -38,6 +39,12 @@ def descriptions(
     while len(book) > REMEMBERED:
         book.popitem(last=False)
     return found
+
+
+def _ends(run: Run) -> set[int]:
+    """The tokens that end an answer."""
+    ends = run.generation_config.eos_token_id
+    return {ends} if isinstance(ends, int) else set(ends or ())
 
 
 def forget(model: Any) -> None:
@@ -68,10 +75,11 @@ def _write(
             num_return_sequences=1,
             pad_token_id=given.pad_token_id,
             eos_token_id=given.eos_token_id,
+            repetition_penalty=1.0,  # plainly, whatever the model's own settings are
+            no_repeat_ngram_size=0,
+            min_new_tokens=None,
         )
-    ends = given.eos_token_id
-    ends = {ends} if isinstance(ends, int) else set(ends or ())
-    texts = []
+    ends, texts = _ends(run), []
     for row in sequences[:, inputs["input_ids"].shape[1] :].tolist():
         stop = next((i for i, token in enumerate(row) if token in ends), len(row))
         texts.append(tuple(row[:stop]))

@@ -97,8 +97,11 @@ class EarlyExits:
             handle.remove()
         self._handles.clear()
 
-    def take(self, logits: Tensor) -> Tensor:
-        """The early logits of this step, in at least float32; `logits` (rows, V) are the model's own.  -> (rows, layers, V)"""
+    def take(self, logits: Tensor, *, model_dtype: bool = False) -> Tensor:
+        """The early logits of this step, in at least float32 or as the head made them; `logits` (rows, V) are the model's own.
+
+        -> (rows, layers, V)
+        """
         if self.logits is None or self._final is None:
             raise RevisitError(
                 f"The forward of {describe(self.anatomy.model)} did not pass through its layers and its LM head as modules, so its "
@@ -109,7 +112,9 @@ class EarlyExits:
             head.calibrate(self._final, logits[0], describe(self.anatomy.model))
         early, self.logits = self.logits, None
         assert head.transform is not None
-        return head.transform(early.to(torch.promote_types(early.dtype, torch.float32)).to(logits.device))
+        if not model_dtype:
+            early = early.to(torch.promote_types(early.dtype, torch.float32))
+        return head.transform(early.to(logits.device))
 
     def _mine(self) -> bool:
         return threading.get_ident() == self.thread and not self.ignore()

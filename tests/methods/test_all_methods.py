@@ -8,11 +8,24 @@ from typing import Any
 
 import pytest
 import torch
-from decoding_cases import CONTRASTIVE, FAMILIES, LENGTH, METHODS, assert_close, batch, decode, new_tokens, single
+from decoding_cases import (
+    CONTRASTIVE,
+    FAMILIES,
+    LENGTH,
+    METHODS,
+    VOCABULARY,
+    assert_close,
+    batch,
+    decode,
+    new_tokens,
+    single,
+)
 
 import families
 import revisit
-from revisit import M3ID, SID, VCD, Chain, DeCo, DoLa, ReVisiT, RevisitError, Trace
+from revisit import M3ID, SID, VCD, Chain, DeCo, DoLa, ReVisiT, RevisitError, Trace, describe
+from revisit.describe import forget
+from revisit.methods.base import Method
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -218,11 +231,11 @@ def test_chains_by_name() -> None:
 # -- other caches, other prompts, and what is left behind ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["vcd", "m3id", "sid", "avisc"])
+@pytest.mark.parametrize("name", ["vcd", "m3id", "sid", "avisc", "pai"])
 @pytest.mark.parametrize("how", [{"use_cache": False}, {"cache_implementation": "static"}], ids=["none", "static"])
 def test_other_caches_run_one_branch_after_the_other(name: str, how: dict[str, Any]) -> None:
-    if name == "sid" and "use_cache" in how:
-        pytest.skip("SID chooses its tokens anew at every step, which without a cache also changes the past")
+    if name in ("sid", "pai") and "use_cache" in how:
+        pytest.skip("it changes the newest position's attention, which without a cache is not kept for the later steps")
     want, _ = decode("llava", batch("llava"), CONTRASTIVE[name])
     got, _ = decode("llava", batch("llava"), CONTRASTIVE[name], **how)
     assert torch.equal(got.sequences, want.sequences)
@@ -318,6 +331,10 @@ def test_pixels_are_needed_to_change_them() -> None:
         (lambda: DoLa(layers="lower"), "Did you mean 'low'"),  # type: ignore[arg-type]
         (lambda: SID(layer=0), "SID: layer must be at least 1"),
         (lambda: revisit.PAI(alpha=0, gamma=None), "nothing left to do"),
+        (lambda: VCD(noise_step=3.5), "VCD: noise_step must be a whole number, not 3.5"),  # type: ignore[arg-type]
+        (lambda: SID(layer=1.5), "SID: layer must be a whole number"),  # type: ignore[arg-type]
+        (lambda: VCD(seed="a"), "VCD: seed must be a number"),  # type: ignore[arg-type]
+        (lambda: revisit.ReVisiT(seed=2**70), "ReVisiT: seed must be at least 0"),
         (lambda: revisit.methods.get("vdc"), "Did you mean 'vcd'"),
         (lambda: revisit.methods.get("vcd", alfa="1"), "Did you mean 'alpha'"),
     ],
@@ -345,3 +362,72 @@ def test_every_method_says_what_it_is(name: str) -> None:
     assert (
         revisit.methods.get(name, **{k: str(v) for k, v in cls().settings().items() if isinstance(v, float)}) == cls()
     )
+
+
+@pytest.mark.parametrize("name", ["revisit", "vcd", "apc", "dola"])
+@pytest.mark.parametrize("sample", [False, True])
+def test_constraints_that_leave_nothing_of_the_set_are_met_by_the_model(name: str, sample: bool) -> None:
+    """One plausible token, and that one is forbidden: the step is decoded plainly instead of saying token 0 or failing."""
+    strict: dict[str, Method] = {
+        "revisit": revisit.ReVisiT(alpha=1.0), "vcd": VCD(beta=1.0), "apc": revisit.APC(alpha=1.0), "dola": DoLa(relative_top=1.0),
+    }  # fmt: skip
+    inputs = single("qwen2_5_vl", 0)
+    free, _ = decode("qwen2_5_vl", inputs, strict[name])
+    banned = int(new_tokens(free, inputs)[0, 0])
+    how = {"do_sample": True, "top_k": 5} if sample else {}
+    got, _ = decode("qwen2_5_vl", inputs, strict[name], suppress_tokens=[banned], **how)
+    plain, _ = decode("qwen2_5_vl", inputs, None, suppress_tokens=[banned], **how)
+    assert banned not in new_tokens(got, inputs)
+    assert int(new_tokens(got, inputs)[0, 0]) == int(new_tokens(plain, inputs)[0, 0]) != 0
+    torch.testing.assert_close(got.scores[0], plain.scores[0])
+
+
+def test_pai_acts_without_a_cache_too() -> None:
+    """The first token is not changed, and from the second on the image gets more attention."""
+    with_, without = (
+        decode("llava", single("llava", 0), revisit.PAI(alpha=a, gamma=1.5), use_cache=False)[0] for a in (5.0, 0.0)
+    )
+    torch.testing.assert_close(with_.scores[0], without.scores[0])
+    assert not torch.allclose(with_.logits[1], without.logits[1], atol=1e-3)
+
+
+def test_two_methods_that_look_at_early_layers_are_refused() -> None:
+    with pytest.raises(RevisitError, match="Only one method of a chain can look at early layers"):
+        decode("llava", single("llava", 0), Chain([DoLa(), DeCo(layers=(1, 2))]))
+
+
+@pytest.mark.parametrize("method", [revisit.PAI(gamma=1.5), SID()], ids=["pai", "sid"])
+def test_calls_that_outgrow_a_sliding_window_are_refused(method: Method) -> None:
+    model, _ = families.build("gemma3")
+    inputs = single("gemma3", 0)
+    length = inputs["input_ids"].shape[1]
+    config, window = model.config.text_config, model.config.text_config.sliding_window
+    config.sliding_window = length + LENGTH - 1
+    try:
+        with pytest.raises(
+            RevisitError, match=f"see only the last {length + LENGTH - 1} tokens, fewer than the {length + LENGTH}"
+        ):
+            decode("gemma3", inputs, method)
+    finally:
+        config.sliding_window = window
+    assert decode("gemma3", inputs, method)[0].scores
+
+
+def test_descriptions_are_written_plainly_and_by_their_end() -> None:
+    """A penalty that the model ships with does not reach the description, nor is one reused that ended elsewhere."""
+    model, _ = families.build("llava")
+    inputs, method = single("llava", 0), CONTRASTIVE["code"]
+    forget(model)
+    want, _ = decode("llava", inputs, method)
+    forget(model)
+    own = model.generation_config.repetition_penalty
+    model.generation_config.repetition_penalty = 3.0
+    try:
+        got, _ = decode("llava", inputs, method, repetition_penalty=1.0)
+    finally:
+        model.generation_config.repetition_penalty = own
+    assert_close(got.scores, want.scores)
+    book = describe._WRITTEN[model]
+    assert len(book) == 1
+    decode("llava", inputs, method, eos_token_id=VOCABULARY + 1)
+    assert len(book) == 2

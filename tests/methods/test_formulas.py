@@ -226,3 +226,56 @@ def test_cut_keeps_the_favourite_and_drops_by_probability(values: list[float], b
     assert bool(kept[logits.argmax()])
     assert bool((p[kept] >= beta * p.max() * (1 - 1e-9)).all())
     assert bool((p[~kept] < beta * p.max() * (1 + 1e-9)).all())
+
+
+def test_pai_with_gamma_one_is_the_model_and_cuts_nothing() -> None:
+    close(pai.guide(t(*CLEAN), t(*OTHER), 1.0, 0.1), t(*CLEAN).log_softmax(-1).tolist())
+
+
+def test_avisc_counts_nan_as_the_clean_logits() -> None:
+    blind = t(math.nan, 3.0, math.nan, 0.0)
+    want = avisc.contrast(t(*CLEAN), t(CLEAN[0], 3.0, CLEAN[2], 0.0), 1.0, 0.1)
+    close(avisc.contrast(t(*CLEAN), blind, 1.0, 0.1), want.tolist())
+
+
+def test_pai_leaves_hidden_columns_hidden() -> None:
+    scores = torch.tensor([[[1.0, -torch.inf, -2.0]]])
+    got = pai.amplify(scores, torch.tensor([[True, True, False]]), 0.5)
+    assert got.tolist() == [[[1.5, -torch.inf, -2.0]]]
+
+
+@given(st.lists(st.integers(-8, 8), min_size=2, max_size=12), st.sampled_from([0.5, 0.75, 0.8, 0.9]))
+def test_deco_takes_the_first_that_reach_the_mass(values: list[int], top_p: float) -> None:
+    logits = torch.tensor(values, dtype=torch.float32) / 2
+    ranked = logits.softmax(-1).topk(len(values))
+    reached = int((ranked.values.cumsum(-1) < top_p).sum())  # the first place whose cumulated mass is at least top_p
+    got = deco.candidates(logits, top_p, len(values))
+    assert sorted(got.nonzero().flatten().tolist()) == sorted(ranked.indices[: reached + 1].tolist())
+
+
+@pytest.mark.parametrize("noise", [0.03, 0.01])
+def test_dola_tells_layers_apart_that_are_close_to_the_final_one(noise: float) -> None:
+    missed = 0
+    for seed in range(10):
+        generator = torch.Generator().manual_seed(seed)
+        final = torch.randn(1, 32000, generator=generator) * 2
+        early = final[:, None] + noise * torch.randn(1, 6, 32000, generator=generator)
+        exact = dola.divergences(final.double(), early.double()).argmax()
+        missed += int(dola.divergences(final, early).argmax() != exact)
+    assert missed <= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_dola_in_the_models_precision(dtype: torch.dtype) -> None:
+    """Early logits stay as the head made them: both softmaxes of theirs are rounded."""
+    generator = torch.Generator().manual_seed(0)
+    final = torch.randn(3, 200, generator=generator) * 3
+    early = (torch.randn(3, 4, 200, generator=generator) * 3).to(dtype)
+    p, log_p = final.softmax(-1)[:, None], final.log_softmax(-1)[:, None]
+    q, log_q = early.softmax(-1), early.log_softmax(-1)
+    assert q.dtype == log_q.dtype == dtype
+    m = 0.5 * (p + q)
+    kl = torch.nn.functional.kl_div
+    want = 0.5 * (kl(log_p.expand_as(m), m, reduction="none").mean(-1) + kl(log_q, m, reduction="none").mean(-1))
+    torch.testing.assert_close(dola.divergences(final, early), want, atol=1e-7, rtol=1e-4)
+    assert dola.contrast(final, early[:, 0], 0.1).dtype == torch.float32

@@ -180,33 +180,59 @@ def first_step(family: str, method: Method) -> Tensor:
     return scores
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_sid_masks_all_but_the_least_attended(family: str) -> None:
+def sid_logits(family: str, inputs: dict[str, Any], tokens: Tensor, layer: int, keep: int) -> list[Tensor]:
+    """The contrasted run of SID, step by step with a cache: the mask as written down, for every query.  -> steps × (V,)"""
     model, _ = families.build(family)
-    inputs = dict(single(family, ROW))
     image = inputs["input_ids"][0] == model.config.image_token_id
-    attention = eager_attentions(family, inputs)[0].mean(0)[-1]  # of layer 0, last position
-    columns = image.nonzero().squeeze(-1)
-    kept = columns[attention[columns].argsort()[:2]]
-    hidden = image.clone()
-    hidden[kept] = False
+    columns, length = image.nonzero().squeeze(-1), len(image)
+    blocks = model.model.language_model.layers
+    attention: list[Tensor] = []
 
     def mask(_module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        length = len(hidden)
-        blocked = torch.ones(length, length).triu(1).bool() | (hidden & ~torch.eye(length, dtype=torch.bool))
-        kwargs["attention_mask"] = torch.zeros(length, length).masked_fill(blocked, -1e30)[None, None]
+        queries, total = (args[0] if args else kwargs["hidden_states"]).shape[1], attention[-1].shape[-1]
+        said = attention[-1][0].mean(0)[-1]
+        hidden = torch.zeros(total, dtype=torch.bool)
+        hidden[columns] = True
+        hidden[columns[said[columns].argsort(stable=True)[:keep]]] = False
+        blocked = ~torch.ones(queries, total, dtype=torch.bool).tril(total - queries) | hidden
+        own = torch.ones(queries, total, dtype=torch.bool).triu(total - queries).tril(total - queries)
+        blocked &= ~(
+            own & blocked.all(-1, keepdim=True)
+        )  # an image that begins the prompt: its first token sees itself
+        kwargs["attention_mask"] = torch.zeros(queries, total).masked_fill(blocked, -1e30)[None, None]
         return args, kwargs
 
-    layers = model.model.language_model.layers
-    hooks = [layer.register_forward_pre_hook(mask, with_kwargs=True) for layer in layers[1:]]
-    with torch.no_grad():
-        induced = model(**inputs).logits[0, -1]
-    for hook in hooks:
-        hook.remove()
-    clean = continued(family, inputs, torch.zeros(1, 0, dtype=torch.long))
-    got = first_step(family, SID(layer=1, keep=2))
-    torch.testing.assert_close(got, sid.contrast(clean, induced, 0.5, 0.1), atol=2e-4, rtol=1e-4)
-    assert not torch.allclose(got, sid.contrast(induced, clean, 0.5, 0.1), atol=1e-2)
+    model.set_attn_implementation("eager")
+    watch = blocks[layer - 1].self_attn.register_forward_hook(lambda _m, _a, output: attention.append(output[1]))
+    hooks = [watch, *(block.register_forward_pre_hook(mask, with_kwargs=True) for block in blocks[layer:])]
+    try:
+        with torch.no_grad():
+            output = model(**inputs, use_cache=True)
+            steps = [output.logits[0, -1]]
+            for step, token in enumerate(tokens):
+                more: dict[str, Any] = {"attention_mask": torch.ones(1, length + step + 1, dtype=torch.long)}
+                if family == "qwen2_5_vl":
+                    place = length + step + model.model.rope_deltas.flatten()[0]
+                    more["position_ids"] = place.long().view(1, 1, 1).expand(3, 1, 1)
+                output = model(token.view(1, 1), past_key_values=output.past_key_values, use_cache=True, **more)
+                steps.append(output.logits[0, -1])
+    finally:
+        for hook in hooks:
+            hook.remove()
+        model.set_attn_implementation("sdpa")
+    return steps
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sid_masks_all_but_the_least_attended(family: str) -> None:
+    """At every step, and from every query: a hidden vision token does not even see itself."""
+    inputs = dict(single(family, ROW))
+    output, _ = decode(family, inputs, SID(layer=1, keep=2))
+    said = output.sequences[0, inputs["input_ids"].shape[1] :]
+    steps = sid_logits(family, inputs, said[:-1], 1, 2)
+    for scores, clean, induced in zip(output.scores, output.logits, steps, strict=True):
+        torch.testing.assert_close(scores[0], sid.contrast(clean[0], induced, 0.5, 0.1), atol=2e-4, rtol=1e-4)
+        assert not torch.allclose(scores[0], sid.contrast(induced, clean[0], 0.5, 0.1), atol=1e-2)
 
 
 @pytest.mark.parametrize("name", ["sid", "pai", "avisc"])

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 
 def contrast(logits: Tensor, blind: Tensor, alpha: float, beta: float) -> Tensor:
-    """(1 + alpha)·l − alpha·l_blind where l allows it, -inf elsewhere.  (..., V), (..., V) -> (..., V)"""
+    """(1 + alpha)·l − alpha·l_blind where l allows it, -inf elsewhere; NaN of l_blind count as l.  (..., V), (..., V) -> (..., V)"""
+    blind = torch.where(blind.isnan(), logits, blind)
     return cut((1 + alpha) * logits - alpha * blind, logits, beta)
 
 
@@ -74,6 +75,7 @@ class AvisC(Contrastive):
         self.check_range("beta", 0, 1)
         self.check_range("gamma", 0, 1)
         self.check_range("sigma", float("-inf"), float("inf"))
+        self.check_seed()
 
     @classmethod
     def official(cls, **overrides: Any) -> AvisC:

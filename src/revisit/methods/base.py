@@ -76,11 +76,18 @@ class Method:
         value = getattr(self, field)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise RevisitError(f"{type(self).__name__}: {field} must be a number, not {value!r}.")
+        hint = get_type_hints(type(self))[field]
+        if isinstance(value, float) and float not in (hint, *get_args(hint)):
+            raise RevisitError(f"{type(self).__name__}: {field} must be a whole number, not {value!r}.")
         if not (low < value if low_open else low <= value) or not value <= high:
             bounds = f"{'above' if low_open else 'at least'} {low:g}" + (
                 "" if high == float("inf") else f" and at most {high:g}"
             )
             raise RevisitError(f"{type(self).__name__}: {field} must be {bounds}, not {value!r}.")
+
+    def check_seed(self) -> None:
+        """One sentence unless `seed` is a whole number that generators take."""
+        self.check_range("seed", 0, 2**63 - 1)
 
     def check_choice(self, field: str) -> None:
         """One sentence unless the value is one of the field's Literal choices."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def candidates(logits: Tensor, top_p: float, top_k: int) -> Tensor:
     """Mask of the likeliest tokens, up to the one that brings their mass to top_p, at most top_k.  (..., V) -> (..., V)"""
     best = logits.softmax(-1).topk(min(top_k, logits.shape[-1]), dim=-1)
-    before = best.values.cumsum(-1) - best.values  # mass of the likelier ones
+    before = torch.nn.functional.pad(best.values.cumsum(-1)[..., :-1], (1, 0))  # mass of the likelier ones
     within = before < top_p if top_p < 1 else torch.ones_like(before, dtype=torch.bool)
     return torch.zeros_like(logits, dtype=torch.bool).scatter(-1, best.indices, within)
 

@@ -37,12 +37,15 @@ def divergences(final: Tensor, early: Tensor) -> Tensor:
         early = early.masked_fill(impossible.unsqueeze(-2), -torch.inf)
     log_p = final.log_softmax(-1).masked_fill(impossible, 0.0)  # (rows, V)
     log_q = early.log_softmax(-1)  # (rows, layers, V)
-    m = log_q.exp().add_(final.softmax(-1).unsqueeze(-2)).mul_(0.5)
+    q = (
+        log_q.exp() if early.dtype == final.dtype else early.softmax(-1).to(final.dtype)
+    )  # rounded on its own, as published
+    m = q.add_(final.softmax(-1).unsqueeze(-2)).mul_(0.5)
     log_q.nan_to_num_(neginf=0.0)
-    # Σ M·(2·ln M − ln P − ln Q) as sums of products: no array of the difference is made
-    apart: Tensor = 2 * torch.linalg.vecdot(m, m.clamp_min(torch.finfo(m.dtype).tiny).log_())
-    apart -= (m @ log_p.unsqueeze(-1)).squeeze(-1) + torch.linalg.vecdot(m, log_q)
-    return apart.mul_(0.5 / final.shape[-1])
+    # Differences token by token: layers may be so close that sums of each term would cancel.
+    apart = m.clamp_min(torch.finfo(m.dtype).tiny).log_().mul_(2).sub_(log_p.unsqueeze(-2)).sub_(log_q)
+    result: Tensor = torch.linalg.vecdot(m, apart)
+    return result.mul_(0.5 / final.shape[-1])
 
 
 def contrast(final: Tensor, early: Tensor, relative_top: float) -> Tensor:
@@ -86,12 +89,14 @@ class DoLa(Method):
     norm: apply the decoder's "final" norm to the early states, or "none" as the published code.
     per_row: every row chooses its own layer; False chooses one for the whole batch, as published, so that a row depends
         on its neighbours.
+    precision: "float32", or "model" to leave early logits in the model's own type, as the in-library version.
     """
 
     layers: Literal["low", "high", "all"] | tuple[int, ...] = "low"
     relative_top: float = 0.1
     norm: Literal["none", "final"] = "none"
     per_row: bool = True
+    precision: Literal["float32", "model"] = "float32"
 
     name = "dola"
     summary = "contrast the final layer with the early layer that differs most from it"
@@ -108,11 +113,12 @@ class DoLa(Method):
         object.__setattr__(self, "layers", layers if isinstance(layers, str) else tuple(layers))
         self.check_range("relative_top", 0, 1)
         self.check_choice("norm")
+        self.check_choice("precision")
 
     @classmethod
     def official(cls, **overrides: Any) -> DoLa:
-        """The published rule: one layer for the whole batch, no norm. Its authors add repetition_penalty=1.2."""
-        return cls(**{"per_row": False, **overrides})
+        """The published rule: one layer for the whole batch, no norm, the model's precision. Its authors add repetition_penalty=1.2."""
+        return cls(**{"per_row": False, "precision": "model", **overrides})
 
     def begin(self, run: Run) -> Refine:
         run.look(required=False)
@@ -121,7 +127,7 @@ class DoLa(Method):
 
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
             assert run.raw is not None
-            early = exits.take(run.raw)  # (rows, layers, V)
+            early = exits.take(run.raw, model_dtype=self.precision == "model")  # (rows, layers, V)
             if len(layers) == 1:
                 best = torch.zeros(len(early), dtype=torch.long, device=early.device)
             else:

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 def guide(logits: Tensor, text: Tensor, gamma: float, beta: float) -> Tensor:
-    """γ·(c − u) + u of the two log-distributions where c allows it, -inf elsewhere.  (..., V), (..., V) -> (..., V)"""
+    """γ·(c − u) + u of the two log-distributions where c allows it, -inf elsewhere; c for γ = 1.  (..., V), (..., V) -> (..., V)"""
     c, u = logits.log_softmax(-1), text.log_softmax(-1)
-    return cut(gamma * (c - u) + u if gamma != 1 else c, c, beta)
+    return c if gamma == 1 else cut(gamma * (c - u) + u, c, beta)
 
 
 def amplify(scores: Tensor, image: Tensor, alpha: float) -> Tensor:
     """Attention scores with alpha · |score| added at the image's columns.  (rows, heads, n), (rows, n) -> (rows, heads, n)"""
-    return torch.where(image.unsqueeze(1), scores + alpha * scores.abs(), scores)
+    return torch.where(image.unsqueeze(1) & scores.isfinite(), scores + alpha * scores.abs(), scores)
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class PAI(Boundaries, Contrastive):
     beta: how unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
     first_layer: the first decoder layer (from 0) whose attention is changed.
     at_prompt: also change the attention that gives the first token; None does so only without guidance, as published.
+
+    Only the newest position's attention is changed; with `use_cache=False` what that did to earlier steps is not kept.
     """
 
     alpha: float = 0.2
@@ -105,10 +107,15 @@ class PAI(Boundaries, Contrastive):
         first = min(self.first_layer, run.anatomy.depth - 1)
         at_prompt = self.gamma is None if self.at_prompt is None else self.at_prompt
         rows, seen = len(mask), set[int]()
+        forwards = 0
+        run.within_windows("PAI")
 
         def see(call: Call) -> Callable[[Tensor], Tensor] | None:
-            skip = call.layer < first or getattr(run.loop_model, "contrasting", False)
-            if skip or (call.query.shape[2] > 1 and not at_prompt):
+            nonlocal forwards
+            if call.layer < first or getattr(run.loop_model, "contrasting", False):
+                return None
+            forwards += call.layer == first
+            if forwards == 1 and not at_prompt:
                 return None
             image = call.columns(mask, getattr(run.loop_model, "clean_shift", 0))  # (rows, n)
             weights = amplify(call.last_scores()[:rows], image, self.alpha).softmax(-1)  # (rows, heads, n)

@@ -68,6 +68,7 @@ class ReVisiT(Method):
         if self.weight is None:
             object.__setattr__(self, "weight", 1.0 if self.fusion == "poe" else 0.5)
         self.check_range("alpha", 0, 1, low_open=True)
+        self.check_seed()
         self.check_range("weight", 0, 1 if self.fusion == "interpolation" else float("inf"))
         for name in ("divergence", "select", "fusion", "vocabulary", "norm", "precision"):
             self.check_choice(name)

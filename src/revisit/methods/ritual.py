@@ -109,6 +109,7 @@ class RITUAL(Contrastive):
         self.check_choice("transform")
         self.check_range("alpha", 0, float("inf"))
         self.check_range("beta", 0, 1)
+        self.check_seed()
 
     @classmethod
     def official(cls, **overrides: Any) -> RITUAL:

@@ -98,6 +98,7 @@ class SID(Contrastive):
         branch = add_branch(run, None, stacked=self.stacks(run))
         counts = budget(self.keep, mask.sum(-1), run.model.config.model_type)
         masker = Masker(branch, mask, counts, self.layer)
+        run.within_windows("SID")
         run.stack.enter_context(watching(run.anatomy, masker.see, "SID"))
         beta = self.beta if self.constraint == "always" or run.generation_config.do_sample else 0.0
 
@@ -127,8 +128,9 @@ class Masker:
         assert self.hidden is not None
         visible = call.visible().expand(call.query.shape[0], -1, -1, -1).clone()  # (rows of all branches, 1, q, n)
         seen = visible[rows]
-        itself = seen & (seen.cumsum(-1) == seen.sum(-1, keepdim=True))  # the newest column: a hidden token sees itself
-        visible[rows] = seen & ~self.hidden[:, None, None, :] | itself
+        left = seen & ~self.hidden[:, None, None, :]
+        itself = seen & (seen.cumsum(-1) == seen.sum(-1, keepdim=True))  # the newest column
+        visible[rows] = left | (itself & ~left.any(-1, keepdim=True))  # who would see nothing sees itself
         call.hide(visible)
 
     def check(self) -> None:

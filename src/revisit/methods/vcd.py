@@ -66,6 +66,7 @@ class VCD(Contrastive):
         self.check_range("alpha", 0, float("inf"))
         self.check_range("beta", 0, 1)
         self.check_range("noise_step", 0, STEPS - 1)
+        self.check_seed()
 
     @classmethod
     def official(cls, **overrides: Any) -> VCD:
