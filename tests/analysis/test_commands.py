@@ -87,7 +87,8 @@ def test_an_ablation_from_yaml_then_the_report(root: Path, measured: Path, comma
         f"benchmark: chair\ndata: {SCENES}\nmax_new_tokens: 12\noutput: {measured / 'grid'}\n"
     )
     text = command("ablate", "--config", str(grid), "-q")
-    assert "(mine) mine · chair · tiny" in text
+    assert "mine · chair · tiny" in text
+    assert "(mine)" not in text
     cells = json.loads((measured / "grid" / "results.json").read_text())["cells"]
     assert [cell["method"]["name"] for cell in cells] == ["greedy", "revisit", "revisit"]
     assert all(cell["answers"] == 4 for cell in cells)

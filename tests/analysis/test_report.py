@@ -221,3 +221,21 @@ def test_markdown_groups_and_escapes() -> None:
     text = to_markdown(Document("T", "lead", [Section("S", [Text("words"), table])]))
     assert "| a | G: x | G: y |" in text
     assert "| r\\|1 | **1** | <u>2</u> [0, 3] |" in text
+
+
+def test_tables_of_one_folder_name_the_commands_that_made_their_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two commands wrote to one output: each benchmark's table is followed by its own."""
+    from revisit.analysis.report import made_cells
+
+    data = write_items(tmp_path / "data", 8)
+    for by, words in ((0, ["revisit", "eval", "first"]), (1, ["revisit", "eval", "second"])):
+        monkeypatch.setattr(sys, "argv", words)
+        plan = make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(by),))
+        results = run(plan, engine_for=HashEngine)
+    first, second = results["cells"]
+    assert [made.command for made in made_cells([first], results)] == ["revisit eval first"]
+    assert [made.command for made in made_cells([second, second], results)] == ["revisit eval second"]
+    old = {key: value for key, value in first.items() if key != "made"}  # written before commands were kept
+    assert [made.command for made in made_cells([old], results)] == ["revisit eval second"]

@@ -126,8 +126,8 @@ def lines_of(output: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def numbers_of(cells: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The entries of results.json without times."""
-    return [{k: v for k, v in cell.items() if k != "seconds"} for cell in cells]
+    """The entries of results.json without times and commands."""
+    return [{k: v for k, v in cell.items() if k not in ("seconds", "made")} for cell in cells]
 
 
 if __name__ == "__main__":

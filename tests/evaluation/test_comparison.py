@@ -98,7 +98,7 @@ def test_markdown(table: Table) -> None:
     assert "| greedy | <u>80.0</u> | <u>10.0</u> |" in text
     assert "| revisit | **85.0** | **7.0** |" in text
     assert "| <b> | 10.0 | - |" in text
-    assert r"| revisit |  | -3.0 [-4.0, -2.0]\*\*\* |" in text
+    assert r"| revisit |  | -3.0 [-4.0, -2.0], p 0.0008\*\*\* |" in text
     assert "- a note" in text
 
 

@@ -167,13 +167,27 @@ def test_other_pages_cannot_reach_it(app: Any) -> None:
 def test_the_page_offers_every_method_with_its_settings(app: Any) -> None:
     text = call(app, "GET", "/").text
     assert "http://" not in text.replace("http://www.w3.org", "")
-    revisit = next(method for method in ui.method_settings() if method["name"] == "revisit")
+    revisit = next(method for method in ui.method_settings("llava") if method["name"] == "revisit")
     settings = {setting["name"]: setting for setting in revisit["settings"]}
     assert settings["alpha"] == {"name": "alpha", "kind": "text", "default": "1e-05", "slider": True}
     assert settings["divergence"]["choices"] == ["jsd", "official", "kl", "cosine"]
     assert settings["normalize"]["kind"] == "flag"
-    greedy = next(method for method in ui.method_settings() if method["name"] == "greedy")
+    greedy = next(method for method in ui.method_settings("llava") if method["name"] == "greedy")
     assert greedy["settings"] == []
+
+
+def test_settings_are_those_recommended_for_the_model() -> None:
+    def alpha(model: str) -> str:
+        revisit = next(method for method in ui.method_settings(ui.described(model)) if method["name"] == "revisit")
+        return next(str(setting["default"]) for setting in revisit["settings"] if setting["name"] == "alpha")
+
+    assert (alpha("tiny"), alpha("llava")) == ("0.001", "1e-05")
+    room = ui.Room(("tiny",), lambda _: (None, None))
+    body = {"image": room.images.put(families.picture(0)), "prompt": "hi", "model": "tiny"}
+    chosen = room.read(json.dumps({**body, "methods": [{"name": "revisit"}, {"name": "greedy"}]}).encode()).methods
+    assert chosen[0].settings()["alpha"] == 0.001
+    own = [{"name": "revisit", "settings": {"alpha": "0.1"}}]
+    assert room.read(json.dumps({**body, "methods": own}).encode()).methods[0].settings()["alpha"] == 0.1
 
 
 def test_the_shelf_forgets_the_oldest() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -124,7 +124,8 @@ def main_sections(found: Found, folder: Path, beside: bool, resamples: int) -> l
         for place, own in runs.items():
             results = dict(plain)[place]
             blocks += [value_table(own), *difference_tables(own), *detail_tables(results, benchmark)]
-            blocks.append(made_run(results))
+            cells = [cell for cell in results["cells"] if cell["benchmark"]["name"] == benchmark]
+            blocks += made_cells(cells, results)
         if beside:
             blocks += published_tables(benchmark)
         sections.append(Section(TITLES.get(benchmark, benchmark), blocks, level=3))
@@ -301,7 +302,7 @@ def latency_section(found: Found, folder: Path, beside: bool) -> list[Section]:
     for place, results in found.runs:
         if (place / ABLATION).exists():
             continue
-        longest, before = _longest_answers(results), len(blocks)
+        longest, before, shown = _longest_answers(results), len(blocks), []
         groups: dict[tuple[str, str], list[tuple[str, float, float, int]]] = {}
         for cell in results["cells"]:
             key = (cell["model"]["name"], cell["benchmark"]["name"])
@@ -311,6 +312,7 @@ def latency_section(found: Found, folder: Path, beside: bool) -> list[Section]:
             if len(times) >= 2:
                 row = (cell["method"]["label"], mean(times), stdev(times), cell["batch_size"])
                 groups.setdefault(key, []).append(row)
+                shown.append(cell)
         for (model, benchmark), rows in groups.items():
             if len(rows) < 2:
                 continue
@@ -328,7 +330,7 @@ def latency_section(found: Found, folder: Path, beside: bool) -> list[Section]:
             caption = f"Time per generated token, {model}; bars are standard deviations over answers."
             blocks.append(figures.latency(name, [(n, m, sd) for n, m, sd, _ in rows], caption))
         if len(blocks) > before:
-            blocks.append(made_run(results))
+            blocks += made_cells(shown, results)
     if not blocks:
         return []
     if beside:
@@ -364,14 +366,18 @@ def per_token(path: Path) -> list[float]:
 # -- how it was made -----------------------------------------------------------------------------------------------
 
 
-def made_run(results: Mapping[str, Any]) -> Made:
-    """A run's command and what decides its answers."""
-    settings = results["settings"]
-    names = {"limit": settings["limit"], "seed": settings["seed"], "batch size": settings["batch_size"]}
-    names["data"] = ", ".join(sorted({Path(path).name for path in settings["data"].values()}))
-    return Made(
-        shlex.join(results["environment"]["argv"]), ", ".join(f"{k} {v}" for k, v in names.items() if v is not None)
-    )
+def made_cells(cells: Iterable[Mapping[str, Any]], results: Mapping[str, Any]) -> list[Made]:
+    """The commands that made some cells of a run, each once, and what decides their answers."""
+    asked = results["settings"]
+    last = {**{key: asked[key] for key in ("limit", "seed", "batch_size")}, "argv": results["environment"]["argv"]}
+    found = []
+    for cell in cells:
+        made = cell.get("made") or {**last, "data": asked["data"].get(cell["benchmark"]["name"])}
+        names = {"limit": made["limit"], "seed": made["seed"], "batch size": made["batch_size"]}
+        names["data"] = Path(made["data"]).name if made["data"] else None
+        text = ", ".join(f"{k} {v}" for k, v in names.items() if v is not None)
+        found.append(Made(shlex.join(made["argv"]), text))
+    return list(dict.fromkeys(found))
 
 
 def made_section(found: Found, folder: Path) -> Section:

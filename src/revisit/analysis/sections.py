@@ -336,7 +336,8 @@ def ablation_sections(
             blocks = _panel(panel, cells, f"{name}-{slug(panel['key'])}-{slug(benchmark)}-{slug(model)}")
             if beside and benchmark == "chair" and panel["key"] in published.table("ablation")["panels"]:
                 blocks.insert(1, _published_panel(panel))
-            title = f"({panel['key']}) {panel['title']} · {benchmark} · {model}"
+            named = panel["title"] if panel["title"] == panel["key"] else f"({panel['key']}) {panel['title']}"
+            title = f"{named} · {benchmark} · {model}"
             sections.append(Section(title, [*blocks, made(about)], level=3))
     return sections
 
@@ -378,10 +379,12 @@ def _panel(panel: Mapping[str, Any], cells: Mapping[str, Mapping[str, Any]], nam
         values = [number(triple(greedy, m)[0], m.decimals) for m in metrics]
         lines.append(["greedy", *[""] * (len(panel["columns"]) - 1), *values])
     items = cells[rows[0]["method"]]["answers"]
+    main = [" ".join(row["cells"]) for row in rows if row["main"]]
     table = Table(
         (*panel["columns"], *(heading(m) for m in metrics)),
         rows_of(lines),
-        f"Best in bold, second underlined, 95 % intervals in brackets; {items} items. The tinted row is the main configuration.",
+        f"Best in bold, second underlined, 95 % intervals in brackets; {items} items."
+        + (f" Main configuration: {main[0]}." if main else ""),
         marked=frozenset(place for place, row in enumerate(rows) if row["main"]),
         left=len(panel["columns"]),
     )

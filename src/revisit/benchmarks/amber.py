@@ -247,15 +247,17 @@ class Amber(Benchmark):
         return f"amber-{self.part}-{self.similarity}-{self.parser}-1"
 
     def files(self, data_dir: Path) -> list[Path]:
-        folder = files.folder(data_dir, "amber")
-        folder = files.folder(folder, "data")
+        folder = files.folder(self._home(data_dir), "data", "annotations.json")
         names = ("annotations.json", "relation.json", "safe_words.txt", "query/query_all.json")
         return [require(folder / name, f"AMBER's {name}", SOURCE) for name in names]
+
+    def _home(self, data_dir: Path) -> Path:
+        return files.folder(data_dir, "amber", "data", "annotations.json")
 
     def load(self, data_dir: Path) -> list[Item]:
         annotations, _, _, queries = self.files(data_dir)
         notes = self._notes([annotations])
-        home = files.folder(data_dir, "amber")
+        home = self._home(data_dir)
         items = []
         for row in files.read_records(queries):
             key = str(row.need("id"))

@@ -305,11 +305,11 @@ class Chair(Benchmark):
         return "chair-nltk-1"
 
     def files(self, data_dir: Path) -> list[Path]:
-        own = files.folder(data_dir, "chair") / "ground_truth.json"
+        own = files.folder(data_dir, "chair", "ground_truth.json") / "ground_truth.json"
         if own.exists():
             return [own]
-        folder = files.folder(data_dir, "annotations")
         names = ("instances_val2014.json", "captions_val2014.json")
+        folder = files.folder(data_dir, "annotations", *names)
         return [require(folder / name, f"CHAIR's {name}", COCO_SOURCE) for name in names]
 
     def load(self, data_dir: Path) -> list[Item]:

@@ -135,10 +135,10 @@ def read_map(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def folder(data_dir: Path, name: str) -> Path:
-    """`data_dir/name` if that folder exists, else `data_dir` itself."""
+def folder(data_dir: Path, name: str, *inside: str) -> Path:
+    """`data_dir/name`, or `data_dir` itself if that folder is not there and one of the files `inside` it is here."""
     sub = data_dir / name
-    return sub if sub.is_dir() else data_dir
+    return data_dir if not sub.is_dir() and any((data_dir / file).exists() for file in inside) else sub
 
 
 def find_image(data_dir: Path, name: str, *places: str) -> Path:

@@ -259,7 +259,7 @@ class HallusionBench(Benchmark):
         return f"hallusionbench-{judge}-1"
 
     def files(self, data_dir: Path) -> list[Path]:
-        folder = files.folder(data_dir, "hallusionbench")
+        folder = files.folder(data_dir, "hallusionbench", "HallusionBench.json")
         return [require(folder / "HallusionBench.json", "HallusionBench.json", SOURCE)]
 
     def load(self, data_dir: Path) -> list[Item]:

@@ -51,8 +51,8 @@ def require_data() -> None:
     missing = missing_packages()
     if missing:
         raise RevisitError(
-            f"NLTK data not found: {', '.join(missing)}. Add --download-nltk to let NLTK fetch it, run "
-            f"`python -m nltk.downloader {' '.join(missing)}`, or set NLTK_DATA to the folder that has it."
+            f"NLTK data not found: {', '.join(missing)}. Run `python -m nltk.downloader {' '.join(missing)}`, or set NLTK_DATA to "
+            "the folder that has it (`revisit score` can fetch it, with --download-nltk)."
         )
 
 

@@ -122,14 +122,14 @@ class LlavaBench(Benchmark):
         return f"llava_bench-{self.judge_model if self.judge == 'model' else self.judge}-1"
 
     def files(self, data_dir: Path) -> list[Path]:
-        folder = files.folder(data_dir, "llava_bench")
+        folder = files.folder(data_dir, "llava_bench", *FILES)
         return [require(folder / name, f"LLaVA-Bench's {name}", SOURCE) for name in FILES]
 
     def load(self, data_dir: Path) -> list[Item]:
         questions, context, reference = map(files.read_records, self.files(data_dir))
         captions = {row.need("image"): row.need("caption") for row in context}
         answers = {row.need("question_id"): row.need("text") for row in reference}
-        folder = files.folder(data_dir, "llava_bench")
+        folder = files.folder(data_dir, "llava_bench", *FILES)
         items = []
         for row in questions:
             image, number = row.need_text("image"), row.need("question_id")

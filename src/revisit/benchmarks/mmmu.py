@@ -388,7 +388,11 @@ class MMMU(Benchmark):
         return f"mmmu-official-{self.keep}-1"
 
     def files(self, data_dir: Path) -> list[Path]:
-        return [require(files.folder(data_dir, "mmmu") / "questions.jsonl", "MMMU's questions.jsonl", SOURCE)]
+        return [
+            require(
+                files.folder(data_dir, "mmmu", "questions.jsonl") / "questions.jsonl", "MMMU's questions.jsonl", SOURCE
+            )
+        ]
 
     def load(self, data_dir: Path) -> list[Item]:
         rows = files.read_records(self.files(data_dir)[0])

@@ -222,7 +222,7 @@ class Pope(Benchmark):
         return next((folder / name for name in names if (folder / name).exists()), folder / names[source != "coco"])
 
     def _settings(self, data_dir: Path) -> list[tuple[str, Path]]:
-        folder = files.folder(data_dir, self.name)
+        folder = files.folder(data_dir, self.name, *(self._file(data_dir, s).name for s in self.all_settings))
         if self.settings:
             chosen = [(s, self._file(folder, s)) for s in self.settings]
             return [(s, require(path, f"The {self.name} questions {s}", self.source)) for s, path in chosen]

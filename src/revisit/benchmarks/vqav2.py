@@ -203,7 +203,7 @@ class VQAv2(Benchmark):
         return "vqav2-official10+tokenmax-1"
 
     def files(self, data_dir: Path) -> list[Path]:
-        folder = files.folder(data_dir, "vqav2")
+        folder = files.folder(data_dir, "vqav2", QUESTIONS, ANNOTATIONS)
         return [require(folder / name, f"VQAv2's {name}", SOURCE) for name in (QUESTIONS, ANNOTATIONS)]
 
     def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:

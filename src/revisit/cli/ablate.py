@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from revisit.cli.eval import stopped
 from revisit.errors import RevisitError, unknown
 
 PANELS = ("a", "b", "c", "d")
@@ -98,9 +99,7 @@ def ablate(
             with Bars() as bars:
                 run(plan, chosen, bars, command())
     except KeyboardInterrupt:
-        raise RevisitError(
-            f"Stopped. Every finished answer is in {plan.output}; the same command goes on from there."
-        ) from None
+        raise stopped(plan.output) from None
     about, results = read_json(plan.output / "ablation.json"), read_json(plan.output / "results.json")
     for section in ablation_sections(about, results, "ablation"):
         print(f"## {section.title}\n")

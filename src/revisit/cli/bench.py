@@ -7,12 +7,13 @@ from typing import Any
 
 import typer
 
+from revisit.cli.generate import parse_method
 from revisit.errors import RevisitError
 
 
 def bench(
     methods_: list[str] = typer.Option(
-        ["revisit"], "--method", "-d", help="A method, with settings after a colon: revisit:layers=all,alpha=1e-5."
+        ["revisit"], "--method", "-d", help="A method, with settings after colons: revisit:layers=all:alpha=1e-5."
     ),
     model: str = typer.Option("tiny", "--model", "-m", help="Local folder or hub id; 'tiny' is the embedded model."),
     random_weights: str = typer.Option(
@@ -45,16 +46,15 @@ def bench(
 
     from revisit import accelerator, kernel, methods
     from revisit.evaluation import latency
+    from revisit.models.loading import as_dtype
 
-    chosen = {name: _method(methods, name) for name in methods_}
+    wanted = {text: parse_method(text, []) for text in methods_}
+    chosen = {text: methods.get(name, **settings) for text, (name, settings) in wanted.items()}
     if threads is not None:
         torch.set_num_threads(threads)
     profile = None
     if random_weights is not None:
-        kind = getattr(torch, dtype or "float32", None)
-        if not isinstance(kind, torch.dtype):
-            raise RevisitError(f"--dtype must be float32, float16 or bfloat16, not {dtype!r}.")
-        loaded = latency.random_model(random_weights, dtype=kind, device=device)
+        loaded = latency.random_model(random_weights, dtype=as_dtype(dtype or "float32"), device=_device(device))
         inputs = latency.random_inputs(loaded, vision_tokens, batch=batch)
         vocabulary = loaded.config.get_text_config().vocab_size
         profile = latency.Profile(median=median, spread=spread, largest=min(8000, vocabulary // 4), steps=new_tokens)
@@ -63,6 +63,7 @@ def bench(
         from revisit.models.prompts import prepare
 
         loaded, processor = load(model, dtype=dtype)
+        chosen = {text: methods.recommended(name, loaded, **settings) for text, (name, settings) in wanted.items()}
         inputs = dict(prepare(processor, [prompt] * batch, [[_picture(image)]] * batch, loaded.device))
     plans: dict[str, Any] = {"greedy": (methods.get("greedy"), profile)}
     plans |= {name: (method, profile) for name, method in chosen.items()}
@@ -96,12 +97,16 @@ def bench(
     print("× to greedy: first token by the median call, ms/token by the lower quartile of all intervals.")
 
 
-def _method(methods: Any, text: str) -> Any:
-    """`name` or `name:key=value,key=value`."""
-    from revisit.cli.generate import parse_set
+def _device(name: str) -> Any:
+    """The device, if it is there."""
+    import torch
 
-    name, _, settings = text.partition(":")
-    return methods.get(name, **parse_set([part for part in settings.split(",") if part]))
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).split("\n")[0].rstrip(".")
+        raise RevisitError(f"--device {name}: it cannot be used here ({reason}); try --device cpu.") from None
+    return name
 
 
 def _picture(path: str | None) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from revisit.errors import RevisitError, unknown
+from revisit.errors import RevisitError, need, unknown
 
 
 def compare(
@@ -30,9 +30,9 @@ def compare(
       revisit compare runs/first --metric CHAIRi --metric F1 --out table.tex
     """
     from revisit.evaluation.comparison import compare_folder
-    from revisit.evaluation.store import disk_error
     from revisit.evaluation.tables import SUFFIXES, WRITERS
 
+    need("scipy", "statsmodels")
     if test not in ("permutation", "bootstrap"):
         raise unknown("test", test, ("permutation", "bootstrap"))
     kind = format_ or (SUFFIXES.get(out.suffix.lower()) if out else "markdown")
@@ -50,7 +50,7 @@ def compare(
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise disk_error(error, out) from error
+        raise RevisitError(f"Cannot write {out}: {error.strerror}; choose another --out.") from error
     print(f"Wrote {out}.")
 
 

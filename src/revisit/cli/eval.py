@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from revisit.errors import RevisitError
+from revisit.errors import Interrupted, need
 from revisit.evaluation.config import DEFAULT_SCENES, EvalConfig
 
 DEFAULT = EvalConfig()  # the one place where defaults are written
@@ -69,6 +69,7 @@ def evaluate(
 
       revisit eval --config grid.yaml --set revisit.alpha=0.001
     """
+    from revisit.benchmarks.language import require_data
     from revisit.evaluation.comparison import compare_folder
     from revisit.evaluation.config import load_config, parse_assignments
     from revisit.evaluation.progress import Bars
@@ -84,7 +85,10 @@ def evaluate(
     if "set" in typed:
         typed["set"] = parse_assignments(set_)
     settings = load_config(config, {k: str(v) if isinstance(v, Path) else v for k, v in typed.items()})
+    need("scipy", "statsmodels")  # they are needed when the answers are there
     plan = settings.plan()
+    if {"chair", "amber"} & {benchmark.name for benchmark in plan.benchmarks}:
+        require_data()
     try:
         if quiet:
             run(plan, Silent())
@@ -92,12 +96,17 @@ def evaluate(
             with Bars() as bars:
                 run(plan, bars)
     except KeyboardInterrupt:
-        raise RevisitError(
-            f"Stopped. Every finished answer is in {plan.output}; the same command goes on from there."
-        ) from None
+        raise stopped(plan.output) from None
     comparison = compare_folder(plan.output)
     print(to_markdown(comparison))
     print(f"Answers and results: {plan.output}; more with `revisit compare {plan.output}`.")
+
+
+def stopped(output: Path) -> Interrupted:
+    """What is said to who pressed Ctrl-C."""
+    if any(output.glob("cells/*/answers.jsonl")):
+        return Interrupted(f"Stopped. Every finished answer is in {output}; the same command goes on from there.")
+    return Interrupted("Stopped before the first answer.")
 
 
 def _typed(context: typer.Context, name: str) -> bool:

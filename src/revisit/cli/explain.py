@@ -6,8 +6,8 @@ from pathlib import Path
 
 import typer
 
-from revisit.cli.generate import PROMPT, beside, parse_set
-from revisit.errors import RevisitError
+from revisit.cli.generate import PROMPT, beside, parse_method
+from revisit.errors import RevisitError, need
 
 
 def explain(
@@ -33,7 +33,7 @@ def explain(
 
       revisit explain photo.jpg --png figure.png
 
-      revisit explain photo.jpg --prompt "Is there a dog?" --versus vcd --versus greedy --html decode.html
+      revisit explain photo.jpg --prompt "Is there a dog in the image?" --versus vcd --versus greedy --html decode.html
     """
     from revisit import methods
     from revisit.models.images import open_image
@@ -42,7 +42,10 @@ def explain(
         raise RevisitError("No image was given; for example: revisit explain photo.jpg --png figure.png")
     if not prompt.strip():
         raise RevisitError("The prompt is empty; say what to ask with --prompt.")
-    chosen = [methods.get(method, **parse_set(set_)), *beside(method, versus)]
+    if png or svg:
+        need("matplotlib")
+    method, settings = parse_method(method, set_)
+    chosen = [methods.get(method, **settings), *beside(method, versus)]
     pictures = [open_image(path) for path in images]
 
     from rich.console import Console
@@ -52,7 +55,7 @@ def explain(
     from revisit.explain.record import explain as record
 
     loaded, processor = load(model, trust_remote_code=trust_remote_code)
-    chosen[0] = methods.recommended(method, loaded, **parse_set(set_))
+    chosen[0] = methods.recommended(method, loaded, **settings)
     decode = record(
         loaded,
         processor,

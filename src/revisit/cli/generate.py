@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -31,11 +32,30 @@ def parse_set(assignments: list[str]) -> dict[str, str]:
     return settings
 
 
+def parse_method(text: str, assignments: list[str]) -> tuple[str, dict[str, str]]:
+    """A method's name and settings, from `name` or `name:key=value:key=value` and `--set`, which beats it."""
+    name, *own = re.split(r"[:,](?=\s*\w+\s*=)", text)
+    if ":" in name:
+        raise RevisitError(f"A method's settings are key=value, as in revisit:alpha=1e-3:layers=all, not {text!r}.")
+    return name.strip(), {**parse_set(own), **parse_set(assignments)}
+
+
+def check_sampling(sample: bool, temperature: float, top_p: float) -> None:
+    """One sentence for values that cannot be sampled with, or that would not act."""
+    from revisit.evaluation.engine import Decoding
+
+    if not sample and (temperature != 1 or top_p != 1):
+        raise RevisitError("--temperature and --top-p act on sampling only: add --sample, or leave them out.")
+    Decoding(temperature=temperature if sample else None, top_p=top_p if sample else None)
+
+
 def generate(
     images: list[str] = typer.Argument(None, help="Image files, folders or globs; URLs with --allow-url."),
     prompt: str = typer.Option(PROMPT, "--prompt", "-p", help="What to ask."),
     model: str = typer.Option("tiny", "--model", "-m", help="Local folder or hub id; 'tiny' is the embedded model."),
-    method: str = typer.Option("revisit", help="Decoding method; see `revisit methods`."),
+    method: str = typer.Option(
+        "revisit", help="Decoding method; see `revisit methods`. Settings: --set, or revisit:alpha=1e-3."
+    ),
     set_: list[str] = typer.Option([], "--set", help="A setting of the method, key=value; may be repeated."),
     max_new_tokens: int = typer.Option(256, min=1, help="Longest answer, in tokens."),
     sample: bool = typer.Option(False, "--sample", help="Sample instead of taking the best token."),
@@ -73,7 +93,9 @@ def generate(
         raise RevisitError("--stream goes with neither --beams nor --json.")
     if (html or trace_) and beams > 1:
         raise RevisitError("--html and --trace show an answer step by step; beams change places, so leave out --beams.")
-    methods.get(method, **parse_set(set_))  # before the model: a wrong setting fails at once
+    check_sampling(sample, temperature, top_p)
+    method, settings = parse_method(method, set_)
+    methods.get(method, **settings)  # before the model: a wrong setting fails at once
     others = beside(method, versus) if html else []
     paths = find_images(images, allow_url=allow_url)
     if not prompt.strip():
@@ -90,7 +112,7 @@ def generate(
     from revisit.models.prompts import answers, new_tokens, prepare
 
     loaded, processor = load(model, dtype=dtype, device_map=device_map, trust_remote_code=trust_remote_code)
-    chosen = methods.recommended(method, loaded, **parse_set(set_))
+    chosen = methods.recommended(method, loaded, **settings)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample, "num_beams": beams}
     if sample:
         options |= {"temperature": temperature, "top_p": top_p}

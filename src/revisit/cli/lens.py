@@ -11,7 +11,7 @@ from revisit.errors import RevisitError
 
 def lens(
     images: list[str] = typer.Argument(None, help="Image files; all of them go into one prompt."),
-    words: str = typer.Option(None, help="A set of words to choose from, for example river,mountain,sky."),
+    words: str = typer.Option(None, help="A set of words to choose from, for example dog,cat,cup."),
     objects: bool = typer.Option(False, "--objects", help="Also read over the object words of CHAIR."),
     model: str = typer.Option("tiny", "--model", "-m", help="Local folder or hub id; 'tiny' is the embedded model."),
     layer: int = typer.Option(None, min=0, help="Layer of the table and the pictures; the last unless given."),
@@ -30,12 +30,12 @@ def lens(
 
       revisit lens photo.jpg
 
-      revisit lens photo.jpg --words river,mountain,sky --png maps.png --html lens.html
+      revisit lens photo.jpg --words dog,cat,cup --png maps.png --html lens.html
     """
     from revisit.models.images import open_image
 
     if not images:
-        raise RevisitError("No image was given; for example: revisit lens photo.jpg --words river,mountain,sky")
+        raise RevisitError("No image was given; for example: revisit lens photo.jpg --words dog,cat,cup")
     sets: dict[str, list[str]] = {}
     if words is not None:
         sets["words"] = [word.strip() for word in words.split(",") if word.strip()]
@@ -46,7 +46,7 @@ def lens(
 
         sets["objects"] = sorted(WORDS)
     if png is not None and not sets:
-        raise RevisitError("--png draws one heat map per word: name the words, for example --words river,mountain,sky.")
+        raise RevisitError("--png draws one heat map per word: name the words, for example --words dog,cat,cup.")
     pictures = [open_image(path) for path in images]
 
     from rich.console import Console

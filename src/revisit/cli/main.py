@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from typing import NoReturn
 
 import typer
 
-from revisit.errors import RevisitError
+from revisit.errors import EXTRAS, RevisitError, missing
 
 app = typer.Typer(
     name="revisit",
@@ -40,6 +42,24 @@ COMMANDS = (
     "export",
 )
 
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", is_eager=True, callback=lambda asked: _say_version(asked), help="Say which version this is."
+    ),
+) -> None:
+    """Decoding that keeps vision-language models honest about what they see."""
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        import revisit
+
+        typer.echo(f"revisit {revisit.__version__}")
+        raise typer.Exit
+
+
 for _name in COMMANDS:
     importlib.import_module(f"revisit.cli.{_name}").register(app)
 
@@ -49,5 +69,21 @@ def main() -> None:
     try:
         app()
     except RevisitError as error:
-        print(f"revisit: {error}", file=sys.stderr)
-        sys.exit(2)
+        _end(str(error), error.status)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").split(".")[0]
+        if package not in EXTRAS:
+            raise
+        _end(str(missing(package)))
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _end(f"{error.filename}: {error.strerror}; give another path, or make room for this one.")
+
+
+def _end(sentence: str, status: int = 2) -> NoReturn:
+    print(f"revisit: {sentence}", file=sys.stderr)
+    sys.exit(status)

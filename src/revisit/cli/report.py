@@ -6,6 +6,8 @@ from pathlib import Path
 
 import typer
 
+from revisit.errors import need
+
 
 def report(
     folder: Path = typer.Argument(..., help="Folder with the outputs of `eval`, `ablate` and `analyze`, at any depth."),
@@ -22,6 +24,7 @@ def report(
 
     Example: revisit report runs --published
     """
+    need("scipy", "statsmodels", "matplotlib")
     from revisit.analysis.document import write
     from revisit.analysis.report import build
     from revisit.evaluation.store import make_folder

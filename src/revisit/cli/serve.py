@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from revisit.cli.generate import parse_set
+from revisit.cli.generate import parse_method
 
 
 def serve(
@@ -38,15 +38,16 @@ def serve(
 
       revisit serve --model llava-hf/llava-1.5-7b-hf --device-map auto --set alpha=1e-5 --port 8080
     """
-    from revisit import methods
     from revisit.serve.limits import Limits
     from revisit.serve.server import serve as run
 
+    method, settings = parse_method(method, set_)
     run(
         model,
         host=host,
         port=port,
-        method=methods.get(method, **parse_set(set_)),
+        method=method,
+        settings=settings,
         limits=Limits(
             body_bytes=max_body,
             image_pixels=max_pixels,

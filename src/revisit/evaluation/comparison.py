@@ -134,7 +134,9 @@ def _table(
     notes += list(dict.fromkeys(note for cell in cells for note in cell.entry.get("notes", [])))
     skipped = sorted({s["id"] for cell in cells for s in cell.entry["skipped"]})
     if skipped:
-        notes.append(f"{len(skipped)} items were skipped because their image cannot be read: {', '.join(skipped[:5])}…")
+        more = "…" if len(skipped) > 5 else "."
+        items = "1 item was" if len(skipped) == 1 else f"{len(skipped)} items were"
+        notes.append(f"{items} skipped because an image cannot be read: {', '.join(skipped[:5])}{more}")
     return Table(
         model=entry["model"]["name"],
         benchmark=entry["benchmark"]["name"],
@@ -151,7 +153,7 @@ def _about_tests(rows: Sequence[Row], baseline: str, test: Test) -> list[str]:
     values = [(name, value) for row in rows for name, value in row.values.items() if not math.isnan(value.p)]
     notes = [
         f"Differences are to {baseline} on the same items; p-values: {test} test, two-sided, Holm-corrected over the "
-        f"{len(values)} tests of this table."
+        f"{len(values)} tests of this table; * below 0.05, ** below 0.01, *** below 0.001."
     ]
     means = sorted({name for name, value in values if value.paired and math.isnan(value.paired.p_permutation)})
     if means and test == "permutation":
@@ -209,7 +211,9 @@ def _metrics(cell: Scored, wanted: Sequence[str]) -> tuple[Metric, ...]:
         if (any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted) if wanted else "/" not in name)
     ]
     entries = cell.entry["metrics"]
-    return tuple(Metric(n, entries[n]["better"], entries[n]["show"], entries[n]["decimals"]) for n in names)
+    return tuple(
+        Metric(n, e["better"], e["show"], e["decimals"], e.get("rounded")) for n in names for e in [entries[n]]
+    )
 
 
 def _baseline(cells: Sequence[Scored], named: str | None) -> Scored | None:

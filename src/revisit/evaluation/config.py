@@ -67,6 +67,8 @@ class EvalConfig:
         if not self.sample and (self.temperature != 1 or self.top_p != 1):
             raise RevisitError("temperature and top_p act on sampling only: add --sample, or leave them out.")
         data = self._data(models, [b.name for b in chosen])
+        from revisit.models.loading import describe_model
+
         abouts = {model: describe_model(model, self.trust_remote_code) for model in models}
         return Plan(
             models=models,
@@ -127,22 +129,6 @@ class EvalConfig:
             given = DEFAULT_SCENES
         places = parse_data(given, names)
         return {name: resolve_data(places[name], name, self.limit) for name in names}
-
-
-def describe_model(name: str, trust_remote_code: bool) -> Any:
-    """What a method's recommendation looks at, read from the model's small files: no weights are loaded."""
-    from types import SimpleNamespace
-
-    from transformers import GenerationConfig
-
-    from revisit.models import loading
-
-    config = loading.load_config(name, trust_remote_code=trust_remote_code)
-    try:
-        generation = GenerationConfig.from_pretrained(loading.resolve(name))
-    except OSError:  # a model may come without one
-        generation = GenerationConfig()
-    return SimpleNamespace(config=config, generation_config=generation)
 
 
 def load_config(file: Path | None, flags: Mapping[str, Any]) -> EvalConfig:

@@ -86,7 +86,11 @@ def random_model(shape: str | Path, *, dtype: torch.dtype = torch.float32, devic
     if str(shape) in SHAPES:
         config = AutoConfig.for_model(**SHAPES[str(shape)])
     elif path.exists():
-        config = AutoConfig.from_pretrained(path)
+        try:
+            config = AutoConfig.from_pretrained(path)
+        except (OSError, ValueError) as error:
+            reason = str(error).split("\n")[0].rstrip(".")
+            raise RevisitError(f"{shape} is no configuration of a model ({reason}).") from None
     else:
         raise unknown("shape (or path of a config.json)", str(shape), SHAPES)
     torch.manual_seed(seed)

@@ -288,6 +288,7 @@ def scored(benchmark: Benchmark, scores: Scores, n: int) -> dict[str, Any]:
             "better": how.better,
             "show": how.show,
             "decimals": how.decimals,
+            "rounded": how.rounded,
             "n": n,
         }
     return {"metrics": metrics, "counts": scores.counts, "notes": list(scores.notes)}
@@ -321,6 +322,9 @@ class Results:
 
     def add(self, entry: dict[str, Any]) -> None:
         """Adds a cell; an earlier entry for the same question under other code or weights gives way to it."""
+        asked = settings(self.plan)
+        made = {key: asked[key] for key in ("limit", "seed", "batch_size")}
+        entry["made"] = {"argv": environment()["argv"], "data": asked["data"].get(entry["benchmark"]["name"]), **made}
         self.entries.append(entry)
         self.earlier = [old for old in self.earlier if _place(old) != _place(entry)]
         self._write("running")
@@ -338,8 +342,8 @@ class Results:
             listed = "; ".join(f"{path} ({reason})" for path, reason in list(unread.items())[:5])
             more = f" and {len(unread) - 5} more" if len(unread) > 5 else ""
             raise RevisitError(
-                f"{len(unread)} images could not be read: {listed}{more}. All other answers are stored. Put the files "
-                "right and run the same command again, or add --skip-bad-images to score without those items."
+                f"{len(unread)} image{'s' * (len(unread) > 1)} could not be read: {listed}{more}. All other answers are stored. "
+                "Put the files right and run the same command again, or add --skip-bad-images to score without those items."
             )
         return results
 

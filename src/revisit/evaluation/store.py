@@ -122,6 +122,8 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RevisitError(f"{path} does not exist: give the --output folder of a `revisit eval` run.") from error
+    except NotADirectoryError as error:
+        raise RevisitError(f"{path.parent} is a file: give the --output folder of a `revisit eval` run.") from error
     except (ValueError, UnicodeDecodeError) as error:
         raise RevisitError(f"{path} is not valid JSON ({error}); move it away and run `revisit eval` again.") from error
 
@@ -129,7 +131,7 @@ def read_json(path: Path) -> Any:
 def read_results(output: Path) -> Any:
     """The results.json of an output folder; raises one sentence if it is absent or of another format."""
     results = read_json(output / "results.json")
-    if not isinstance(results, dict) or results.get("schema") != SCHEMA:
+    if not isinstance(results, dict) or results.get("schema") != SCHEMA or not isinstance(results.get("cells"), list):
         raise RevisitError(
             f"{output / 'results.json'} was not written by this version of `revisit eval`: give another --output, or move "
             "that file away (the answers beside it are kept)."

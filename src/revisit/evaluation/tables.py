@@ -54,7 +54,8 @@ def to_markdown(tables: Sequence[Table]) -> str:
             ]
             blocks.append(_markdown_table(heads, rows))
         if table.notes:
-            blocks.append("\n".join(f"- {note}" for note in table.notes))
+            notes = (note.replace("*", "\\*") for note in table.notes)
+            blocks.append("\n".join(f"- {note}" for note in notes))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -64,7 +65,8 @@ def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _markdown_test(metric: Metric, value: Value) -> str:
-    return _difference(metric, value) + stars(value.p_holm).replace("*", "\\*")
+    p = "" if math.isnan(value.p_holm) else f", p {value.p_holm:.2g}"
+    return _difference(metric, value) + p + stars(value.p_holm).replace("*", "\\*")
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

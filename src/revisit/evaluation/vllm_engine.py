@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, need
 from revisit.evaluation.engine import Answer, BadImage, Decoding, Engine, Job, Outcome, decode_images
 
 TOGETHER = 128  # jobs handed to vLLM at once; it cuts its own batches
@@ -31,15 +31,14 @@ class VllmEngine(Engine):
             raise RevisitError(
                 "--device-map is transformers' way to place a model; vLLM places it itself: leave it out."
             )
+        need("vllm")
         self.name, self.dtype, self.trust_remote_code, self.options = model, dtype or "auto", trust_remote_code, options
 
     @cached_property
     def llm(self) -> Any:
         """The engine, with the plug-in in it."""
-        try:
-            from vllm import LLM
-        except ImportError:
-            raise RevisitError("--engine vllm needs vLLM: pip install 'revisit-decoding[vllm]'.") from None
+        from vllm import LLM
+
         from revisit.integrations.vllm import enable
         from revisit.models.loading import resolve
 

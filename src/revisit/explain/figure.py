@@ -79,7 +79,7 @@ def lens_figure(lens: Lens, reading: int = -1, layer: int = -1) -> Figure:
 
     read = lens.readings[reading]
     if read.maps is None:
-        raise RevisitError("Heat maps are drawn per word: name the words, for example --words river,mountain,sky.")
+        raise RevisitError("Heat maps are drawn per word: name the words, for example --words dog,cat,cup.")
     if not lens.layout.grids:
         raise RevisitError(f"Heat maps cannot be drawn: {lens.layout.reason}")
     columns = min(4, len(read.words) + 1)

@@ -39,6 +39,7 @@ def load(
     from transformers import AutoModelForImageTextToText
 
     name = resolve(name_or_path)
+    dtype = as_dtype(dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
     if dtype is None:
         on_accelerator = device_map is not None or torch.cuda.is_available()
         dtype = "auto" if on_accelerator or kwargs.get("quantization_config") else torch.float32
@@ -66,6 +67,30 @@ def load(
     processor = load_processor(name, trust_remote_code=trust_remote_code, **_hub_arguments(kwargs))
     remember(model, processor)
     return model.eval(), processor
+
+
+def as_dtype(name: str) -> Any:
+    """The torch type of this name."""
+    import torch
+
+    kind = getattr(torch, name, None)
+    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
+        raise RevisitError(f"The type of the weights must be float32, float16, bfloat16 or auto, not {name!r}.")
+    return kind
+
+
+def describe_model(name: str, trust_remote_code: bool = False) -> Any:
+    """What a method's recommendation looks at, read from the model's small files: no weights are loaded."""
+    from types import SimpleNamespace
+
+    from transformers import GenerationConfig
+
+    config = load_config(name, trust_remote_code=trust_remote_code)
+    try:
+        generation = GenerationConfig.from_pretrained(resolve(name))
+    except OSError:  # a model may come without one
+        generation = GenerationConfig()
+    return SimpleNamespace(config=config, generation_config=generation)
 
 
 def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
+from revisit import methods
 from revisit.errors import RevisitError
 from revisit.methods.base import Method
 from revisit.serve.batcher import Batcher, Ticket
@@ -115,6 +116,7 @@ class Service:
             default=self.method,
             limits=self.limits,
             fetch=self._fetch if self.allow_url else None,
+            make=lambda name, **settings: methods.recommended(name, self.decoder.model, **settings),
         )
         try:
             prompt = self.decoder.prompt(ask)

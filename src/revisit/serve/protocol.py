@@ -127,15 +127,19 @@ def read_request(
     default: Method,
     limits: Limits,
     fetch: Callable[[str], Image] | None = None,
+    make: Callable[..., Method] | None = None,
 ) -> Ask:
-    """The request a body stands for; raises `Refusal`. `fetch` gets pictures behind URLs, None refuses them."""
+    """The request a body stands for; raises `Refusal`.
+
+    `fetch` gets pictures behind URLs, None refuses them. `make` makes a method from its name and settings, None with the defaults.
+    """
     _check_fields(body, model)
     messages, sources = read_messages(body.get("messages"))
     if len(sources) > limits.images:
         raise Refusal(
             400, f"The request has {len(sources)} images; at most {limits.images} are allowed.", param="messages"
         )
-    method, explicit = _method(body.get("decoding"), default)
+    method, explicit = _method(body.get("decoding"), default, make)
     if not sources and explicit and method.name != "greedy":
         raise Refusal(
             400,
@@ -236,7 +240,7 @@ def read_picture(source: str, limits: Limits, fetch: Callable[[str], Image] | No
     )
 
 
-def _method(value: Any, default: Method) -> tuple[Method, bool]:
+def _method(value: Any, default: Method, make: Callable[..., Method] | None) -> tuple[Method, bool]:
     """The method of a request and whether it was asked for explicitly."""
     from revisit import methods
 
@@ -250,7 +254,7 @@ def _method(value: Any, default: Method) -> tuple[Method, bool]:
         raise Refusal(400, 'decoding must be {"method": name, "settings": {…}}.', param="decoding")
     name = value.get("method", default.name)
     try:
-        return methods.get(str(name), **value.get("settings", {})), True
+        return (make or methods.get)(str(name), **value.get("settings", {})), True
     except (RevisitError, TypeError) as error:
         raise Refusal(400, str(error), param="decoding") from None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import html
 import json
 import queue
@@ -112,7 +113,9 @@ class Room:
             raise RevisitError(f"Choose one to {MOST_METHODS} methods, not {len(wanted)}.")
         if not 1 <= length <= LONGEST:
             raise RevisitError(f"An answer may have 1 to {LONGEST} tokens, not {length}.")
-        return Ask(image, prompt, model, tuple(methods.get(name, **settings) for name, settings in wanted), length)
+        about = described(model)
+        made = (methods.recommended(name, about, **settings) for name, settings in wanted)
+        return Ask(image, prompt, model, tuple(made), length)
 
 
 class Steps:
@@ -361,7 +364,7 @@ def page(models: typing.Sequence[str]) -> str:
 
     setup = {
         "models": list(models),
-        "methods": method_settings(),
+        "methods": {name: method_settings(described(name)) for name in models},
         "start": ["revisit", "greedy"],
         "prompt": PROMPT,
         "longest": LONGEST,
@@ -391,15 +394,26 @@ window.studio = new Studio(document.getElementById("main"), JSON.parse(document.
 """
 
 
-def method_settings() -> list[dict[str, Any]]:
-    """Every method with its settings, as the page shows them."""
+@functools.cache
+def described(model: str) -> Any:
+    """What recommendations look at; the model's family alone where its files are not there."""
+    from revisit.models.loading import describe_model
+
+    try:
+        return describe_model(model)
+    except RevisitError:
+        return model
+
+
+def method_settings(model: Any) -> list[dict[str, Any]]:
+    """Every method with its settings, those recommended for a model where there are any, as the page shows them."""
     from revisit import methods
 
     found = []
     for name in methods.names():
         cls = methods.find(name)
         try:
-            defaults = cls().settings()
+            defaults = methods.recommended(name, model).settings()
         except (RevisitError, TypeError):  # needs settings that a page cannot guess
             continue
         hints = typing.get_type_hints(cls)
@@ -430,20 +444,13 @@ def _text(value: Any) -> str:
 
 def serve(models: typing.Sequence[str], host: str = "127.0.0.1", port: int = 7861) -> None:
     """Serve the page until interrupted."""
-    import socket
-
     import uvicorn
 
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise RevisitError(
-                f"The page cannot listen on {host}:{port} ({error.strerror or error}); choose another --port."
-            ) from None
-    app = create_app(models)
-    if host not in app.state.hosts:
-        app.state.hosts = (*app.state.hosts, host)
-    print(f"The page is at http://{host}:{port} (Ctrl-C ends it).", flush=True)
-    uvicorn.run(app, host=host, port=port, log_level="warning")
+    from revisit.serve.server import listen
+
+    with listen(host, port) as listening:
+        app = create_app(models)
+        if host not in app.state.hosts:
+            app.state.hosts = (*app.state.hosts, host)
+        print(f"The page is at http://{host}:{port} (Ctrl-C ends it).", flush=True)
+        uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listening])

@@ -37,6 +37,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from revisit.benchmarks.draft import drafting
 from revisit.errors import RevisitError, unknown
 from revisit.tiny import text
 from revisit.tiny.catalog import BY_NOUN, CATEGORIES, OTHER_COCO
@@ -53,8 +54,13 @@ def build(folder: Path, split: str, n: int, seed: int, progress: Progress | None
         raise unknown("scene split", split, SPLITS)
     if n < 1:
         raise RevisitError(f"The number of scenes is {n}; it must be at least 1.")
-    if folder.exists() and any(folder.iterdir()):
-        raise RevisitError(f"{folder} is not empty; choose a new folder.")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RevisitError(f"{folder} is {'not empty' if folder.is_dir() else 'a file'}; choose a new folder.")
+    with drafting(folder) as draft:  # whole or not at all
+        _fill(draft.root, split, n, seed, progress)
+
+
+def _fill(folder: Path, split: str, n: int, seed: int, progress: Progress | None) -> None:
     scenes: dict[int, Scene] = {}
     (folder / "val2014").mkdir(parents=True, exist_ok=True)
     for image_id in range(1, n + 1):

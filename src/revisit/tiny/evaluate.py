@@ -330,8 +330,8 @@ Unusual scenes, questions:
 
 def report(name: str, plan: Plan, out: Path, say: Say = print) -> str:
     """Measure a model and write report.json and report.md."""
+    out.mkdir(parents=True, exist_ok=True)  # before the work: a place that cannot be written fails at once
     result = measure(name, plan, say)
-    out.mkdir(parents=True, exist_ok=True)
     (out / "report.json").write_text(json.dumps(result, indent=1) + "\n")
     (out / "report.md").write_text(markdown(result))
     return markdown(result)

@@ -6,10 +6,10 @@ class Studio {
     this.drop = make("label", { class: "drop", for: "file" }, make("span", {}, "Drop an image here, paste one, or click to choose"), this.file);
     this.prompt = make("textarea", { id: "prompt", rows: 2, "aria-label": "Question" });
     this.prompt.value = setup.prompt;
-    this.model = make("select", { id: "model", "aria-label": "Model" }, ...setup.models.map((name) => make("option", { value: name }, name)));
+    this.model = make("select", { id: "model", "aria-label": "Model", onchange: () => this.recommend() }, ...setup.models.map((name) => make("option", { value: name }, name)));
     this.length = make("input", { type: "number", id: "length", min: 1, max: setup.longest, value: Math.min(128, setup.longest) });
     this.add = make("select", { "aria-label": "Add a method", onchange: () => { this.choose(this.add.value); this.add.value = ""; } },
-      make("option", { value: "" }, "Add a method…"), ...setup.methods.map((m) => make("option", { value: m.name }, `${m.name}: ${m.summary}`)));
+      make("option", { value: "" }, "Add a method…"), ...this.methods().map((m) => make("option", { value: m.name }, `${m.name}: ${m.summary}`)));
     this.go = make("button", { type: "button", class: "go", id: "go", disabled: true, onclick: () => this.start() }, "Ask");
     this.stop = make("button", { type: "button", class: "quiet", id: "stop", hidden: true, onclick: () => this.halt("Stopped.") }, "Stop");
     this.save = make("a", { class: "quiet", id: "save", hidden: true, download: "revisit.html" }, "Download the page");
@@ -28,6 +28,14 @@ class Studio {
     });
     document.addEventListener("paste", (event) => { const file = [...event.clipboardData.files][0]; if (file) this.upload(file); });
     this.prompt.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.start(); });
+  }
+
+  methods() { return this.setup.methods[this.model.value]; }
+
+  recommend() { // another model: its own settings
+    const names = Object.keys(this.settings);
+    this.settings = {}; this.chosen.replaceChildren();
+    for (const name of names) this.choose(name);
   }
 
   say(text, bad = false) { this.tell.textContent = text; this.tell.classList.toggle("bad", bad); }
@@ -53,7 +61,7 @@ class Studio {
   }
 
   choose(name) {
-    const method = this.setup.methods.find((m) => m.name === name);
+    const method = this.methods().find((m) => m.name === name);
     if (!method || this.settings[name] || Object.keys(this.settings).length >= 4) return;
     this.settings[name] = {};
     const fields = method.settings.filter((f) => !(f.name === "alpha" && f.slider)).map((f) => {

@@ -12,10 +12,10 @@ from lmms_eval.api.model import lmms
 
 from revisit import methods
 from revisit.errors import RevisitError
-from revisit.evaluation.config import describe_model
 from revisit.evaluation.engine import Decoding, Job
 from revisit.evaluation.local import LocalEngine
 from revisit.evaluation.runner import job_seed
+from revisit.models.loading import describe_model
 
 logger = logging.getLogger(__name__)
 

