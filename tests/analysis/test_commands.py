@@ -95,7 +95,7 @@ def test_an_ablation_from_yaml_then_the_report(root: Path, measured: Path, comma
     assert [cell["counters"]["vision_tokens"] for cell in cells] == [0, 256, 256]
     command("report", str(measured), "--published", "--resamples", "99")
     page = (measured / "report.html").read_text()
-    for words in ("What single vision tokens say", "(mine) mine", "Published", "scenes:unusual:4:7"):
+    for words in ("What single vision tokens say", "mine · chair", "Published", "scenes:unusual:4:7"):
         assert words in page
 
 
