@@ -22,7 +22,7 @@ def explain(
     png: Path = typer.Option(None, help="Write a picture here."),
     svg: Path = typer.Option(None, help="Write a picture here, with text as text."),
     html: Path = typer.Option(None, help="Write a self-contained page here."),
-    dpi: int = typer.Option(200, min=30, help="Resolution of the PNG."),
+    dpi: int = typer.Option(200, min=30, max=1200, help="Resolution of the PNG."),
     trust_remote_code: bool = typer.Option(
         False, "--trust-remote-code", help="Allow code from the model's repository."
     ),
@@ -36,14 +36,17 @@ def explain(
       revisit explain photo.jpg --prompt "Is there a dog in the image?" --versus vcd --versus greedy --html decode.html
     """
     from revisit import methods
+    from revisit.explain.figure import check_path
     from revisit.models.images import open_image
 
     if not images:
         raise RevisitError("No image was given; for example: revisit explain photo.jpg --png figure.png")
     if not prompt.strip():
         raise RevisitError("The prompt is empty; say what to ask with --prompt.")
-    if png or svg:
-        need("matplotlib")
+    for path in (png, svg):
+        if path:
+            need("matplotlib")
+            check_path(path)
     method, settings = parse_method(method, set_)
     chosen = [methods.get(method, **settings), *beside(method, versus)]
     pictures = [open_image(path) for path in images]

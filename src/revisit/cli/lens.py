@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, need
 
 
 def lens(
@@ -53,6 +53,10 @@ def lens(
 
     from revisit import load
     from revisit.explain import figure, lens_page, terminal
+
+    if png is not None:
+        need("matplotlib")
+        figure.check_path(png)
     from revisit.explain.lens import look
 
     loaded, processor = load(model, trust_remote_code=trust_remote_code)

@@ -103,11 +103,16 @@ def lens_figure(lens: Lens, reading: int = -1, layer: int = -1) -> Figure:
     return figure
 
 
+def check_path(path: Path) -> Path:
+    """The path, if its name says a format that figures can have."""
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise RevisitError(f"A picture is written as .png, .svg or .pdf; {path} ends in none of them.")
+    return path
+
+
 def save(figure: Figure, path: str | Path, dpi: int = 200) -> Path:
     """Write a figure as the format that its name asks for."""
-    path = Path(path)
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise RevisitError(f"A picture is written as .png, .svg or .pdf, not {path.suffix or 'without an ending'!r}.")
+    path = check_path(Path(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=dpi, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
     return path
