@@ -16,7 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteriaList, StopStringCriteria
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    LogitNormalization,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteriaList,
+    StopStringCriteria,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GENERATION_MODES_MAPPING
 
@@ -39,6 +53,18 @@ SUPPORTED_MODES = (
     GenerationMode.SAMPLE,
     GenerationMode.BEAM_SEARCH,
     GenerationMode.BEAM_SAMPLE,
+)
+# Processors that always leave something of what they are given.
+HARMLESS = (
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    MinPLogitsWarper,
+    TypicalLogitsWarper,
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    LogitNormalization,
 )
 PIXEL_INPUTS = ("pixel_values", "pixel_values_images", "pixel_values_videos", "image_patches", "mm_encoder_outputs")
 
@@ -399,7 +425,7 @@ def decode(
             user_mask=vision_mask,
         )
         others = LogitsProcessorList(logits_processor or [])
-        last = [_Last(run, others)] if others else []
+        last = [_Last(run, others)] if any(type(other) not in HARMLESS for other in others) else []
         processors = LogitsProcessorList([_First(run, method.begin(run)), *others, *last])
         loop = getattr(type(model), GENERATION_MODES_MAPPING[mode])
         streaming = {} if streamer is None else {"streamer": streamer}
