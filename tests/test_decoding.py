@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, TextStreamer
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, TextStreamer
 
 import families
 import revisit
@@ -481,3 +481,37 @@ def test_stop_strings() -> None:
     assert len(said) < len(whole)
     with pytest.raises(RevisitError, match="stop_strings needs the model's tokenizer"):
         revisit.generate(model, **inputs, stop_strings=[word], **options)
+
+
+def test_rows_that_any_criterion_ended_are_not_counted_on() -> None:
+    class Second(StoppingCriteria):  # type: ignore[misc]
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+            return torch.tensor([input_ids.shape[1] >= start + 2, False])
+
+    model, _ = families.build("llava")
+    inputs = batch("llava", [0, 1])
+    start = inputs["input_ids"].shape[1]
+    trace = Trace(record=True)
+    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": families.VOCAB + 1, "pad_token_id": 0}
+    revisit.generate(model, **inputs, method=METHOD, trace=trace, stopping_criteria=[Second()], **options)
+    assert [row.steps for row in trace.rows] == [2, 5]
+    assert [len(row.records) for row in trace.rows] == [2, 5]
+
+
+@pytest.mark.parametrize("name", ["revisit", "deco", "dola"])
+def test_an_offloaded_head(name: str) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model, processor = revisit.load("tiny")
+    inputs = dict(prepare(processor, ["Describe this image."], [[families.picture(0, (96, 96))]]))
+    method = revisit.methods.get(name)
+    want = revisit.generate(model, **inputs, method=method, max_new_tokens=5, do_sample=False)
+    tied = Anatomy.of(model).tied
+    away = accelerate.cpu_offload(revisit.load("tiny")[0])
+    assert Anatomy.of(away).tied == tied
+    assert torch.equal(revisit.generate(away, **inputs, method=method, max_new_tokens=5, do_sample=False), want)
+
+
+def test_a_prompt_that_imitates_an_image_is_refused() -> None:
+    _, processor = families.build("llava")
+    with pytest.raises(RevisitError, match="stands for an image in this model"):
+        prepare(processor, ["what <image> is"], [[families.picture(0)]])

@@ -120,9 +120,7 @@ class Run:
     def __post_init__(self) -> None:
         self.loop_model = self.loop_model or self.model
         self.beams = self.generation_config.num_beams > 1
-        eos = getattr(self.generation_config, "_eos_token_tensor", None)
-        self._eos = eos
-        self._finished: Tensor | None = None
+        self._finished: Tensor | None = None  # (rows,) rows that the loop has ended, for whatever reason
         self._later: list[Tensor] = []  # counters still on the device
         self._seen = self.input_ids.shape[1]
         self._exits = False  # whether some method looks at early layers
@@ -233,11 +231,11 @@ class Run:
 
     def ended(self, input_ids: Tensor) -> Tensor | None:
         """Rows that have ended before this step, on their device; None where no row can have ended."""
-        if self.beams or self._eos is None or input_ids.shape[1] == self._seen:
-            return None
-        now = torch.isin(input_ids[:, -1], self._eos.to(input_ids.device))
-        self._finished = now if self._finished is None else self._finished | now
-        return self._finished
+        return None if self.beams or input_ids.shape[1] == self._seen else self._finished
+
+    def end(self, rows: Tensor) -> None:
+        """The loop ended these rows, and goes on for the others."""
+        self._finished = rows if self._finished is None else self._finished | rows
 
     def note(
         self,
@@ -374,6 +372,20 @@ class _First(LogitsProcessor):
         return self.refine(input_ids, scores)
 
 
+class _Watched(StoppingCriteriaList):
+    """The loop's own criteria; what they say of rows is remembered."""
+
+    def __init__(self, run: Run, criteria: Sequence[Any] | None) -> None:
+        super().__init__(criteria or [])
+        self.run = run
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        ended = super().__call__(input_ids, scores, **kwargs)
+        if not self.run.beams:
+            self.run.end(ended)
+        return ended
+
+
 class _Last(LogitsProcessor):
     """Where the others have ruled out all that the method left, the row is decoded plainly: the others on the raw logits."""
 
@@ -433,7 +445,7 @@ def decode(
             run.loop_model,
             input_ids,
             logits_processor=processors,
-            stopping_criteria=stopping_criteria,
+            stopping_criteria=_Watched(run, stopping_criteria),
             generation_config=generation_config,
             synced_gpus=bool(caller.get("synced_gpus")),
             **streaming,

@@ -137,14 +137,17 @@ def grids(config: Any, runs: Sequence[Sequence[int]], inputs: dict[str, Any]) ->
     `runs` are the lengths of each item's unbroken runs of vision tokens.
     """
     context = _Context(config, None, inputs, 0)
+    if any(context.has(name) for name in ("pixel_values_videos", "video_grid_thw")):
+        return [[] for _ in runs]  # frames have grids, which are not told here
     shapes: Callable[[int, list[int]], list[Piece]]
+    here = [context]  # as it is for the item at hand
     if context.has("image_grid_thw"):
         shapes = _by_image(context, lambda number: next(iter(_merged(context, number, (0, 0)))))
     elif config.model_type in ("llava_next", "llava_next_video", "llava_onevision") and context.has("image_sizes"):
 
         def tiled(number: int) -> list[Piece]:
             height, width = context.rows("image_sizes")[number]
-            return next(iter(FAMILIES[config.model_type](context, number, (width, height))))
+            return next(iter(FAMILIES[config.model_type](here[-1], number, (width, height))))
 
         shapes = _by_image(context, tiled)
     elif context.has("image_sizes"):
@@ -152,10 +155,13 @@ def grids(config: Any, runs: Sequence[Sequence[int]], inputs: dict[str, Any]) ->
     else:
         shapes = _squares(context)
     found, first_image = [], 0
-    for item in runs:
+    images = inputs["batch_num_images"].tolist() if context.has("batch_num_images") else [0] * len(runs)
+    for item, count in zip(runs, images, strict=True):
+        here.append(dataclasses.replace(context, images=count))
         pieces = shapes(first_image, list(item))
-        first_image += sum(not isinstance(piece, int) and piece.view != "tile" for piece in pieces)
-        found.append(_place([pieces])[0])
+        placed = _place([pieces])[0]
+        found.append([dataclasses.replace(grid, image=grid.image - first_image) for grid in placed])
+        first_image += len({grid.image for grid in placed})
     return found
 
 
@@ -179,10 +185,13 @@ def _squares(context: _Context) -> Callable[[int, list[int]], list[Piece]]:
     """Views of a fixed number of tokens; where the family declares none, each run that is a square number."""
     side = context.side() if context.config.model_type in FAMILIES else 0
 
-    def shapes(_number: int, runs: list[int]) -> list[Piece]:
+    whole = FAMILIES.get(context.config.model_type) in (_llava, _square)  # one view is one image
+
+    def shapes(first: int, runs: list[int]) -> list[Piece]:
         if side and sum(runs) % (side * side) == 0:
-            return [ImageGrid(0, side, side)] * (sum(runs) // (side * side))
-        return [ImageGrid(0, s, s) if (s := math.isqrt(run)) * s == run else run for run in runs]
+            views = range(sum(runs) // (side * side))
+            return [ImageGrid(0, side, side, image=first + (view if whole else 0)) for view in views]
+        return [ImageGrid(0, s, s, image=first) if (s := math.isqrt(run)) * s == run else run for run in runs]
 
     return shapes
 

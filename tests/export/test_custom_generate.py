@@ -7,6 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 import families
+import revisit
+from revisit import methods
 from revisit.cli.main import app
 from revisit.decoding import generate
 from revisit.errors import RevisitError
@@ -46,3 +48,16 @@ def test_existing_files_are_kept(tmp_path: Path) -> None:
     assert (tmp_path / "README.md").read_text() == "mine"
     write(tmp_path, ReVisiT(layers=(1, 2)), overwrite=True)
     assert "'layers': [1, 2]" in (tmp_path / "custom_generate" / "generate.py").read_text()
+
+
+def test_settings_in_a_generation_config_are_those_of_revisit(tmp_path: Path) -> None:
+    """The embedded model recommends settings for ReVisiT; another method does not take them for its own."""
+    model, processor = revisit.load("tiny")
+    assert model.generation_config.revisit
+    inputs = revisit.prepare(processor, ["Describe this image."], [[families.picture(0, (96, 96))]])
+    options = {"max_new_tokens": 4, "do_sample": False}
+    for name in ("vcd", "greedy", "revisit"):
+        write(tmp_path / name, methods.get(name))
+        got = model.generate(**inputs, custom_generate=str(tmp_path / name), trust_remote_code=True, **options)
+        want = revisit.generate(model, **inputs, method=methods.recommended(name, model), **options)
+        assert got.tolist() == want.tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from PIL import Image
 
 from revisit import RevisitError
-from revisit.models.images import find_images, image_from_data_uri, open_image
+from revisit.models.images import find_images, image_from_data_uri, open_image, read_image
 
 
 def test_exif_orientation_is_respected(tmp_path: Path) -> None:
@@ -86,3 +87,22 @@ def test_data_uri() -> None:
         image_from_data_uri("/etc/passwd")
     with pytest.raises(RevisitError, match="base64"):
         image_from_data_uri("data:image/png;base64,@@@")
+
+
+def test_odd_exif_data_is_no_reason_to_fail() -> None:
+    """Every change of one byte in the header of a turned picture gives a picture or one sentence."""
+
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010E] = 6, "a description"
+    out = io.BytesIO()
+    Image.new("RGB", (12, 8), "red").save(out, "JPEG", exif=exif)
+    whole = out.getvalue()
+    assert read_image(whole, "x").size == (8, 12)
+    shown = 0
+    for place in range(20, 80):
+        for value in (0, 1, 5, 7, 12, 255):
+            data = bytearray(whole)
+            data[place] = value
+            with contextlib.suppress(RevisitError):
+                shown += read_image(bytes(data), "x").size in ((8, 12), (12, 8))
+    assert shown > 300

@@ -299,3 +299,104 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], seconds: float = 200) 
         except httpx.TransportError:
             time.sleep(0.2)
     raise AssertionError("the server was not ready in time")
+
+
+def raw(running: Running, body: str) -> httpx.Response:
+    headers = {"content-type": "application/json"}
+    return httpx.post(f"{running.url}/v1/chat/completions", content=body.encode(), headers=headers, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        r'{"model": "tiny", "messages": [{"role": "user", "content": "a \ud800 b"}]}',
+        r'{"model": "tiny", "\uD800": 1, "messages": [{"role": "user", "content": "a"}]}',
+        '{"model": "tiny", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": '
+        '{"url": "data:image/png;base64,é"}}]}]}',
+    ],
+)
+def test_odd_characters_are_a_refusal_too(running: Running, body: str) -> None:
+    reply = raw(running, body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"]
+
+
+def test_other_places_answer_in_the_clients_form(running: Running) -> None:
+    for reply in (httpx.get(f"{running.url}/nowhere"), httpx.get(f"{running.url}/v1/chat/completions")):
+        assert reply.status_code in (404, 405)
+        assert reply.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_failure_of_ours_is_said_and_counted(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise KeyError("ours")
+
+    monkeypatch.setattr(running.service, "_read", broken)
+    reply = post(running, messages=messages(1))
+    assert reply.status_code == 500
+    assert "its log says why" in reply.json()["error"]["message"]
+    assert 'status="500"' in httpx.get(f"{running.url}/metrics").text
+
+
+def test_a_client_that_leaves_without_streaming_frees_its_row(running: Running) -> None:
+    """Tokens keep coming, and still it is noticed that nobody waits for them."""
+    hook = running.service.decoder.model.register_forward_pre_hook(lambda *_: time.sleep(0.15))
+    try:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(
+                f"{running.url}/v1/chat/completions",
+                json={"model": "tiny", "messages": messages(1), "max_tokens": 40},
+                timeout=httpx.Timeout(0.8, connect=5),
+            )
+        left = time.monotonic()
+        while running.service.batcher.running:
+            time.sleep(0.02)
+        assert time.monotonic() - left < 3.5  # forty forwards take six seconds
+    finally:
+        hook.remove()
+
+
+def test_rows_that_ended_are_not_counted_on(running: Running) -> None:
+    """A short answer beside a long one counts its own steps."""
+
+    def ask(tokens: int) -> Any:
+        return post(running, messages=messages(tokens), max_tokens=tokens).json()
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        short, long = pool.map(ask, (3, 30))
+    assert short["usage"]["completion_tokens"] == short["decoding"]["steps"] == 3
+    assert long["decoding"]["steps"] == 30
+
+
+def test_text_alone_is_decoded_plainly_in_any_company(running: Running) -> None:
+    def ask(seed: int | None) -> Any:
+        return post(running, messages=messages(seed, "Say it."), max_tokens=6).json()
+
+    alone = ask(None)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        beside, _ = pool.map(ask, (None, 1))
+    assert beside["choices"][0]["message"] == alone["choices"][0]["message"]
+    assert beside["decoding"]["method"] == alone["decoding"]["method"] == "greedy"
+
+
+def test_pictures_in_memory_are_bounded() -> None:
+    """By request, and over all that wait."""
+    pixels = families.picture(0).width * families.picture(0).height
+    limits = Limits(request_pixels=2 * pixels, held_pixels=3 * pixels, batch=1, batch_wait=0.0)
+    server = Running(Service(Decoder(*families.build("llava")), "tiny", ReVisiT(), limits))
+    hook = server.service.decoder.model.register_forward_pre_hook(lambda *_: time.sleep(0.3))
+    try:
+        three = [{"type": "image_url", "image_url": {"url": uri(0)}} for _ in range(3)]
+        refused = post(server, messages=[{"role": "user", "content": three}])
+        assert refused.status_code == 400
+        assert "pixels" in refused.json()["error"]["message"]
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            statuses = [
+                reply.status_code
+                for reply in pool.map(lambda n: post(server, messages=messages(n), max_tokens=4), range(6))
+            ]
+        assert sorted(statuses)[:3] == [200, 200, 200]
+        assert 429 in statuses
+    finally:
+        hook.remove()
+        server.stop()

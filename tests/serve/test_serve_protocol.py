@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
+import socket
 import struct
+import threading
+import time
 import zlib
 from typing import Any
 
@@ -203,3 +207,38 @@ def test_limits_check_themselves() -> None:
         Limits(queue=0)
     with pytest.raises(RevisitError, match="default_new_tokens"):
         Limits(new_tokens=10, default_new_tokens=11)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://[bad", "http://\u2603.com\u2100/", "http://a..b/", f"http://{'a' * 70}.com/", "http://224.0.0.1:81/x"],
+)
+def test_urls_that_no_library_likes_are_one_sentence(url: str) -> None:
+    with pytest.raises(RevisitError):
+        fetch_public(url, max_pixels=10**6, max_bytes=10**6, formats=("PNG",), timeout=2)
+
+
+def test_a_picture_that_only_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time is that of the whole download, not of each byte."""
+    monkeypatch.setattr("revisit.serve.remote.public_address", lambda host, port: "127.0.0.1")
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+
+        def drip() -> None:
+            connection, _ = listening.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(1000)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+                for _ in range(100):
+                    connection.sendall(b"x")
+                    time.sleep(0.1)
+
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        began = time.monotonic()
+        port = listening.getsockname()[1]
+        with pytest.raises(RevisitError, match=r"too long|timed out"):
+            fetch_public(f"http://x.example:{port}/", max_pixels=10, max_bytes=10**6, formats=("PNG",), timeout=0.7)
+        assert time.monotonic() - began < 3
+        thread.join(15)

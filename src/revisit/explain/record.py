@@ -99,7 +99,8 @@ def explain(
 
     if not methods:
         raise RevisitError("No decoding method was given, so there is nothing to explain.")
-    if generate_kwargs.get("num_beams", 1) > 1:
+    config = generate_kwargs.get("generation_config") or model.generation_config
+    if (generate_kwargs.get("num_beams") or getattr(config, "num_beams", None) or 1) > 1:
         raise RevisitError(
             "Beam search cannot be shown step by step, because beams change places; leave out num_beams."
         )

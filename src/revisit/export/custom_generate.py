@@ -32,12 +32,12 @@ SETTINGS = {settings}
 def generate(model: Any, *args: Any, method: str = METHOD, settings: dict[str, Any] | None = None, **kwargs: Any) -> Any:
     """`model.generate(...)` decoded by a method.
 
-    Settings come from the `settings` argument, else from `generation_config.revisit` (a mapping), else from this file;
+    Settings come from the `settings` argument, else, for ReVisiT, from `generation_config.revisit` (a mapping), else from this file;
     those that are not given keep this file's values.
     """
     if settings is None:
         config = kwargs.get("generation_config") or model.generation_config
-        settings = getattr(config, "revisit", None) or {{}}
+        settings = (getattr(config, "revisit", None) or {{}}) if method == "revisit" else {{}}
     own = SETTINGS if method == METHOD else {{}}
     chosen = methods.get(method, **{{**own, **settings}})
     return GenerationMixin.generate(model, *args, custom_generate=chosen, **kwargs)

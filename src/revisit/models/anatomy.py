@@ -40,7 +40,11 @@ class Head:
     @property
     def device(self) -> torch.device:
         weight = self.weight
-        return weight.device if weight is not None else next(self.module.parameters()).device
+        if weight is not None:
+            return weight.device
+        found = next(self.module.parameters()).device
+        hook = getattr(self.module, "_hf_hook", None)  # of an off-loaded module, which is nowhere between two calls
+        return torch.device(hook.execution_device) if found.type == "meta" and hook is not None else found
 
     def logits(self, states: Tensor, ids: Tensor, model_dtype: bool = False) -> Tensor:
         """Logits of some states over some token ids, as the model itself would score them.  (n, d), (k,) -> (n, k)
@@ -173,6 +177,10 @@ class Anatomy:
             raise RevisitError(f"The decoder layers of {what} could not be found.")
         embedding = model.get_input_embeddings()
         tied = getattr(embedding, "weight", None) is not None and _same_storage(embedding, head)
+        if getattr(getattr(head, "weight", None), "is_meta", False):  # off-loaded: there is nothing to compare
+            tied = bool(
+                getattr(text, "tie_word_embeddings", False) or getattr(model.config, "tie_word_embeddings", False)
+            )
         return cls(model, decoder, layers, Head(head, _declared_transforms(text)), tied, vision_ids)
 
 

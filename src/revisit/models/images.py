@@ -38,21 +38,21 @@ def read_image(source: Any, what: str, *, max_pixels: int = MAX_PIXELS, formats:
     """The picture in a binary file object (or bytes); `what` names it in messages, `formats` limits the file types."""
     import warnings
 
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 
     if isinstance(source, bytes):
         source = io.BytesIO(source)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is ours
+            warnings.simplefilter("ignore")  # the limit below is ours, and odd tags do not matter
             image: Image.Image = Image.open(source, formats=None if formats is None else list(formats))
-        width, height = image.size
-        if width * height > max_pixels:
-            raise RevisitError(
-                f"The image {what!r} has {width}×{height} pixels, more than the {max_pixels:,} allowed; make it smaller first."
-            )
-        image.load()
-        image = ImageOps.exif_transpose(image)
+            width, height = image.size
+            if width * height > max_pixels:
+                raise RevisitError(
+                    f"The image {what!r} has {width}×{height} pixels, more than the {max_pixels:,} allowed; make it smaller first."
+                )
+            image.load()
+            image = _upright(image)
     except UnidentifiedImageError:
         raise RevisitError(
             f"{what!r} is not an image in a format that can be read; convert it to PNG or JPEG."
@@ -66,6 +66,26 @@ def read_image(source: Any, what: str, *, max_pixels: int = MAX_PIXELS, formats:
             raise
         raise RevisitError(f"The image {what!r} is truncated or damaged ({error}); get a whole copy.") from None
     return _to_rgb(image)
+
+
+def _upright(image: Image) -> Image:
+    """The picture as its camera held it; whatever else its EXIF data says, and however damaged it is."""
+    from PIL import Image as pil
+
+    turns = pil.Transpose
+    try:
+        turn = {  # by the tag for the orientation
+            2: turns.FLIP_LEFT_RIGHT,
+            3: turns.ROTATE_180,
+            4: turns.FLIP_TOP_BOTTOM,
+            5: turns.TRANSPOSE,
+            6: turns.ROTATE_270,
+            7: turns.TRANSVERSE,
+            8: turns.ROTATE_90,
+        }.get(int(image.getexif().get(0x0112, 1)))
+    except Exception:  # Pillow's reader of tags raises what it likes
+        return image
+    return image if turn is None else image.transpose(turn)
 
 
 def _to_rgb(image: Image) -> Image:
@@ -105,13 +125,14 @@ def find_images(arguments: Sequence[str], *, allow_url: bool = False) -> list[st
 
 def fetch_image(url: str, *, max_pixels: int = MAX_PIXELS, max_bytes: int = MAX_BYTES, timeout: float = 30.0) -> Image:
     """The picture behind an http(s) URL, of bounded size."""
+    import http.client
     import urllib.error
     import urllib.request
 
     try:
         with urllib.request.urlopen(url, timeout=timeout) as reply:
             data = reply.read(max_bytes + 1)
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (urllib.error.URLError, OSError, ValueError, http.client.HTTPException) as error:
         raise RevisitError(f"The image at {url!r} could not be fetched: {error}.") from None
     if len(data) > max_bytes:
         raise RevisitError(f"The image at {url!r} is larger than {max_bytes:,} bytes.")
@@ -125,6 +146,6 @@ def image_from_data_uri(uri: str, *, max_pixels: int = MAX_PIXELS, formats: Sequ
         raise RevisitError("An image must be a base64 data URI such as data:image/png;base64,…")
     try:
         data = base64.b64decode(payload, validate=True)
-    except binascii.Error:
+    except (binascii.Error, ValueError):
         raise RevisitError("The image's data URI is not valid base64.") from None
     return read_image(data, "data URI", max_pixels=max_pixels, formats=formats)

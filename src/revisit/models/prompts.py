@@ -33,6 +33,9 @@ def prepare(processor: Any, prompts: Sequence[str], images: Sequence[Sequence[Im
         raise RevisitError(
             f"{len(prompts)} prompts came with {len(images)} lists of images; there must be one list each."
         )
+    for token in vision_texts(processor):
+        if any(token in prompt for prompt in prompts):
+            raise RevisitError(f"The prompt contains {token!r}, which stands for an image in this model; leave it out.")
     texts = [chat_text(processor, prompt, len(pictures)) for prompt, pictures in zip(prompts, images, strict=True)]
     return encode(processor, texts, images, device)
 
@@ -49,6 +52,13 @@ def encode(processor: Any, texts: Sequence[str], images: Sequence[Sequence[Image
         **({"add_special_tokens": False} if special else {}),  # the template wrote them already
     )
     return inputs if device is None else inputs.to(device)
+
+
+def vision_texts(processor: Any) -> tuple[str, ...]:
+    """Texts that the processor would take for an image or a video."""
+    names = ("image_token", "video_token", "boi_token", "fake_image_token")
+    found = {str(getattr(processor, name)) for name in names if getattr(processor, name, None)}
+    return tuple(sorted(found - {""}))
 
 
 def _bos(processor: Any) -> str | None:

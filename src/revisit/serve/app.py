@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.exceptions import HTTPException
 
 from revisit import methods
 from revisit.errors import RevisitError
@@ -28,6 +29,7 @@ from revisit.serve.protocol import (
     event,
     last_chunk,
     read_body,
+    read_messages,
     read_request,
 )
 
@@ -57,7 +59,7 @@ class Service:
         self.batcher = Batcher(decoder.decode, limits, self.metrics, log)
         self.metrics.gauges["revisit_queue_length"] = ("Requests waiting for the model.", lambda: self.batcher.waiting)
         self.metrics.gauges["revisit_running"] = ("Requests being decoded.", lambda: self.batcher.running)
-        self._pictures = asyncio.Semaphore(PICTURE_THREADS)
+        self._pictures, self._fetches = asyncio.Semaphore(PICTURE_THREADS), asyncio.Semaphore(PICTURE_THREADS)
         self._admitted = 0  # requests past the door and not yet queued: their bodies are in memory
 
     # -- the way in -----------------------------------------------------------------------------------------------
@@ -100,8 +102,8 @@ class Service:
             raise Refusal(429, "Too many requests are waiting; try again later.", code="queue_full")
         self._admitted += 1
         try:
-            body = await self.body(request)
-            async with self._pictures:
+            body = await asyncio.to_thread(read_body, await self.body(request))
+            async with self._gate(body):
                 ask, prompt = await asyncio.to_thread(self._read, body)
             ticket = Ticket(ask, prompt, self.limits.seconds, asyncio.get_running_loop())
             self.batcher.submit(ticket)
@@ -109,9 +111,16 @@ class Service:
         finally:
             self._admitted -= 1
 
-    def _read(self, body: bytes) -> tuple[Ask, str]:
+    def _gate(self, body: Mapping[str, Any]) -> AbstractAsyncContextManager[Any]:
+        """What bounds the work on a request's pictures; those that are fetched do not keep the others waiting."""
+        sources = read_messages(body.get("messages"))[1]
+        if any(source.startswith(("http://", "https://")) for source in sources):
+            return self._fetches
+        return self._pictures if sources else nullcontext()
+
+    def _read(self, body: Mapping[str, Any]) -> tuple[Ask, str]:
         ask = read_request(
-            read_body(body),
+            body,
             model=self.name,
             default=self.method,
             limits=self.limits,
@@ -120,13 +129,13 @@ class Service:
         )
         try:
             prompt = self.decoder.prompt(ask)
+            length = self.decoder.text_length(prompt)
         except RevisitError as error:
             raise Refusal(400, str(error), param="messages") from None
         except Exception as error:  # chat templates raise what they like about roles they do not know
             raise Refusal(
                 400, f"The model's chat template refuses this conversation: {error}", param="messages"
             ) from None
-        length = self.decoder.text_length(prompt)
         if length > self.limits.prompt_tokens:
             raise Refusal(
                 400,
@@ -135,22 +144,25 @@ class Service:
             )
         return ask, prompt
 
-    def _fetch(self, url: str) -> Any:
+    def _fetch(self, url: str, max_pixels: int) -> Any:
         from revisit.serve.remote import fetch_public
 
-        return fetch_public(url, max_pixels=self.limits.image_pixels, max_bytes=self.limits.body_bytes, formats=FORMATS)
+        return fetch_public(url, max_pixels=max_pixels, max_bytes=self.limits.body_bytes, formats=FORMATS)
 
     # -- the way out ----------------------------------------------------------------------------------------------
 
     async def answer(self, ticket: Ticket, request: Request) -> Response:
         """The whole answer; a client that leaves takes its row out of the batch."""
+        asked = time.monotonic()
         while True:
-            try:
-                kind, value = await asyncio.wait_for(ticket.events.get(), 1.0)
-            except asyncio.TimeoutError:
+            if time.monotonic() - asked > 1.0:
+                asked = time.monotonic()
                 if await request.is_disconnected():
                     ticket.gone = True
                     return Response(status_code=499)
+            try:
+                kind, value = await asyncio.wait_for(ticket.events.get(), 1.0)
+            except asyncio.TimeoutError:
                 continue
             if kind == "error":
                 raise value
@@ -212,6 +224,16 @@ def build(service: Service) -> FastAPI:
         if refusal.status in (408, 413):
             headers["connection"] = "close"  # the rest of the body is not read
         return JSONResponse(refusal.body(), refusal.status, headers)
+
+    @app.exception_handler(HTTPException)
+    async def unknown_place(request: Request, error: HTTPException) -> JSONResponse:
+        return await refuse(
+            request, Refusal(error.status_code, f"{request.method} {request.url.path}: {error.detail}.")
+        )
+
+    @app.exception_handler(Exception)
+    async def fail(request: Request, error: Exception) -> JSONResponse:
+        return await refuse(request, Refusal(500, "The server failed on this request; its log says why."))
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(request: Request) -> Response:

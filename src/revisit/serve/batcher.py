@@ -33,6 +33,7 @@ class Ticket:
         self.events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         self.first: float | None = None  # seconds to the first token
         self.finished = False
+        self.pixels = sum(image.width * image.height for image in ask.images)
         self.gone = False  # set by the web side when nobody waits any more
         self._loop = loop
 
@@ -88,13 +89,17 @@ class Batcher:
         self._waiting: deque[Ticket] = deque()
         self._ready = threading.Condition()
         self._stopping = False
-        self.running = 0
+        self._batch: list[Ticket] = []
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
         self._thread.start()
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._batch)
 
     @property
     def alive(self) -> bool:
@@ -109,6 +114,11 @@ class Batcher:
                 raise Refusal(
                     429, f"{len(self._waiting)} requests are waiting already; try again later.", code="queue_full"
                 )
+            held = sum(other.pixels for other in (*self._waiting, *self._batch))
+            if held and held + ticket.pixels > self.limits.held_pixels:
+                raise Refusal(
+                    429, "The images of the waiting requests fill the memory; try again later.", code="queue_full"
+                )
             self._waiting.append(ticket)
             self._ready.notify()
 
@@ -121,10 +131,9 @@ class Batcher:
 
     def _work(self) -> None:
         while (batch := self._next()) is not None:
-            self.running = len(batch)
             if batch:
                 self._run(batch)
-            self.running = 0
+            self._batch = []
 
     def _run(self, batch: list[Ticket]) -> None:
         self.metrics.observe(self.metrics.batch, len(batch))
@@ -163,7 +172,7 @@ class Batcher:
                     batch.append(ticket)
                 else:
                     rest.append(ticket)
-            self._waiting = rest
+            self._waiting, self._batch = rest, batch
             return batch
 
     def _count(self, first: Ticket) -> int:

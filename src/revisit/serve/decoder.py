@@ -21,8 +21,7 @@ from transformers.generation.streamers import BaseStreamer
 from revisit.decoding import generate
 from revisit.errors import RevisitError
 from revisit.evaluation.local import ItemDraw, end_tokens
-from revisit.methods.plain import Plain
-from revisit.models.prompts import encode
+from revisit.models.prompts import encode, vision_texts
 from revisit.serve.batcher import Ticket
 from revisit.serve.protocol import Ask, Reply, Sampling
 from revisit.serve.text import Unfolding
@@ -35,7 +34,7 @@ class Decoder:
     def __init__(self, model: Any, processor: Any) -> None:
         self.model, self.processor = model, processor
         self.end = end_tokens(model)
-        self.special = _vision_texts(processor)
+        self.special = vision_texts(processor)
 
     # -- before the queue -----------------------------------------------------------------------------------------
 
@@ -98,7 +97,7 @@ class Decoder:
 
     def _generate(self, tickets: Sequence[Ticket], inputs: Any, lengths: Sequence[int]) -> None:
         rows = [Progress(ticket, self._text, self.end) for ticket in tickets]
-        method = tickets[0].ask.method if any(t.ask.images for t in tickets) else Plain()
+        method = tickets[0].ask.method
         trace = Trace()
         generate(
             self.model,
@@ -234,10 +233,3 @@ def plain_template(ask: Ask, image_token: str) -> str:
         for message in ask.messages
     ]
     return " ".join([*turns, "ASSISTANT:"])
-
-
-def _vision_texts(processor: Any) -> tuple[str, ...]:
-    """Texts that the processor would take for an image or a video."""
-    names = ("image_token", "video_token", "boi_token", "fake_image_token")
-    found = {str(getattr(processor, name)) for name in names if getattr(processor, name, None)}
-    return tuple(sorted(found - {""}))

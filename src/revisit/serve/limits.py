@@ -14,6 +14,8 @@ class Limits:
     body_bytes: int = 16 << 20
     image_pixels: int = 40_000_000
     images: int = 8  # per request
+    request_pixels: int = 80_000_000  # of all its images
+    held_pixels: int = 400_000_000  # of all requests that wait or are being answered; each takes three bytes
     prompt_tokens: int = 8192  # with vision tokens
     new_tokens: int = 1024
     default_new_tokens: int = 256

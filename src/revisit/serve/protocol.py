@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError, unknown
+from revisit.methods.plain import Plain
 from revisit.models.images import image_from_data_uri
 from revisit.serve.limits import Limits
 
@@ -69,7 +70,13 @@ class Refusal(Exception):
         kind = {401: "authentication_error", 429: "rate_limit_error"}.get(
             self.status, "invalid_request_error" if self.status < 500 else "server_error"
         )
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        param = None if self.param is None else _printable(self.param)
+        return {"error": {"message": _printable(self.message), "type": kind, "param": param, "code": self.code}}
+
+
+def _printable(text: str) -> str:
+    """Text that can be sent: halves of characters are written out."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 @dataclass(frozen=True)
@@ -115,9 +122,19 @@ def read_body(body: bytes) -> dict[str, Any]:
         value = json.loads(body)
     except (ValueError, RecursionError):
         raise Refusal(400, "The request body is not valid JSON.") from None
+    if b"\\ud" in body.lower() and _has_halves(value):
+        raise Refusal(400, "The request holds halves of characters (lone surrogates), which are no text.")
     if not isinstance(value, dict):
         raise Refusal(400, "The request body must be a JSON object.")
     return value
+
+
+def _has_halves(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def read_request(
@@ -126,7 +143,7 @@ def read_request(
     model: str,
     default: Method,
     limits: Limits,
-    fetch: Callable[[str], Image] | None = None,
+    fetch: Callable[[str, int], Image] | None = None,
     make: Callable[..., Method] | None = None,
 ) -> Ask:
     """The request a body stands for; raises `Refusal`.
@@ -153,7 +170,12 @@ def read_request(
     options = body.get("stream_options") or {}
     if not isinstance(options, dict) or set(options) - {"include_usage", "include_obfuscation"}:
         raise Refusal(400, "stream_options may hold include_usage only.", param="stream_options")
-    images = [read_picture(source, limits, fetch) for source in sources]  # last: it is the only costly check
+    images: list[Image] = []
+    for source in sources:  # last: it is the only costly check
+        left = limits.request_pixels - sum(image.width * image.height for image in images)
+        images.append(read_picture(source, min(limits.image_pixels, left), fetch))
+    if not sources:
+        method = Plain()  # there is nothing to look at, whoever shares the batch
     return Ask(
         messages, images, method, max_tokens, sampling, stop, stream, stream and bool(options.get("include_usage"))
     )
@@ -220,11 +242,11 @@ def _part(part: Any, where: str, sources: list[str]) -> dict[str, str]:
     )
 
 
-def read_picture(source: str, limits: Limits, fetch: Callable[[str], Image] | None) -> Image:
+def read_picture(source: str, max_pixels: int, fetch: Callable[[str, int], Image] | None) -> Image:
     """The picture in a data URI, or behind a URL where that is allowed; never a file of the server."""
     try:
         if source.startswith("data:"):
-            return image_from_data_uri(source, max_pixels=limits.image_pixels, formats=FORMATS)
+            return image_from_data_uri(source, max_pixels=max_pixels, formats=FORMATS)
         if source.startswith(("http://", "https://")):
             if fetch is None:
                 raise Refusal(
@@ -232,7 +254,7 @@ def read_picture(source: str, limits: Limits, fetch: Callable[[str], Image] | No
                     "Images behind URLs are not fetched by this server; send the image itself as a data URI.",
                     param="messages",
                 )
-            return fetch(source)
+            return fetch(source, max_pixels)
     except RevisitError as error:
         raise Refusal(400, str(error), param="messages") from None
     raise Refusal(

@@ -10,8 +10,9 @@ import http.client
 import ipaddress
 import socket
 import ssl
+import time
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from revisit.errors import RevisitError
 from revisit.models.images import read_image
@@ -24,10 +25,11 @@ def public_address(host: str, port: int) -> str:
     """An address of the host; refuses hosts with any address that is not public."""
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-    except OSError:
+    except (OSError, UnicodeError):
         raise RevisitError(f"The host {host!r} cannot be found.") from None
     for address in found:
-        if not ipaddress.ip_address(address.partition("%")[0]).is_global:
+        place = ipaddress.ip_address(address.partition("%")[0])
+        if not place.is_global or place.is_multicast:
             raise RevisitError(f"Images from {host!r} are refused: it is not a public address.")
     return sorted(found)[0]
 
@@ -35,26 +37,39 @@ def public_address(host: str, port: int) -> str:
 def fetch_public(
     url: str, *, max_pixels: int, max_bytes: int, formats: tuple[str, ...], timeout: float = 20.0
 ) -> Image:
-    """The picture behind an http(s) URL, of bounded size."""
-    parts = urlsplit(url)
+    """The picture behind an http(s) URL, of bounded size and within `timeout` seconds."""
+    deadline = time.monotonic() + timeout
     try:
+        parts = urlsplit(url)
         host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError:
-        host, port = None, 0
-    if parts.scheme not in ("http", "https") or not host:
+        host = None
+    if not host or parts.scheme not in ("http", "https"):
         raise RevisitError("An image URL must begin with http:// or https:// and name a host.")
     address = public_address(host, port)
-    raw = socket.create_connection((address, port), timeout)
+    try:
+        raw = socket.create_connection((address, port), timeout)
+    except OSError as error:
+        raise RevisitError(f"The image could not be fetched: {error}.") from None
     connection = http.client.HTTPConnection(host, port, timeout=timeout)
     try:
         secure = parts.scheme == "https"
         connection.sock = ssl.create_default_context().wrap_socket(raw, server_hostname=host) if secure else raw
-        connection.request("GET", (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
+        wanted = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection.request("GET", quote(wanted, safe="/?&=%:@!$'()*+,;~-._"))
         reply = connection.getresponse()
         if reply.status != 200:
             raise RevisitError(f"The image's URL answered with status {reply.status}; redirects are not followed.")
-        data = reply.read(max_bytes + 1)
-    except (OSError, http.client.HTTPException) as error:
+        data = b""
+        while len(data) <= max_bytes and (part := reply.read1(1 << 16)):
+            data += part
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("it took too long")
+            connection.sock.settimeout(left)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        if isinstance(error, RevisitError):
+            raise
         raise RevisitError(f"The image could not be fetched: {error}.") from None
     finally:
         connection.close()
