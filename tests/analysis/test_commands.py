@@ -76,7 +76,7 @@ def test_studies_are_stored_with_what_made_them(measured: Path) -> None:
 
 
 def test_captions_are_made_once(measured: Path) -> None:
-    (answers,) = measured.glob("cells/*/answers.jsonl")
+    (answers,) = measured.glob("captions/cells/*/answers.jsonl")
     assert len(answers.read_text().splitlines()) == 4
 
 

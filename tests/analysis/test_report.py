@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
 from fake_grid import HashEngine, Shift, make_plan, write_items
 
-from revisit import RevisitError
+from revisit import ReVisiT, RevisitError
 from revisit.analysis import published
 from revisit.analysis.document import Cell, Document, Section, Table, Text, to_html, to_markdown, write
 from revisit.analysis.objects import recalls
@@ -239,3 +239,36 @@ def test_tables_of_one_folder_name_the_commands_that_made_their_cells(
     assert [made.command for made in made_cells([second, second], results)] == ["revisit eval second"]
     old = {key: value for key, value in first.items() if key != "made"}  # written before commands were kept
     assert [made.command for made in made_cells([old], results)] == ["revisit eval second"]
+
+
+def test_an_ablation_does_not_hide_other_results_of_its_folder(tmp_path: Path) -> None:
+    data = write_items(tmp_path / "data", 12)
+    methods = (Shift(0), Shift(1), Shift(2))
+    results = run(make_plan(tmp_path / "out", data, models=("m1",), methods=methods), engine_for=HashEngine)
+    rows = [{"method": "shift(by=1)", "cells": ["1"], "values": [0.1], "main": True}]
+    panel = {"key": "a", "title": "a", "columns": ["By"], "settings": ["by"], "rows": rows}
+    about = {
+        "schema": 1,
+        "command": "x",
+        "settings": results["settings"],
+        "environment": ENVIRONMENT,
+        "panels": [panel],
+    }
+    (tmp_path / "out/ablation.json").write_text(json.dumps(about))
+    text = to_markdown(build(tmp_path / "out", resamples=99))
+    main = text[text.index("Main results") : text.index("Ablations")]
+    assert "shift(by=2)" in main
+    assert "shift(by=1)" not in main
+
+
+def test_a_second_ablation_keeps_the_panels_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from revisit.analysis import ablation
+
+    monkeypatch.setattr(ablation, "run", lambda plan, reporter: {"settings": {"seed": 0}, "environment": ENVIRONMENT})
+    monkeypatch.setattr(ablation, "fill", lambda plan, reporter: 0)
+    plan = make_plan(tmp_path, tmp_path)
+    panels = ablation.paper_panels(ReVisiT())
+    for key, words in (("a", "first"), ("c", "second"), ("c", "third")):
+        ablation.ablate(plan, {key: panels[key]}, command=words)
+    found = json.loads((tmp_path / ablation.FILE).read_text())["panels"]
+    assert [(panel["key"], panel["made"]["command"]) for panel in found] == [("a", "first"), ("c", "third")]

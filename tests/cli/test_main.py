@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 import os
 import signal
 import socket
@@ -186,7 +185,7 @@ def test_serve_uses_what_is_recommended(run: Callable[..., Done], monkeypatch: p
     body = {"model": "tiny", "messages": [{"role": "user", "content": [picture, {"type": "text", "text": "hi"}]}]}
     for settings, alpha in (({}, 0.001), ({"alpha": 0.5}, 0.5)):
         asked = {**body, "decoding": {"method": "revisit", "settings": settings}}
-        ask, _ = made[-1]._read(json.dumps(asked).encode())
+        ask, _ = made[-1]._read(asked)
         assert ask.method.settings()["alpha"] == alpha
 
 

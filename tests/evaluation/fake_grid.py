@@ -71,7 +71,7 @@ class HashEngine(BatchEngine):
         self.closed = False
 
     def identity(self) -> dict[str, Any]:
-        return {"name": self.model, "weights": self.weights, "dtype": "float32"}
+        return {"name": self.model, "fingerprint": self.weights, "dtype": "float32"}
 
     def batch_invariant(self, decoding: Decoding) -> bool:
         return self.invariant

@@ -25,6 +25,7 @@ from revisit.evaluation.engine import ahead_of
 from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.runner import job_seed, run
 from revisit.evaluation.statistics import wilson
+from revisit.evaluation.tables import to_csv, to_markdown
 
 SCRIPT = Path(__file__).with_name("fake_grid.py")
 
@@ -114,6 +115,8 @@ def test_a_larger_limit_keeps_the_answers_of_the_smaller(tmp_path: Path, data: P
 )
 def test_no_changed_setting_reuses_an_answer(tmp_path: Path, data: Path, change: dict[str, Any]) -> None:
     plan = make_plan(tmp_path / "out", data)
+    if "seed" in change:  # which decides something only where tokens are drawn
+        plan = replace(plan, decoding=replace(plan.decoding, temperature=0.7))
     run_here(plan)
     engine = {"weights": change["weights"]} if "weights" in change else {}
     fields = {k: v for k, v in change.items() if k != "weights"}
@@ -185,7 +188,7 @@ def test_new_weights_replace_the_old_entry_but_not_the_old_answers(tmp_path: Pat
     plan = make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(),))
     run_here(plan)
     results, _ = run_here(plan, weights="w2")
-    assert [c["model"]["weights"] for c in results["cells"]] == ["w2"]
+    assert [c["model"]["fingerprint"] for c in results["cells"]] == ["w2"]
     assert len(lines_of(tmp_path / "out")) == 2
 
 
@@ -374,3 +377,45 @@ def test_mean_of_settings_gets_a_stratified_interval() -> None:
     assert found is not None
     assert found.low < 2 / 3 < found.high
     assert runner.metric_interval("F1", 0.5, parts) is None  # not their mean: no interval is better than a wrong one
+
+
+def test_a_seed_without_draws_is_no_other_cell(tmp_path: Path, data: Path) -> None:
+    plan = make_plan(tmp_path / "out", data)
+    run_here(plan)
+    results, engines = run_here(replace(plan, seed=5))
+    assert asked(engines) == 0
+    assert len(results["cells"]) == 4
+
+
+def test_methods_answered_by_other_weights_are_not_compared(tmp_path: Path, data: Path) -> None:
+    """Each has a table of its own, which says so."""
+    output = tmp_path / "out"
+    for by, weights in ((0, "aaaaaaaaaa"), (3, "bbbbbbbbbb")):
+        run_here(make_plan(output, data, models=("m1",), methods=(Shift(by),)), weights=weights)
+    tables = compare_folder(output, resamples=99)
+    assert [table.variant for table in tables] == ["weights aaaaaaaa", "weights bbbbbbbb"]
+    assert [[row.method for row in table.rows] for table in tables] == [["shift"], ["shift(by=3)"]]
+    assert "letters · m1, weights aaaaaaaa" in to_markdown(tables)
+
+
+def test_tables_of_other_lengths_say_so(tmp_path: Path, data: Path) -> None:
+    output = tmp_path / "out"
+    for length in (5, 9):
+        run_here(make_plan(output, data, models=("m1",), max_new_tokens=length))
+    tables = compare_folder(output, resamples=99)
+    assert [table.variant for table in tables] == ["max_new_tokens 5", "max_new_tokens 9"]
+    assert "max_new_tokens 9" in to_csv(tables)
+
+
+def test_what_cannot_be_compared_does_not_hide_the_rest(tmp_path: Path, data: Path) -> None:
+    output = tmp_path / "out"
+    run_here(make_plan(output, data, methods=(Shift(0),), limit=6))
+    run_here(make_plan(output, data, models=("m1",), methods=(Shift(3),), limit=4))
+    with pytest.raises(RevisitError, match="not run on the same items"):
+        compare_folder(output, resamples=99)
+    problems: list[str] = []
+    tables = compare_folder(output, resamples=99, problems=problems)
+    assert [table.model for table in tables] == ["m2"]
+    assert len(problems) == 1
+    both = compare_folder(output, resamples=99, intersect=True)
+    assert {table.model: table.n for table in both} == {"m1": 4, "m2": 6}

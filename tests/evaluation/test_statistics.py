@@ -181,3 +181,10 @@ def test_same_seed_same_interval() -> None:
 def test_one_differing_unit_tells_nothing() -> None:
     base = {str(i): (1.0, 1.0) for i in range(10)}
     assert s.paired(base, {**base, "3": (0.0, 1.0)}, resamples=99).p_permutation == 1.0
+
+
+def test_swaps_that_leave_nothing_to_divide_by_say_nothing() -> None:
+    """Of four swaps two are undefined; the other two are as far apart as what was seen."""
+    base = {"a": (1.0, 1.0), "b": (0.0, 0.0)}
+    method = {"a": (0.0, 0.0), "b": (0.0, 1.0)}
+    assert s.paired(base, method, resamples=99).p_permutation == 1.0

@@ -149,7 +149,8 @@ def test_what_is_not_offered_is_said(plugin: Any, folder: Path, monkeypatch: pyt
 
 
 def test_stop_strings(plugin: Any) -> None:
-    assert plugin.cut("one\n\ntwo", ["\n\n"]) == "one"
+    assert plugin.cut("one\n\ntwo", ["\n\n"]) == "one\n\ntwo"  # lmms-eval's default for tasks that say nothing
+    assert plugin.cut("one\ntwo", ["\n"]) == "one"
     assert plugin.cut("one stop two", "stop") == "one"
     assert plugin.cut(" one ", None) == "one"
 

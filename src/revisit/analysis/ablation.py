@@ -27,7 +27,7 @@ from revisit.errors import RevisitError, unknown
 from revisit.evaluation.engine import BadImage, decode_images
 from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.runner import Checksums, Reporter, Silent, ask, batches, identity, line_of, run
-from revisit.evaluation.store import Cell, locked, write_json
+from revisit.evaluation.store import Cell, locked, read_json, write_json
 from revisit.methods.base import Method, parse_settings
 from revisit.methods.plain import Plain
 from revisit.methods.revisit import ReVisiT
@@ -177,16 +177,11 @@ def ablate(
     if plan.engine == "local":
         fill(plan, reporter)
     results = run(plan, reporter)
-    write_json(
-        plan.output / FILE,
-        {
-            "schema": SCHEMA,
-            "command": command,
-            "settings": results["settings"],
-            "environment": results["environment"],
-            "panels": [panel.to_json() for panel in panels.values()],
-        },
-    )
+    about = {"command": command, "settings": results["settings"], "environment": results["environment"]}
+    made = [{**panel.to_json(), "made": about} for panel in panels.values()]
+    earlier = read_json(plan.output / FILE)["panels"] if (plan.output / FILE).exists() else []
+    kept = [panel for panel in earlier if panel["key"] not in panels]  # of other commands on the same output
+    write_json(plan.output / FILE, {"schema": SCHEMA, **about, "panels": [*kept, *made]})
     return results
 
 
@@ -246,6 +241,4 @@ def _fill_benchmark(
 
 def read_ablation(folder: Path) -> dict[str, Any] | None:
     """The panels that a folder's ablation had, or None."""
-    from revisit.evaluation.store import read_json
-
     return read_json(folder / FILE) if (folder / FILE).exists() else None

@@ -15,7 +15,7 @@ from revisit.analysis import figures, published
 from revisit.analysis.ablation import FILE as ABLATION
 from revisit.analysis.document import Block, Cell, Document, Made, Section, Table, Text, rows_of
 from revisit.analysis.sections import ablation_sections, heading, number, p_value, ranked, study_section, triple
-from revisit.analysis.study import FOLDER
+from revisit.analysis.study import CAPTIONS, FOLDER
 from revisit.benchmarks.base import Metric
 from revisit.errors import RevisitError
 from revisit.evaluation.comparison import Table as Compared
@@ -105,17 +105,18 @@ def _relative(place: Path, folder: Path) -> str:
 
 def main_sections(found: Found, folder: Path, beside: bool, resamples: int) -> list[Section]:
     """One section per benchmark: values, differences to plain decoding, sub-settings."""
-    plain = [(place, results) for place, results in found.runs if not (place / ABLATION).exists()]
-    plain = [(place, results) for place, results in plain if not _captions_only(place, results)]
+    plain = [(place, results) for place, results in found.runs if not _captions_only(place, results)]
     tables: dict[str, list[tuple[Path, dict[str, Any], Compared]]] = {}
+    problems: list[str] = []
     for place, results in plain:
-        if not any(cell["status"] == "complete" for cell in results["cells"]):
+        keys = _main_keys(place, results)
+        if not keys:
             continue
-        for table in compare_folder(place, resamples=resamples):
+        for table in compare_folder(place, resamples=resamples, problems=problems, keys=keys):
             tables.setdefault(table.benchmark, []).append((place, results, table))
-    if not tables:
+    if not tables and not problems:
         return []
-    sections = [Section("Main results", [Text(MAIN_TEXT)])]
+    sections = [Section("Main results", [Text(MAIN_TEXT), *map(Text, problems)])]
     for benchmark in sorted(tables, key=lambda b: (ORDER.index(b) if b in ORDER else len(ORDER), b)):
         runs: dict[Path, list[Compared]] = {}
         for place, _, table in tables[benchmark]:
@@ -134,7 +135,23 @@ def main_sections(found: Found, folder: Path, beside: bool, resamples: int) -> l
 
 def _captions_only(place: Path, results: Mapping[str, Any]) -> bool:
     """Whether a run is nothing but the captions that the studies beside it read."""
-    return (place / FOLDER).is_dir() and len({cell["method"]["label"] for cell in results["cells"]}) < 2
+    return place.name == CAPTIONS and (place.parent / FOLDER).is_dir()
+
+
+def _main_keys(place: Path, results: Mapping[str, Any]) -> set[str]:
+    """The finished cells of a run that are not there for an ablation alone."""
+    cells = [cell for cell in results["cells"] if cell["status"] == "complete"]
+    if not (place / ABLATION).exists():
+        return {cell["key"] for cell in cells}
+    panels = read_json(place / ABLATION)["panels"]
+    varied = {row["method"] for panel in panels for row in panel["rows"]}
+    others = [cell for cell in cells if cell["method"]["label"] not in varied]
+    asked = {_question(cell) for cell in others if cell["method"]["label"] != "greedy"}
+    return {cell["key"] for cell in others if _question(cell) in asked}
+
+
+def _question(cell: Mapping[str, Any]) -> tuple[str, str]:
+    return cell["model"]["name"], cell["benchmark"]["name"]
 
 
 MAIN_TEXT = (
@@ -164,9 +181,17 @@ def value_table(tables: Sequence[Compared]) -> Table:
     return Table(
         ("Method", *(heading(m) for table in tables for m in table.metrics)),
         rows_of(lines),
-        f"{TITLES.get(first.benchmark, first.benchmark)} ({first.version}, n = {first.n}). {notes}".strip(),
-        groups=tuple((table.model, len(table.metrics)) for table in tables),
+        f"{TITLES.get(first.benchmark, first.benchmark)} ({first.version}{_size(tables)}). {notes}".strip(),
+        groups=tuple((_group_title(table, tables), len(table.metrics)) for table in tables),
     )
+
+
+def _size(tables: Sequence[Compared]) -> str:
+    return f", n = {tables[0].n}" if len({table.n for table in tables}) == 1 else ""
+
+
+def _group_title(table: Compared, tables: Sequence[Compared]) -> str:
+    return table.title if _size(tables) else f"{table.title} (n = {table.n})"
 
 
 def difference_tables(tables: Sequence[Compared]) -> list[Table]:
@@ -196,7 +221,7 @@ def difference_tables(tables: Sequence[Compared]) -> list[Table]:
             Table(
                 ("Method", *(heading(m) for m in table.metrics)),
                 rows_of(lines),
-                f"{TITLES.get(table.benchmark, table.benchmark)}, {table.model}: difference to {table.baseline}.",
+                f"{TITLES.get(table.benchmark, table.benchmark)}, {table.title}: difference to {table.baseline}.",
             )
         )
     return found

@@ -18,6 +18,7 @@ from revisit.evaluation.runner import Reporter, Silent
 
 SCHEMA = 1
 FOLDER = "studies"  # below the output folder
+CAPTIONS = "captions"  # the folder of the descriptions that studies read, below the output
 
 
 @dataclass(frozen=True)
@@ -78,14 +79,14 @@ class Subject:
             methods=(methods.get(name, **dict(part.split("=", 1) for part in settings)),),
             benchmarks=(Chair(),),
             data={"chair": self.folder},
-            output=Path(self.output),
+            output=Path(self.output) / CAPTIONS,  # beside results of the user's own, which may be about other items
             limit=self.limit,
             batch_size=self.batch_size,
             max_new_tokens=self.max_new_tokens,
             engine_options={"dtype": self.dtype, "device_map": self.device_map},
         )
         cell = run(plan, reporter or Silent())["cells"][-1]
-        place = Path(self.output) / cell["path"]
+        place = Path(self.output) / CAPTIONS / cell["path"]
         asked = read_json(place / "scores.json")["items"]  # id -> hash of prompt and picture
         stored = read_answers(place / "answers.jsonl")
         lines = {line.id: line for line in stored if asked.get(line.id) == line.item}

@@ -7,13 +7,14 @@ from typing import Any
 
 import typer
 
-from revisit.cli.eval import stopped
+from revisit.cli.eval import stopped, typed
 from revisit.errors import RevisitError, unknown
 
 PANELS = ("a", "b", "c", "d")
 
 
 def ablate(
+    context: typer.Context,
     panels: str = typer.Argument(
         "a,b,c,d",
         help="Panels of the paper, separated by commas: a vocabulary × selection, b layers × alpha, c divergence, d fusion × weight.",
@@ -75,14 +76,18 @@ def ablate(
     described = own.pop("panels", None)
     if config and described is None:
         raise RevisitError(f"{config} has no `panels`; `revisit eval --config` runs a file without.")
-    base = _base(own.pop("base", {}), set_, own.get("model", model))
+    base = _base(own.pop("base", {}), set_, model if typed(context, "model") else own.get("model", model))
     if described is not None:
         chosen = yaml_panels(described, base, str(config))
         known = EvalConfig.__dataclass_fields__
         for key in own:
             if key not in known or key == "method":
                 raise unknown(f"key in {config}:", str(key), ["panels", "base", *(k for k in known if k != "method")])
-        flags = {**flags, **own}  # a file describes the whole run
+        flags = {
+            **flags,
+            **own,
+            **{name: flags[name] for name in flags if typed(context, name)},
+        }  # what is typed beats the file
     else:
         every = paper_panels(base)
         names = [name.strip() for name in panels.split(",") if name.strip()]
@@ -119,8 +124,13 @@ def _base(given: Any, assignments: list[str], model: Any) -> Any:
     if not isinstance(given, dict):
         raise RevisitError(f"`base` must map settings to values, such as {{layers: all}}, not {given!r}.")
     settings = {**{str(k): v for k, v in given.items()}, **parse_assignments(assignments)}
-    names = model if isinstance(model, str) else ",".join(map(str, model))
-    kind = load_config(names.split(",")[0].strip()).model_type if "layers" not in settings else ""
+    names = (model if isinstance(model, str) else ",".join(map(str, model))).split(",")
+    kinds = [load_config(name.strip()).model_type for name in names] if "layers" not in settings else [""]
+    if len({ReVisiT.recommended(kind).layers for kind in kinds}) > 1:
+        raise RevisitError(
+            "The paper recommends other layers for some of these models: ablate them apart, or --set layers."
+        )
+    kind = kinds[0]
     return dataclasses.replace(ReVisiT.recommended(kind), **parse_settings(ReVisiT, settings))
 
 

@@ -106,12 +106,16 @@ def case_study(
 
     Example: revisit analyze case-study --set alpha=1e-3 --data scenes:unusual:100 --output runs/studies
     """
-    from revisit import methods
     from revisit.analysis.cases import case_studies
     from revisit.evaluation.config import parse_assignments
     from revisit.evaluation.plan import label
+    from revisit.methods.base import parse_settings
+    from revisit.methods.revisit import ReVisiT
+    from revisit.models.loading import load_config
 
-    chosen: Any = methods.get("revisit", **parse_assignments(set_))
+    settings = parse_assignments(set_)
+    kind = load_config(model).model_type if "layers" not in settings else ""
+    chosen: Any = ReVisiT.recommended(kind, **parse_settings(ReVisiT, settings))  # the paper's layers for the family
     subject = _subject(model, data, limit, output, None, max_new_tokens, 1, dtype, device_map)
     _run("case-study", subject, lambda s, r: case_studies(s, chosen, count, r), quiet, {"method": label(chosen)})
 

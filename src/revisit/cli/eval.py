@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import typer
@@ -77,14 +78,14 @@ def evaluate(
     from revisit.evaluation.tables import to_markdown
 
     # Only what was typed beats the file.
-    typed = {
+    given = {
         ("set" if name == "set_" else name): value
         for name, value in context.params.items()
-        if name not in ("config", "quiet") and _typed(context, name)
+        if name not in ("config", "quiet") and typed(context, name)
     }
-    if "set" in typed:
-        typed["set"] = parse_assignments(set_)
-    settings = load_config(config, {k: str(v) if isinstance(v, Path) else v for k, v in typed.items()})
+    if "set" in given:
+        given["set"] = parse_assignments(set_)
+    settings = load_config(config, {k: str(v) if isinstance(v, Path) else v for k, v in given.items()})
     need("scipy", "statsmodels")  # they are needed when the answers are there
     plan = settings.plan()
     if {"chair", "amber"} & {benchmark.name for benchmark in plan.benchmarks}:
@@ -97,8 +98,11 @@ def evaluate(
                 run(plan, bars)
     except KeyboardInterrupt:
         raise stopped(plan.output) from None
-    comparison = compare_folder(plan.output)
+    problems: list[str] = []
+    comparison = compare_folder(plan.output, problems=problems)
     print(to_markdown(comparison))
+    for problem in problems:
+        print(f"revisit: {problem}", file=sys.stderr)
     print(f"Answers and results: {plan.output}; more with `revisit compare {plan.output}`.")
 
 
@@ -109,7 +113,7 @@ def stopped(output: Path) -> Interrupted:
     return Interrupted("Stopped before the first answer.")
 
 
-def _typed(context: typer.Context, name: str) -> bool:
+def typed(context: typer.Context, name: str) -> bool:
     """Whether the user gave this option. typer may carry its own copy of click, so the source goes by its name."""
     source = context.get_parameter_source(name)
     return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,6 +56,12 @@ class Table:
     rows: tuple[Row, ...]
     baseline: str | None
     notes: tuple[str, ...] = ()
+    variant: str = ""  # what tells it from other tables of the same benchmark and model
+
+    @property
+    def title(self) -> str:
+        """The model, and what is special about the run."""
+        return f"{self.model}, {self.variant}" if self.variant else self.model
 
 
 @dataclass
@@ -77,12 +83,17 @@ def compare_folder(
     intersect: bool = False,
     test: Test = "permutation",
     resamples: int = statistics.RESAMPLES,
+    problems: list[str] | None = None,
+    keys: Collection[str] | None = None,
 ) -> list[Table]:
-    """The tables of a `revisit eval` folder; the baseline is `greedy`, or the first method, unless named."""
+    """The tables of a `revisit eval` folder; the baseline is `greedy`, or the first method, unless named.
+
+    A table that cannot be made is an error, or a sentence in `problems` where that is given; `keys` names the cells to compare.
+    """
     results = read_results(output)
     groups: dict[tuple[str, ...], list[Scored]] = {}
     for entry in results["cells"]:
-        if entry["status"] == "complete":
+        if entry["status"] == "complete" and (keys is None or entry["key"] in keys):
             groups.setdefault(_group(entry), []).append(_scored(output, entry))
     if not groups:
         raise RevisitError(f"{output} holds no finished cell yet; run `revisit eval` with this --output to the end.")
@@ -91,7 +102,16 @@ def compare_folder(
         known |= {cell.entry["method"]["name"] for cells in groups.values() for cell in cells}
         if baseline not in known:
             raise unknown("method", baseline, known)
-    tables = [_table(cells, baseline, metrics, intersect, test, resamples) for cells in groups.values()]
+    tables = []
+    for group, cells in groups.items():
+        try:
+            table = _table(cells, baseline, metrics, intersect, test, resamples)
+        except RevisitError as error:
+            if problems is None:
+                raise
+            problems.append(str(error))
+            continue
+        tables.append(replace(table, variant=_variant(group, list(groups))))
     if metrics and not any(table.metrics for table in tables):
         raise unknown("metric", metrics[0], {name for cells in groups.values() for c in cells for name in c.values})
     return [table for table in tables if table.metrics]
@@ -102,12 +122,19 @@ def _group(entry: Mapping[str, Any]) -> tuple[str, ...]:
     benchmark = entry["benchmark"]
     return (
         entry["model"]["name"],
-        str(entry["model"].get("dtype")),
         benchmark["name"],
         benchmark["version"],
-        repr(sorted(entry["decoding"].items())),
-        str(entry["seed"]) if entry["decoding"].get("temperature") is not None else "",
+        f"weights {str(entry['model'].get('fingerprint'))[:8]}",
+        str(entry["model"].get("dtype")),
+        *(f"{name} {value}" for name, value in sorted(entry["decoding"].items())),
+        f"seed {entry['seed']}" if entry["decoding"].get("temperature") is not None else "",
     )
+
+
+def _variant(group: tuple[str, ...], groups: Sequence[tuple[str, ...]]) -> str:
+    """What tells a group from the others of its model and benchmark."""
+    alike = [other for other in groups if other[:3] == group[:3]]
+    return ", ".join(part for n, part in enumerate(group) if len({other[n] for other in alike}) > 1 and part)
 
 
 def _scored(output: Path, entry: Mapping[str, Any]) -> Scored:
@@ -126,7 +153,7 @@ def _table(
 ) -> Table:
     entry = cells[0].entry
     notes = _same_items(cells, intersect)
-    metrics = _metrics(cells[0], wanted)
+    metrics = _metrics(cells, wanted)
     base = _baseline(cells, baseline)
     rows = _rows(cells, metrics, base, test, resamples)
     if base is not None and len(cells) > 1:
@@ -172,10 +199,10 @@ def _same_items(cells: list[Scored], intersect: bool) -> list[str]:
                 f"{cells[0].label} and {cell.label} answered different questions under the same id {changed!r} of "
                 f"{cell.entry['benchmark']['name']} (another prompt or picture): run both on the same data."
             )
-    sizes = {cell.label: len(cell.items) for cell in cells}
-    if set(sizes.values()) == {len(common)}:
+    sizes = [(cell.label, len(cell.items)) for cell in cells]
+    if {size for _, size in sizes} == {len(common)}:
         return []
-    listed = ", ".join(f"{name} {n}" for name, n in sizes.items())
+    listed = ", ".join(f"{name} {n}" for name, n in sizes)
     name = cells[0].entry["benchmark"]["name"]
     if not intersect or not common:
         raise RevisitError(
@@ -203,11 +230,13 @@ def _restrict(cell: Scored, items: set[str]) -> set[str]:
     return set(dropped)
 
 
-def _metrics(cell: Scored, wanted: Sequence[str]) -> tuple[Metric, ...]:
-    """Those asked for (names or patterns such as `coco_*/F1`), else all that are not of a sub-setting."""
+def _metrics(cells: Sequence[Scored], wanted: Sequence[str]) -> tuple[Metric, ...]:
+    """Those asked for (names or patterns such as `coco_*/F1`), else all that are not of a sub-setting; of all cells."""
+    cell = cells[0]
     names = [
         name
         for name in cell.values
+        if all(name in other.values for other in cells)
         if (any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted) if wanted else "/" not in name)
     ]
     entries = cell.entry["metrics"]

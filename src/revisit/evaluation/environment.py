@@ -16,7 +16,10 @@ PACKAGE = Path(__file__).resolve().parents[1]
 REPORTED = ("torch", "transformers", "tokenizers", "numpy", "pillow", "scipy", "statsmodels", "nltk", "datasets")
 
 # What may change the text a model gives: everything below the benchmarks. Editing a scorer keeps the answers.
-_DECODING = ("*.py", "*.c", "methods/*.py", "models/*.py")
+_DECODING = (
+    *("*.py", "*.c", "methods/*.py", "models/*.py"),
+    *("evaluation/engine.py", "evaluation/local.py", "analysis/shared.py"),
+)
 
 
 def version(distribution: str) -> str | None:

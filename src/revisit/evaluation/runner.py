@@ -152,7 +152,7 @@ def identity(
         "method": {"name": method.name, "settings": method.settings()},
         "benchmark": {"name": benchmark.name, "version": benchmark.version},
         "decoding": asdict(decoding),
-        "seed": plan.seed,
+        "seed": plan.seed if decoding.temperature is not None else 0,  # without draws it decides nothing
     }
     if not engine.batch_invariant(decoding):  # then the company of a job may matter, so it becomes part of the identity
         found["batches"] = {
@@ -262,7 +262,7 @@ def describe(
         "method": {"label": name, **about["method"]},
         "benchmark": {**about["benchmark"], "headline": benchmark.headline, "files": questions.files},
         "decoding": about["decoding"],
-        "seed": plan.seed,
+        "seed": about["seed"],
         "batch_size": plan.batch_size,
         "items": questions.total,
         "answers": len(lines),

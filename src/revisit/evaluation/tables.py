@@ -12,7 +12,7 @@ from revisit.benchmarks.base import Metric
 from revisit.evaluation.comparison import Row, Table, Value
 
 CSV_COLUMNS = (
-    *("model", "benchmark", "version", "n", "method", "metric", "better", "value", "low", "high"),
+    *("model", "benchmark", "version", "variant", "n", "method", "metric", "better", "value", "low", "high"),
     *("baseline", "difference", "difference_low", "difference_high", "p_bootstrap", "p_permutation", "p_holm"),
 )
 
@@ -42,7 +42,7 @@ def to_markdown(tables: Sequence[Table]) -> str:
     """GitHub-flavoured tables, differences and p-values in a second table where there is a baseline."""
     blocks = []
     for table in tables:
-        blocks.append(f"### {table.benchmark} · {table.model} (n = {table.n}, {table.version})")
+        blocks.append(f"### {table.benchmark} · {table.title} (n = {table.n}, {table.version})")
         heads = ["method", *(_heading(m) for m in table.metrics)]
         rows = [[_escape(r.method), *(_markdown_value(m, r.values[m.name]) for m in table.metrics)] for r in table.rows]
         blocks.append(_markdown_table(heads, rows))
@@ -88,7 +88,7 @@ def to_csv(tables: Sequence[Table]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for table in tables:
-        about = (table.model, table.benchmark, table.version, table.n)
+        about = (table.model, table.benchmark, table.version, table.variant, table.n)
         for row in table.rows:
             for metric in table.metrics:
                 value = row.values[metric.name]
@@ -123,7 +123,7 @@ def _latex_table(table: Table) -> str:
     arrows = {"higher": r" $\uparrow$", "lower": r" $\downarrow$", None: ""}
     heads = " & ".join(_latex(m.name) + arrows[m.better] for m in table.metrics)
     caption = (
-        f"{_latex(table.benchmark)} with {_latex(table.model)} ($n={table.n}$; {_latex(table.version)}). "
+        f"{_latex(table.benchmark)} with {_latex(table.title)} ($n={table.n}$; {_latex(table.version)}). "
         "Best in bold, second underlined."
     )
     if table.baseline:
@@ -135,6 +135,7 @@ def _latex_table(table: Table) -> str:
     ]
     return "\n".join(
         [
+            *(f"% {note}" for note in table.notes),
             r"\begin{table}[t]",
             r"\centering",
             rf"\caption{{{caption}}}",
@@ -185,7 +186,7 @@ def to_html(tables: Sequence[Table], title: str = "Comparison of decoding method
     e = html.escape
     body = [f"<h1>{e(title)}</h1>", '<p class="sub">Best in bold, second underlined. Brackets: 95 % intervals.</p>']
     for table in tables:
-        body.append(f"<h2>{e(table.benchmark)} · {e(table.model)}</h2>")
+        body.append(f"<h2>{e(table.benchmark)} · {e(table.title)}</h2>")
         body.append(f'<p class="sub">{table.n} items · {e(table.version)}</p>')
         heads = "".join(f'<th scope="col">{e(_heading(m))}</th>' for m in table.metrics)
         rows = "".join(_html_row(table, row) for row in table.rows)

@@ -16,6 +16,7 @@ from revisit.evaluation.engine import Decoding, Job
 from revisit.evaluation.local import LocalEngine
 from revisit.evaluation.runner import job_seed
 from revisit.models.loading import describe_model
+from revisit.models.prompts import vision_texts
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,8 @@ class Revisit(lmms):
                 pictures = doc_to_visual(self.task_dict[task][split][doc_id]) if doc_to_visual else []
                 images.append([_upright(picture) for picture in pictures or []])
                 name = f"{task}/{split}/{doc_id}"
+                for token in vision_texts(self.engine.loaded[1]):  # tasks may write one of their own
+                    context = context.replace(token, "")
                 jobs.append(Job(name, context, (), job_seed(self.draw_seed, name)))
             for number, answer in zip(numbers, self.engine.answer(self.method, decoding, jobs, images), strict=True):
                 answers[number] = cut(answer.text, arguments.get("until"))
@@ -120,9 +123,9 @@ class Revisit(lmms):
 
 
 def cut(text: str, until: Any) -> str:
-    """The text before the first of the stop strings."""
+    """The text before the first of the stop strings; an empty line, lmms-eval's default, is none: answers may have paragraphs."""
     for stop in [until] if isinstance(until, str) else until or []:
-        if stop:
+        if stop and stop != "\n\n":
             text = text.split(stop, 1)[0]
     return text.strip()
 
