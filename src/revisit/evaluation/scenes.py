@@ -39,7 +39,7 @@ def parse_scenes(text: str) -> tuple[str, int, int]:
 
 def scene_folder(text: str) -> Path:
     """The folder of the scenes that `text` names; built on first use, whole or not at all."""
-    from revisit.tiny.build import GENERATOR, build
+    from revisit.tiny.build import GENERATOR, fill
 
     split, n, seed = parse_scenes(text)
     folder = cache_folder() / f"scenes-{split}-{n}-{seed}-v{GENERATOR}"
@@ -47,7 +47,7 @@ def scene_folder(text: str) -> Path:
         return folder
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
-        build(partial, split, n, seed)
+        fill(partial, split, n, seed)
         partial.rename(folder)
     except OSError as error:
         if not folder.is_dir():  # else another process was faster, with the same scenes

@@ -129,8 +129,10 @@ class Masker:
         visible = call.visible().expand(call.query.shape[0], -1, -1, -1).clone()  # (rows of all branches, 1, q, n)
         seen = visible[rows]
         left = seen & ~self.hidden[:, None, None, :]
-        itself = seen & (seen.cumsum(-1) == seen.sum(-1, keepdim=True))  # the newest column
-        visible[rows] = left | (itself & ~left.any(-1, keepdim=True))  # who would see nothing sees itself
+        if call.query.shape[2] > 1:  # a single query is a text token, which sees itself
+            itself = seen & (seen.cumsum(-1) == seen.sum(-1, keepdim=True))  # the newest column
+            left |= itself & ~left.any(-1, keepdim=True)  # who would see nothing sees itself
+        visible[rows] = left
         call.hide(visible)
 
     def check(self) -> None:

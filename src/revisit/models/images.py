@@ -52,7 +52,7 @@ def read_image(source: Any, what: str, *, max_pixels: int = MAX_PIXELS, formats:
                     f"The image {what!r} has {width}×{height} pixels, more than the {max_pixels:,} allowed; make it smaller first."
                 )
             image.load()
-            image = _upright(image)
+            image = upright(image)
     except UnidentifiedImageError:
         raise RevisitError(
             f"{what!r} is not an image in a format that can be read; convert it to PNG or JPEG."
@@ -68,7 +68,7 @@ def read_image(source: Any, what: str, *, max_pixels: int = MAX_PIXELS, formats:
     return _to_rgb(image)
 
 
-def _upright(image: Image) -> Image:
+def upright(image: Image) -> Image:
     """The picture as its camera held it; whatever else its EXIF data says, and however damaged it is."""
     from PIL import Image as pil
 

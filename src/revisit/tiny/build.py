@@ -57,10 +57,11 @@ def build(folder: Path, split: str, n: int, seed: int, progress: Progress | None
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RevisitError(f"{folder} is {'not empty' if folder.is_dir() else 'a file'}; choose a new folder.")
     with drafting(folder) as draft:  # whole or not at all
-        _fill(draft.root, split, n, seed, progress)
+        fill(draft.root, split, n, seed, progress)
 
 
-def _fill(folder: Path, split: str, n: int, seed: int, progress: Progress | None) -> None:
+def fill(folder: Path, split: str, n: int, seed: int, progress: Progress | None = None) -> None:
+    """Write everything below a folder that nobody else uses; `build` checks what was asked for, and hides it until it is whole."""
     scenes: dict[int, Scene] = {}
     (folder / "val2014").mkdir(parents=True, exist_ok=True)
     for image_id in range(1, n + 1):

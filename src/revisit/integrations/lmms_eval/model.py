@@ -132,8 +132,10 @@ def cut(text: str, until: Any) -> str:
 
 def _upright(picture: Any) -> Any:
     """A picture as `open_image` would give it."""
-    from PIL import Image, ImageOps
+    from PIL import Image
+
+    from revisit.models.images import upright
 
     if not isinstance(picture, Image.Image):
         raise RevisitError(f"The model `revisit` answers about images; this task gave a {type(picture).__name__}.")
-    return ImageOps.exif_transpose(picture).convert("RGB")
+    return upright(picture).convert("RGB")
