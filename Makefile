@@ -24,10 +24,6 @@ test-browser: $(VENV)/.installed  ## the pages in a real browser; needs a Chromi
 	@$(BIN)/python tests/chromium.py
 	$(BIN)/python -m pytest -m browser
 
-test-fused: $(VENV)/.installed  ## the kernel for GPUs in Triton's interpreter, and compiled for GPUs that are not here
-	$(PIP) install -q triton==3.9.0
-	$(BIN)/python -m pytest tests/test_fused.py
-
 # vLLM pins an older transformers and other heavy things, so it lives in an environment of its own. Its torchaudio and
 # torchcodec are CUDA builds that cannot be imported beside a CPU torch; its torchvision can, with a little help.
 .venv-vllm/.installed: $(BUILD) constraints-vllm.txt tests/integrations/cpu_torchvision.py

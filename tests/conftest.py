@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing in the suite may reach for the network
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-os.environ.setdefault("TRITON_INTERPRET", "1")  # no GPU is needed; read when a kernel is defined
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: threads only get in each other's way
 
 ROOT = Path(__file__).parent.parent

@@ -7,7 +7,6 @@ the work that hides it; an `Engine` then takes its step again exactly. Counters 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -112,12 +111,6 @@ def refine_without_waiting(
 
 def _divergences(vision: Indexable, rule: Rule, some: Candidates) -> Tensor:
     """Divergences of an item's vision rows from the distributions of its n sequences; NaN for unusable rows.  -> (n, rows)"""
-    if vision.rows and fusing():
-        from revisit import fused
-
-        factors = vision.factors()
-        if factors is not None and fused.suits(rule, *factors):
-            return fused.divergences(*factors, some.ids, some.log_p, some.sizes)
     parts = [some.log_p.new_empty(len(some.ids), 0)]
     for i, j in core.spans(vision.rows, core.CHUNK_NUMBERS // some.ids.numel()):
         raw = vision.logits(i, j, some.ids.flatten()).unflatten(-1, some.ids.shape).transpose(0, 1)  # -> (n, r, c)
@@ -143,11 +136,6 @@ def _pick(divergences: Tensor, usable: Tensor, how: Select, uniform: float) -> T
     if how == "min":
         return divergences.masked_fill(~usable, math.inf).argmin(-1)
     return divergences.masked_fill(~usable, -math.inf).argmax(-1)
-
-
-def fusing() -> bool:
-    """Whether the fused kernel was asked for."""
-    return os.environ.get("REVISIT_FUSED", "0") == "1"
 
 
 def waiting_is_free(device: torch.device) -> bool:

@@ -44,7 +44,7 @@ def bench(
     """
     import torch
 
-    from revisit import accelerator, kernel, methods
+    from revisit import kernel, methods
     from revisit.evaluation import latency
     from revisit.models.loading import as_dtype
 
@@ -80,7 +80,6 @@ def bench(
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "compiled_loops": kernel.available(),
-        "fused_kernel": accelerator.fusing(),
         "new_tokens": new_tokens,
         "repeats": repeats,
         "warmups": warmups,
