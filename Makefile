@@ -7,7 +7,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 .PHONY: demo test test-browser test-vllm test-ray lint format docs clean
 
 # The package is installed again when what is compiled in it has changed.
-BUILD  := pyproject.toml setup.py src/revisit/kernel.c
+BUILD  := pyproject.toml setup.py src/revisit/step/compiled/kernel.c
 
 $(VENV)/.installed: $(BUILD) constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

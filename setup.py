@@ -7,7 +7,7 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
-SOURCE = "src/revisit/kernel.c"
+SOURCE = "src/revisit/step/compiled/kernel.c"
 
 
 class Build(build_ext):
@@ -25,7 +25,7 @@ class Build(build_ext):
 setup(
     ext_modules=[
         Extension(
-            "revisit._kernel",
+            "revisit.step.compiled._kernel",
             [SOURCE],
             # kernel.py uses the library only if it was built from the source that lies beside it.
             define_macros=[("SOURCE", f'"{hashlib.sha256(Path(SOURCE).read_bytes()).hexdigest()}"')],

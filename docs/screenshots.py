@@ -12,8 +12,8 @@ from typing import Any
 from PIL import Image
 
 from revisit import ReVisiT, load
+from revisit.decoding.plain import Plain
 from revisit.explain import figure, lens, lens_page, page, record
-from revisit.methods.plain import Plain
 from revisit.tiny.scenes import render, scene
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))

@@ -20,8 +20,8 @@ import torch
 
 from revisit import methods
 from revisit.evaluation.config import describe_model
-from revisit.evaluation.engine import Answer, Decoding, Job
-from revisit.evaluation.local import LocalEngine
+from revisit.evaluation.engines.base import Answer, Decoding, Job
+from revisit.evaluation.engines.local import LocalEngine
 from revisit.evaluation.scenes import scene_folder
 
 PROMPT = "Please describe this image in detail."

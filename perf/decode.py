@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 import revisit
-from revisit import ReVisiT, core
+from revisit import ReVisiT
 from revisit.evaluation import latency
 from revisit.evaluation.latency import Profile
-from revisit.vision import resolve_layers
+from revisit.step import reference as core
+from revisit.taps.vision import resolve_layers
 
 GREEDY = revisit.methods.get("greedy")
 

@@ -16,8 +16,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from revisit.engine import STORE_BYTES, Batch, Engine, Peaks, Rule
 from revisit.evaluation.latency import Memory, Profile
+from revisit.step.engine import STORE_BYTES, Batch, Engine, Peaks, Rule
 from step import Rows
 
 WIDTH, VOCABULARY = 896, 151936

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from revisit.engine import Engine, Peaks, Rule
 from revisit.evaluation.latency import Profile
+from revisit.step.engine import Engine, Peaks, Rule
 
 SHAPE = {
     "num_hidden_layers": 24,

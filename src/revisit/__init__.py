@@ -6,7 +6,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from revisit.decoding import generate
+    from revisit.decoding.generate import generate
+    from revisit.decoding.trace import Trace
     from revisit.errors import RevisitError
     from revisit.methods.apc import APC
     from revisit.methods.avisc import AvisC
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from revisit.models.images import open_image
     from revisit.models.loading import load
     from revisit.models.prompts import answers, prepare
-    from revisit.trace import Trace
 
 __version__ = "0.1.0"
 
@@ -44,9 +44,9 @@ _WHERE = {
     "VCD": "revisit.methods.vcd",
     "ReVisiT": "revisit.methods.revisit",
     "RevisitError": "revisit.errors",
-    "Trace": "revisit.trace",
+    "Trace": "revisit.decoding.trace",
     "answers": "revisit.models.prompts",
-    "generate": "revisit.decoding",
+    "generate": "revisit.decoding.generate",
     "load": "revisit.models.loading",
     "open_image": "revisit.models.images",
     "prepare": "revisit.models.prompts",

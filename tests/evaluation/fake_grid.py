@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, ratio
-from revisit.evaluation.engine import Answer, BatchEngine, Decoding, Job
+from revisit.evaluation.engines.base import Answer, BatchEngine, Decoding, Job
 from revisit.evaluation.plan import Plan
 from revisit.evaluation.runner import run
 

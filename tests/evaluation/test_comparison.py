@@ -18,7 +18,7 @@ from revisit.errors import RevisitError
 from revisit.evaluation import statistics
 from revisit.evaluation.comparison import Row, Table, Value, _ranks, compare_folder
 from revisit.evaluation.runner import run
-from revisit.evaluation.tables import stars, to_csv, to_html, to_latex, to_markdown
+from revisit.report.tables import stars, to_csv, to_html, to_latex, to_markdown
 
 METHODS = (Shift(0), Shift(1), Shift(2))
 

@@ -9,7 +9,7 @@ import pytest
 
 from revisit.errors import RevisitError
 from revisit.evaluation.config import EvalConfig, load_config, parse_assignments, parse_data, scope
-from revisit.evaluation.engine import Decoding
+from revisit.evaluation.engines.base import Decoding
 from revisit.evaluation.plan import label
 from revisit.evaluation.scenes import parse_scenes
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from revisit import RevisitError, core
+from revisit import RevisitError
 from revisit.cli.main import app
 from revisit.evaluation import latency
 from revisit.evaluation.latency import Profile, Timing
+from revisit.step import reference as core
 
 
 @pytest.mark.parametrize("profile", [Profile(median=20, steps=30), Profile(median=50, spread=0, steps=5)], ids=str)

@@ -23,9 +23,9 @@ from ray.cluster_utils import Cluster
 import families
 from revisit.benchmarks.base import Item, Scores, ratio
 from revisit.errors import RevisitError
-from revisit.evaluation.engine import BadImage, Decoding, Job
+from revisit.evaluation.engines.base import BadImage, Decoding, Job
+from revisit.evaluation.engines.ray import RayEngine
 from revisit.evaluation.plan import Plan
-from revisit.evaluation.ray_engine import RayEngine
 from revisit.evaluation.runner import run
 from revisit.methods.revisit import ReVisiT
 

@@ -21,11 +21,11 @@ from PIL import Image
 from revisit.errors import RevisitError
 from revisit.evaluation import runner
 from revisit.evaluation.comparison import compare_folder
-from revisit.evaluation.engine import ahead_of
+from revisit.evaluation.engines.base import ahead_of
 from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.runner import job_seed, run
 from revisit.evaluation.statistics import wilson
-from revisit.evaluation.tables import to_csv, to_markdown
+from revisit.report.tables import to_csv, to_markdown
 
 SCRIPT = Path(__file__).with_name("fake_grid.py")
 

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from revisit.explain.record import Answer, Candidate, Decode, Step
-from revisit.geometry import ImageGrid, Layout
+from revisit.models.geometry import ImageGrid, Layout
 
 WORDS = re.findall(r"\S+", "A small dog and a red ball lie on the grass near a wooden bench under a tree .")
 

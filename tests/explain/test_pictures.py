@@ -14,7 +14,7 @@ import families
 from revisit import RevisitError
 from revisit.explain import figure, lens, terminal
 from revisit.explain.record import Decode
-from revisit.geometry import Layout
+from revisit.models.geometry import Layout
 
 
 def printed(table: object) -> str:

@@ -9,10 +9,10 @@ import torch
 import families
 import revisit
 from revisit import ReVisiT, RevisitError, Trace
+from revisit.decoding.plain import Plain
+from revisit.decoding.trace import StepRecord
 from revisit.explain import record
-from revisit.methods.plain import Plain
 from revisit.models.prompts import new_tokens, prepare
-from revisit.trace import StepRecord
 
 
 @pytest.fixture(scope="module")

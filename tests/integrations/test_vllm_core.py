@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from revisit.core import refine, scatter
 from revisit.errors import RevisitError
 from revisit.integrations import vllm
 from revisit.integrations.vllm.head import Rows, ShardedHead
@@ -21,6 +20,7 @@ from revisit.integrations.vllm.request import LAYERS_SWITCH, admit, check, colle
 from revisit.integrations.vllm.states import RequestStates, held
 from revisit.integrations.vllm.tap import Layout, Row, Tap
 from revisit.methods.revisit import ReVisiT
+from revisit.step.reference import refine, scatter
 
 IMAGE, WIDTH, VOCABULARY, DEPTH = 9, 6, 40, 3
 

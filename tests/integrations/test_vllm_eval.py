@@ -14,12 +14,12 @@ import vllm_models
 from vllm_worker import SETTINGS
 
 import families
+from revisit.decoding.plain import Plain
 from revisit.errors import RevisitError
-from revisit.evaluation.engine import Answer, BadImage, Decoding, Job, open_engine
-from revisit.evaluation.local import LocalEngine
-from revisit.evaluation.vllm_engine import VllmEngine
+from revisit.evaluation.engines.base import Answer, BadImage, Decoding, Job, open_engine
+from revisit.evaluation.engines.local import LocalEngine
+from revisit.evaluation.engines.vllm import VllmEngine
 from revisit.methods import get
-from revisit.methods.plain import Plain
 from revisit.methods.revisit import ReVisiT
 
 pytestmark = pytest.mark.timeout(3000)

@@ -11,7 +11,7 @@ from torch import Tensor
 import families
 import revisit
 from revisit import APC, CODE, ICD, M3ID, PAI, RITUAL, SID, VCD, AvisC, Chain, DeCo, DoLa, Trace
-from revisit.methods.base import Method
+from revisit.decoding.method import Method
 
 FAMILIES = ("llava", "qwen2_5_vl", "internvl")
 PROMPTS = (("what is it", 1, (40, 32)), ("describe all of it now please", 2, (56, 28)))

@@ -23,9 +23,10 @@ from decoding_cases import (
 
 import families
 import revisit
-from revisit import M3ID, SID, VCD, Chain, DeCo, DoLa, ReVisiT, RevisitError, Trace, describe
-from revisit.describe import forget
-from revisit.methods.base import Method
+from revisit import M3ID, SID, VCD, Chain, DeCo, DoLa, ReVisiT, RevisitError, Trace
+from revisit.contrast import descriptions as describe
+from revisit.contrast.descriptions import forget
+from revisit.decoding.method import Method
 
 
 @pytest.mark.parametrize("family", FAMILIES)

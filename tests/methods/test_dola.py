@@ -114,7 +114,7 @@ def test_tokens_that_cannot_be_said_are_not_compared() -> None:
 
 
 def test_packed_head_gives_the_heads_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    from revisit import early
+    from revisit.taps import early_exits as early
 
     want, _ = decode("llava", batch("llava"), DoLa())
     monkeypatch.setattr(early, "PACK_FROM", 1)

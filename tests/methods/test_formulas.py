@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from revisit.methods import avisc, code, deco, dola, icd, m3id, pai, ritual, sid, vcd
-from revisit.methods.contrast import cut
+from revisit.methods.contrastive import cut
 
 INF = -math.inf
 CLEAN = [5.0, 4.0, 3.2, 1.0]

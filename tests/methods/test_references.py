@@ -16,8 +16,8 @@ from torch import Tensor
 
 import families
 from revisit import CODE, ICD, M3ID, PAI, RITUAL, SID, VCD, AvisC
+from revisit.decoding.method import Method
 from revisit.methods import avisc, code, icd, m3id, pai, ritual, sid, vcd
-from revisit.methods.base import Method
 
 ROW = 1  # the prompt whose picture is not square
 
@@ -76,7 +76,7 @@ def image_tokens(family: str, ids: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_vcd_contrasts_with_the_noisy_image(family: str) -> None:
-    from revisit.pixels import content_seed
+    from revisit.contrast.pixels import content_seed
 
     def noisy(inputs: dict[str, Any]) -> dict[str, Any]:
         pixels = inputs["pixel_values"]
@@ -142,7 +142,7 @@ def test_ritual_adds_the_transformed_picture(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_code_contrasts_with_the_description(family: str) -> None:
-    from revisit.describe import forget
+    from revisit.contrast.descriptions import forget
 
     model, processor = families.build(family)
     forget(model)

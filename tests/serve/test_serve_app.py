@@ -24,8 +24,8 @@ import pytest
 import uvicorn
 
 import families
-from revisit.decoding import generate
-from revisit.methods.plain import Plain
+from revisit.decoding.generate import generate
+from revisit.decoding.plain import Plain
 from revisit.methods.revisit import ReVisiT
 from revisit.models.prompts import encode
 from revisit.serve.app import Service, build

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from revisit.methods.plain import Plain
+from revisit.decoding.plain import Plain
 from revisit.methods.revisit import ReVisiT
 from revisit.serve.batcher import Batcher, Ticket
 from revisit.serve.limits import Limits

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from revisit.decoding.plain import Plain
 from revisit.errors import RevisitError
-from revisit.methods.plain import Plain
 from revisit.methods.revisit import ReVisiT
 from revisit.serve.limits import Limits
 from revisit.serve.protocol import Refusal, Reply, chunk, completion, event, read_body, read_request

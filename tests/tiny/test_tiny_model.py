@@ -15,8 +15,8 @@ import revisit.tiny
 from revisit import generate, load
 from revisit.errors import RevisitError
 from revisit.models.prompts import answers, prepare
+from revisit.studies.embedded import Plan, chosen, lens, presence, stuck
 from revisit.tiny.catalog import BY_NOUN, CATEGORIES
-from revisit.tiny.evaluate import Plan, chosen, lens, presence, stuck
 from revisit.tiny.model import train_tokenizer
 from revisit.tiny.scenes import render, scene
 from revisit.tiny.train import STAGES

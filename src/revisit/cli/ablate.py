@@ -51,15 +51,15 @@ def ablate(
 
       revisit ablate --config grid.yaml
     """
-    from revisit.analysis.ablation import ablate as run
-    from revisit.analysis.ablation import all_methods, paper_panels, yaml_panels
-    from revisit.analysis.document import Figure, block_markdown
-    from revisit.analysis.sections import ablation_sections
-    from revisit.analysis.study import command
     from revisit.evaluation.config import EvalConfig, load_config, read_yaml
     from revisit.evaluation.progress import Bars
     from revisit.evaluation.runner import Silent
     from revisit.evaluation.store import read_json
+    from revisit.report.document import Figure, block_markdown
+    from revisit.report.sections import ablation_sections
+    from revisit.studies.ablation import ablate as run
+    from revisit.studies.ablation import all_methods, paper_panels, yaml_panels
+    from revisit.studies.study import command
 
     flags: dict[str, Any] = {
         "model": model,
@@ -116,8 +116,8 @@ def _base(given: Any, assignments: list[str], model: Any) -> Any:
     """The main configuration: the paper's layers for the model, then the file's base, then --set."""
     import dataclasses
 
+    from revisit.decoding.method import parse_settings
     from revisit.evaluation.config import parse_assignments
-    from revisit.methods.base import parse_settings
     from revisit.methods.revisit import ReVisiT
     from revisit.models.loading import load_config
 

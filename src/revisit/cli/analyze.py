@@ -42,7 +42,7 @@ def hallucinated_steps(
 
     Example: revisit analyze hallucinated-steps --data scenes:unusual:300 --output runs/studies
     """
-    from revisit.analysis.steps import hallucinated_steps as study
+    from revisit.studies.steps import hallucinated_steps as study
 
     subject = _subject(model, data, limit, output, method, max_new_tokens, batch_size, dtype, device_map)
     _run("hallucinated-steps", subject, study, quiet)
@@ -64,7 +64,7 @@ def gt_vs_hal(
 
     Example: revisit analyze gt-vs-hal --data scenes:unusual:300 --output runs/studies
     """
-    from revisit.analysis.grounding import gt_vs_hal as study
+    from revisit.studies.grounding import gt_vs_hal as study
 
     subject = _subject(model, data, limit, output, method, max_new_tokens, batch_size, dtype, device_map)
     _run("gt-vs-hal", subject, study, quiet)
@@ -83,7 +83,7 @@ def projection(
 
     Example: revisit analyze projection --data scenes:unusual:300 --output runs/studies
     """
-    from revisit.analysis.projection import projection as study
+    from revisit.studies.projection import projection as study
 
     subject = _subject(model, data, limit, output, dtype=dtype, device_map=device_map)
     no_captions = {"method": None, "max_new_tokens": None, "batch_size": None}
@@ -106,12 +106,12 @@ def case_study(
 
     Example: revisit analyze case-study --set alpha=1e-3 --data scenes:unusual:100 --output runs/studies
     """
-    from revisit.analysis.cases import case_studies
+    from revisit.decoding.method import parse_settings
     from revisit.evaluation.config import parse_assignments
     from revisit.evaluation.plan import label
-    from revisit.methods.base import parse_settings
     from revisit.methods.revisit import ReVisiT
     from revisit.models.loading import load_config
+    from revisit.studies.cases import case_studies
 
     settings = parse_assignments(set_)
     kind = load_config(model).model_type if "layers" not in settings else ""
@@ -131,8 +131,8 @@ def _subject(
     dtype: str | None = None,
     device_map: str | None = None,
 ) -> Any:
-    from revisit.analysis.study import Subject
     from revisit.evaluation.config import DEFAULT_SCENES
+    from revisit.studies.study import Subject
 
     if data is None and model != "tiny":
         raise RevisitError(f"Say where the pictures are: --data DIR, or --data {DEFAULT_SCENES} for generated scenes.")
@@ -151,12 +151,12 @@ def _subject(
 
 def _run(name: str, subject: Any, study: Callable[..., Any], quiet: bool, extra: dict[str, Any] | None = None) -> None:
     """Runs a study with progress, stores it and prints its tables."""
-    from revisit.analysis.document import Figure, block_markdown
-    from revisit.analysis.sections import study_section
-    from revisit.analysis.study import save
     from revisit.evaluation.progress import Bars
     from revisit.evaluation.runner import Silent
     from revisit.evaluation.store import make_folder, read_json
+    from revisit.report.document import Figure, block_markdown
+    from revisit.report.sections import study_section
+    from revisit.studies.study import save
 
     make_folder(Path(subject.output))
     if quiet:

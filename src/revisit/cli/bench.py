@@ -44,9 +44,10 @@ def bench(
     """
     import torch
 
-    from revisit import kernel, methods
+    from revisit import methods
     from revisit.evaluation import latency
     from revisit.models.loading import as_dtype
+    from revisit.step.compiled import kernel
 
     wanted = {text: parse_method(text, []) for text in methods_}
     chosen = {text: methods.get(name, **settings) for text, (name, settings) in wanted.items()}

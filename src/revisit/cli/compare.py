@@ -30,7 +30,7 @@ def compare(
       revisit compare runs/first --metric CHAIRi --metric F1 --out table.tex
     """
     from revisit.evaluation.comparison import compare_folder
-    from revisit.evaluation.tables import SUFFIXES, WRITERS
+    from revisit.report.tables import SUFFIXES, WRITERS
 
     need("scipy", "statsmodels")
     if test not in ("permutation", "bootstrap"):

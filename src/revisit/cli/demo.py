@@ -22,9 +22,9 @@ def demo(
     from rich.table import Table
 
     from revisit import load
+    from revisit.decoding.plain import Plain
     from revisit.errors import RevisitError
     from revisit.explain import page, record, terminal
-    from revisit.methods.plain import Plain
     from revisit.methods.revisit import ReVisiT
     from revisit.tiny import scenes
 

@@ -75,7 +75,7 @@ def evaluate(
     from revisit.evaluation.config import load_config, parse_assignments
     from revisit.evaluation.progress import Bars
     from revisit.evaluation.runner import Silent, run
-    from revisit.evaluation.tables import to_markdown
+    from revisit.report.tables import to_markdown
 
     # Only what was typed beats the file.
     given = {

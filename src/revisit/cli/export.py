@@ -30,7 +30,7 @@ def custom_generate(
       revisit export custom-generate my-method --set alpha=1e-3
     """
     from revisit import methods
-    from revisit.export.custom_generate import write
+    from revisit.integrations.custom_generate import write
 
     for path in write(folder, methods.get(method, **parse_set(set_)), overwrite=overwrite):
         print(path)

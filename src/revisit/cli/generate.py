@@ -14,9 +14,9 @@ import typer
 from revisit.errors import RevisitError
 
 if TYPE_CHECKING:
+    from revisit.decoding.method import Method
     from revisit.explain.record import Answer
-    from revisit.geometry import Layout
-    from revisit.methods.base import Method
+    from revisit.models.geometry import Layout
 
 PROMPT = "Please describe this image in detail."
 
@@ -42,7 +42,7 @@ def parse_method(text: str, assignments: list[str]) -> tuple[str, dict[str, str]
 
 def check_sampling(sample: bool, temperature: float, top_p: float) -> None:
     """One sentence for values that cannot be sampled with, or that would not act."""
-    from revisit.evaluation.engine import Decoding
+    from revisit.evaluation.engines.base import Decoding
 
     if not sample and (temperature != 1 or top_p != 1):
         raise RevisitError("--temperature and --top-p act on sampling only: add --sample, or leave them out.")

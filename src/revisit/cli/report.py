@@ -25,9 +25,9 @@ def report(
     Example: revisit report runs --published
     """
     need("scipy", "statsmodels", "matplotlib")
-    from revisit.analysis.document import write
-    from revisit.analysis.report import build
     from revisit.evaluation.store import make_folder
+    from revisit.report.document import write
+    from revisit.report.run_report import build
 
     document = build(folder, beside=published, title=title, resamples=resamples)
     files = write(document, make_folder(out or folder))

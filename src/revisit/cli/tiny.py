@@ -71,7 +71,7 @@ def evaluate(
     """
     import torch
 
-    from revisit.tiny.evaluate import Plan, report
+    from revisit.studies.embedded import Plan, report
 
     if threads:
         torch.set_num_threads(threads)

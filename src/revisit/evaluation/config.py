@@ -19,7 +19,7 @@ from typing import Any
 
 from revisit.benchmarks import base as benchmarks
 from revisit.errors import RevisitError, unknown
-from revisit.evaluation.engine import ENGINES, Decoding
+from revisit.evaluation.engines.base import ENGINES, Decoding
 from revisit.evaluation.plan import Plan
 
 SCENES = "scenes"

@@ -17,8 +17,12 @@ REPORTED = ("torch", "transformers", "tokenizers", "numpy", "pillow", "scipy", "
 
 # What may change the text a model gives: everything below the benchmarks. Editing a scorer keeps the answers.
 _DECODING = (
-    *("*.py", "*.c", "methods/*.py", "models/*.py"),
-    *("evaluation/engine.py", "evaluation/local.py", "analysis/shared.py"),
+    *(
+        f"{room}/**/*.{kind}"
+        for room in ("decoding", "step", "taps", "contrast", "methods", "models")
+        for kind in ("py", "c")
+    ),
+    *("evaluation/engines/base.py", "evaluation/engines/local.py", "studies/shared.py"),
 )
 
 

@@ -22,13 +22,13 @@ from torch import Tensor
 from transformers import StoppingCriteria
 
 import revisit
+from revisit.decoding.method import Method
+from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError, unknown
-from revisit.methods.base import Method
-from revisit.trace import Trace
 
 if TYPE_CHECKING:
-    from revisit.decoding import Run
-    from revisit.methods.base import Refine
+    from revisit.decoding.generate import Run
+    from revisit.decoding.method import Refine
 
 # -- random models of real shapes ---------------------------------------------------------------------------------
 

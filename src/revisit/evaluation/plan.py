@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from revisit.benchmarks.base import Benchmark
 from revisit.errors import RevisitError
-from revisit.evaluation.engine import Decoding
+from revisit.evaluation.engines.base import Decoding
 
 
 class Named(Protocol):

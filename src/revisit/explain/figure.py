@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from revisit.explain.lens import Lens
     from revisit.explain.record import Answer, Decode, Step
-    from revisit.geometry import Layout
+    from revisit.models.geometry import Layout
 
 BASE, VISION, FINAL = "#4b6a8f", "#b08a12", "#b3410e"  # told apart also in grey and by most colour-blind eyes
 MAP = "inferno"

@@ -19,8 +19,8 @@ from revisit.errors import RevisitError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from revisit.geometry import Layout
-    from revisit.models.anatomy import Head
+    from revisit.models.geometry import Layout
+    from revisit.models.parts import Head
 
 ROWS, COLUMNS = 512, 8192  # vision states × vocabulary entries that are projected at a time
 MOST_MAPS = 32  # words of one set whose heat maps are kept
@@ -99,8 +99,8 @@ def _states(
     model: Any, inputs: Any, layers: str | Sequence[int] | None, norm: str
 ) -> tuple[Head, Tensor, tuple[int, ...]]:
     """The head, the vision states (layers, tokens, d) of one prompt, and which layers they are."""
-    from revisit.models.anatomy import Anatomy, describe
-    from revisit.vision import Capture, no_image, resolve_layers, vision_mask
+    from revisit.models.parts import Anatomy, describe
+    from revisit.taps.vision import Capture, no_image, resolve_layers, vision_mask
 
     if norm not in ("none", "final"):
         raise RevisitError(f"norm must be 'none' or 'final', not {norm!r}.")

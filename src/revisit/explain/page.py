@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-    from revisit.geometry import Layout
+    from revisit.models.geometry import Layout
 
 LONGEST_SIDE = 1024  # of the image in the page; the model saw the original
 # Nothing may be fetched: a page that works from disk also tells nobody that it was opened.

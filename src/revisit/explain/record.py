@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-    from revisit.geometry import Layout
-    from revisit.methods.base import Method
-    from revisit.trace import StepRecord, Trace
+    from revisit.decoding.method import Method
+    from revisit.decoding.trace import StepRecord, Trace
+    from revisit.models.geometry import Layout
 
 SHOWN_CANDIDATES = 12
 
@@ -122,9 +122,9 @@ def name_of(model: Any) -> str:
 
 def answer_with(model: Any, processor: Any, inputs: Any, method: Method, **generate_kwargs: Any) -> Answer:
     """Decode prepared inputs (one row) with a method, recording everything."""
-    from revisit.decoding import generate
+    from revisit.decoding.generate import generate
+    from revisit.decoding.trace import Trace
     from revisit.models.prompts import new_tokens
-    from revisit.trace import Trace
 
     trace = Trace(record=True)
     started = time.perf_counter()
@@ -135,9 +135,9 @@ def answer_with(model: Any, processor: Any, inputs: Any, method: Method, **gener
 
 def layout_of(model: Any, processor: Any, images: Sequence[Image], inputs: Any) -> Layout:
     """Where the vision tokens of one prompt lie on its images."""
-    from revisit.geometry import layout
-    from revisit.models.anatomy import Anatomy
-    from revisit.vision import vision_mask
+    from revisit.models.geometry import layout
+    from revisit.models.parts import Anatomy
+    from revisit.taps.vision import vision_mask
 
     tokens = int(vision_mask(inputs["input_ids"][:1], Anatomy.of(model).vision_ids).sum())
     sizes = [image.size for image in images]

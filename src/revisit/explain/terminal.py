@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from revisit.explain.lens import Lens
     from revisit.explain.record import Answer, Step
-    from revisit.geometry import Layout
+    from revisit.models.geometry import Layout
 
 
 def table(answer: Answer, layout: Layout | None = None, *, all_steps: bool = False, threshold: float = 0.1) -> Table:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from revisit.decoding.method import Method, parse_settings
 from revisit.errors import unknown
-from revisit.methods.base import Method, parse_settings
 
 # registry name -> (module, class)
 REGISTRY = {
-    "greedy": ("plain", "Plain"),
-    "revisit": ("revisit", "ReVisiT"),
-    "dola": ("dola", "DoLa"),
-    "vcd": ("vcd", "VCD"),
-    "m3id": ("m3id", "M3ID"),
-    "code": ("code", "CODE"),
-    "deco": ("deco", "DeCo"),
-    "icd": ("icd", "ICD"),
-    "pai": ("pai", "PAI"),
-    "sid": ("sid", "SID"),
-    "ritual": ("ritual", "RITUAL"),
-    "avisc": ("avisc", "AvisC"),
-    "apc": ("apc", "APC"),
-    "chain": ("chain", "Chain"),
+    "greedy": ("revisit.decoding.plain", "Plain"),
+    "revisit": ("revisit.methods.revisit", "ReVisiT"),
+    "dola": ("revisit.methods.dola", "DoLa"),
+    "vcd": ("revisit.methods.vcd", "VCD"),
+    "m3id": ("revisit.methods.m3id", "M3ID"),
+    "code": ("revisit.methods.code", "CODE"),
+    "deco": ("revisit.methods.deco", "DeCo"),
+    "icd": ("revisit.methods.icd", "ICD"),
+    "pai": ("revisit.methods.pai", "PAI"),
+    "sid": ("revisit.methods.sid", "SID"),
+    "ritual": ("revisit.methods.ritual", "RITUAL"),
+    "avisc": ("revisit.methods.avisc", "AvisC"),
+    "apc": ("revisit.methods.apc", "APC"),
+    "chain": ("revisit.methods.chain", "Chain"),
 }
 
 
@@ -37,7 +37,7 @@ def find(name: str) -> type[Method]:
     if name not in REGISTRY:
         raise unknown("method", name, REGISTRY)
     module, cls = REGISTRY[name]
-    found: type[Method] = getattr(importlib.import_module(f"revisit.methods.{module}"), cls)
+    found: type[Method] = getattr(importlib.import_module(module), cls)
     return found
 
 

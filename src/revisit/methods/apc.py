@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from revisit.methods.base import Method
-from revisit.methods.contrast import cut
+from revisit.decoding.method import Method
+from revisit.methods.contrastive import cut
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding import Run
-    from revisit.methods.base import Refine
+    from revisit.decoding.generate import Run
+    from revisit.decoding.method import Refine
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from revisit.errors import RevisitError
-from revisit.methods.contrast import Contrastive, cut
+from revisit.methods.contrastive import Contrastive, cut
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.attention import Call
-    from revisit.decoding import Run
-    from revisit.methods.base import Refine
+    from revisit.decoding.generate import Run
+    from revisit.decoding.method import Refine
+    from revisit.taps.attention import Call
 
 
 def contrast(logits: Tensor, blind: Tensor, alpha: float, beta: float) -> Tensor:
@@ -83,8 +83,8 @@ class AvisC(Contrastive):
         return cls(**{"alpha": 2.5, **overrides})
 
     def begin(self, run: Run) -> Refine:
-        from revisit.attention import watching
-        from revisit.branch import add_branch
+        from revisit.contrast.branch import add_branch
+        from revisit.taps.attention import watching
 
         mask = run.look()
         branch = add_branch(run, None, stacked=self.stacks(run))

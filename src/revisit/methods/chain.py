@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from revisit.decoding.method import Method
 from revisit.errors import RevisitError
-from revisit.methods.base import Method
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding import Run
-    from revisit.methods.base import Refine
+    from revisit.decoding.generate import Run
+    from revisit.decoding.method import Refine
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Chain(Method):
         return dataclasses.replace(self, methods=tuple(method.bind(processor) for method in self.methods))
 
     def begin(self, run: Run) -> Refine:
-        from revisit.trace import RowTrace, Trace
+        from revisit.decoding.trace import RowTrace, Trace
 
         whole = run.trace
         links: list[tuple[Trace, Refine]] = []

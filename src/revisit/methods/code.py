@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from revisit.errors import RevisitError
-from revisit.methods.contrast import Contrastive
+from revisit.methods.contrastive import Contrastive
 from revisit.methods.prompts import Boundaries, around_image, starts_with_bos
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding import Run
-    from revisit.methods.base import Refine
+    from revisit.decoding.generate import Run
+    from revisit.decoding.method import Refine
 
 REQUEST = (
     "Provide a detailed description of the image, covering all visible elements and their interactions, so as to "
@@ -86,9 +86,9 @@ class CODE(Boundaries, Contrastive):
         return dataclasses.replace(bound, request_ids=request, bos=bos)
 
     def begin(self, run: Run) -> Refine:
-        from revisit.branch import add_branch
-        from revisit.describe import descriptions
-        from revisit.prompt import edited, in_place_of_image
+        from revisit.contrast.branch import add_branch
+        from revisit.contrast.descriptions import descriptions
+        from revisit.contrast.prompt_edits import edited, in_place_of_image
 
         if self.request_ids is None or self.bos == -1:
             raise RevisitError(

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from revisit.decoding.method import Method
 from revisit.errors import RevisitError, unknown
-from revisit.methods.base import Method
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding import Run
-    from revisit.methods.base import Refine
+    from revisit.decoding.generate import Run
+    from revisit.decoding.method import Refine
 
 
 def divergences(final: Tensor, early: Tensor) -> Tensor:

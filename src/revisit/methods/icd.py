@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
-from revisit.methods.contrast import Contrastive, cut
+from revisit.methods.contrastive import Contrastive, cut
 from revisit.methods.prompts import Boundaries, word_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding import Run
-    from revisit.methods.base import Refine
+    from revisit.decoding.generate import Run
+    from revisit.decoding.method import Refine
 
 
 def contrast(logits: Tensor, disturbed: Tensor, alpha: float, beta: float) -> Tensor:
@@ -74,8 +74,8 @@ class ICD(Boundaries, Contrastive):
         )
 
     def begin(self, run: Run) -> Refine:
-        from revisit.branch import add_branch
-        from revisit.prompt import after_image, edited
+        from revisit.contrast.branch import add_branch
+        from revisit.contrast.prompt_edits import after_image, edited
 
         if not self.sentence_ids:
             raise RevisitError(

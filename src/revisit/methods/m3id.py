@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from revisit.methods.contrast import Contrastive, cut
+from revisit.methods.contrastive import Contrastive, cut
 from revisit.methods.prompts import Boundaries
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding import Run
-    from revisit.methods.base import Refine
+    from revisit.decoding.generate import Run
+    from revisit.decoding.method import Refine
 
 
 def weight(t: int, decay: float, cap: float | None = None) -> float:
@@ -96,8 +96,8 @@ class M3ID(Boundaries, Contrastive):
         return cls(**{"decay": 0.005, "beta": 0.0, "gate": 0.3, "cap": 5.0, **overrides})
 
     def begin(self, run: Run) -> Refine:
-        from revisit.branch import add_branch
-        from revisit.prompt import edited, without_image
+        from revisit.contrast.branch import add_branch
+        from revisit.contrast.prompt_edits import edited, without_image
 
         mask = run.look()
         around = self.boundaries(run)

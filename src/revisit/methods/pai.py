@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from revisit.errors import RevisitError
-from revisit.methods.contrast import Contrastive, cut
+from revisit.methods.contrastive import Contrastive, cut
 from revisit.methods.prompts import Boundaries
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.attention import Call
-    from revisit.decoding import Run
-    from revisit.methods.base import Refine
+    from revisit.decoding.generate import Run
+    from revisit.decoding.method import Refine
+    from revisit.taps.attention import Call
 
 
 def guide(logits: Tensor, text: Tensor, gamma: float, beta: float) -> Tensor:
@@ -83,8 +83,8 @@ class PAI(Boundaries, Contrastive):
         return cls(**{"alpha": 0.0, **overrides})
 
     def begin(self, run: Run) -> Refine:
-        from revisit.branch import add_branch
-        from revisit.prompt import edited, without_image
+        from revisit.contrast.branch import add_branch
+        from revisit.contrast.prompt_edits import edited, without_image
 
         mask = run.look()
         seen = self._attend(run, mask) if self.alpha else {0}
@@ -102,7 +102,7 @@ class PAI(Boundaries, Contrastive):
 
     def _attend(self, run: Run, mask: Tensor) -> set[int]:
         """Change the attention of the clean rows for the rest of the call; the layers where it was done."""
-        from revisit.attention import watching
+        from revisit.taps.attention import watching
 
         first = min(self.first_layer, run.anatomy.depth - 1)
         at_prompt = self.gamma is None if self.at_prompt is None else self.at_prompt

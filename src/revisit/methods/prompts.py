@@ -6,13 +6,13 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from revisit.decoding.method import Method
 from revisit.errors import RevisitError
-from revisit.methods.base import Method
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from revisit.decoding import Run
+    from revisit.decoding.generate import Run
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Boundaries(Method):
 
     def bind(self, processor: Any) -> Self:
         """This method with the processor's image boundaries known."""
-        from revisit.prompt import declared_boundaries
+        from revisit.contrast.prompt_edits import declared_boundaries
 
         found = declared_boundaries(processor)
         return dataclasses.replace(self, around=tuple(dict.fromkeys([*self.around, *found])))
 
     def boundaries(self, run: Run) -> tuple[int, ...]:
-        from revisit.prompt import declared_boundaries
+        from revisit.contrast.prompt_edits import declared_boundaries
 
         return (*self.around, *declared_boundaries(run.model.config))
 
@@ -52,7 +52,7 @@ def around_image(processor: Any, words: str) -> tuple[tuple[int, ...], tuple[int
 
     Tokens that open and close the image belong to neither: they are taken from the prompt that is decoded.
     """
-    from revisit.prompt import declared_boundaries
+    from revisit.contrast.prompt_edits import declared_boundaries
 
     tokenizer = getattr(processor, "tokenizer", processor)
     placeholder = getattr(processor, "image_token", None) or getattr(tokenizer, "image_token", None) or "<image>"

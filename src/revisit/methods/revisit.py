@@ -15,17 +15,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from revisit.decoding.method import Method
 from revisit.errors import RevisitError, unknown
-from revisit.methods.base import Method
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.core import Projector, Refinement
-    from revisit.decoding import Run
-    from revisit.engine import Outcome, Rule
-    from revisit.methods.base import Refine
-    from revisit.vision import Bank
+    from revisit.decoding.generate import Run
+    from revisit.decoding.method import Refine
+    from revisit.step.engine import Outcome, Rule
+    from revisit.step.reference import Projector, Refinement
+    from revisit.taps.vision import Bank
 
 LAYER_SETS = ("last", "all", "low", "high")
 
@@ -97,7 +97,7 @@ class ReVisiT(Method):
 
     def rule(self, *, normalize: bool) -> Rule:
         """These settings as those of one step."""
-        from revisit.engine import Rule
+        from revisit.step.engine import Rule
 
         return Rule(
             alpha=self.alpha,
@@ -115,9 +115,9 @@ class ReVisiT(Method):
         return self.rule(normalize=normalize).reference(logits, vision, uniform)
 
     def begin(self, run: Run) -> Refine:
-        from revisit import accelerator
-        from revisit.engine import Batch
-        from revisit.vision import resolve_layers
+        from revisit.step import batched as accelerator
+        from revisit.step.engine import Batch
+        from revisit.taps.vision import resolve_layers
 
         mask = run.look()
         layers = resolve_layers(self.layers, run.anatomy.depth, run.anatomy.tied)

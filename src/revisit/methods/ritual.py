@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.nn import functional as F
 
-from revisit.methods.contrast import Contrastive, cut
+from revisit.methods.contrastive import Contrastive, cut
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding import Run
-    from revisit.methods.base import Refine
+    from revisit.decoding.generate import Run
+    from revisit.decoding.method import Refine
 
 
 def combine(logits: Tensor, transformed: Tensor, alpha: float, beta: float) -> Tensor:
@@ -117,8 +117,8 @@ class RITUAL(Contrastive):
         return cls(**overrides)
 
     def begin(self, run: Run) -> Refine:
-        from revisit.branch import add_branch
-        from revisit.pixels import changed_pixels
+        from revisit.contrast.branch import add_branch
+        from revisit.contrast.pixels import changed_pixels
 
         has_image = run.look().any(-1)
         branch = add_branch(run, changed_pixels(run, self.change, self.seed, pictures=True), stacked=self.stacks(run))

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from revisit.errors import RevisitError
-from revisit.methods.contrast import Contrastive, cut
+from revisit.methods.contrastive import Contrastive, cut
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.attention import Call
-    from revisit.branch import Branch
-    from revisit.decoding import Run
-    from revisit.methods.base import Refine
+    from revisit.contrast.branch import Branch
+    from revisit.decoding.generate import Run
+    from revisit.decoding.method import Refine
+    from revisit.taps.attention import Call
 
 
 def contrast(logits: Tensor, induced: Tensor, alpha: float, beta: float) -> Tensor:
@@ -87,8 +87,8 @@ class SID(Contrastive):
         return cls(**{"constraint": "sampling", **overrides})
 
     def begin(self, run: Run) -> Refine:
-        from revisit.attention import watching
-        from revisit.branch import add_branch
+        from revisit.contrast.branch import add_branch
+        from revisit.taps.attention import watching
 
         mask = run.look()
         if self.layer >= run.anatomy.depth:

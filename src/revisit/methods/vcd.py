@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from revisit.methods.contrast import Contrastive, cut
+from revisit.methods.contrastive import Contrastive, cut
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding import Run
-    from revisit.methods.base import Refine
+    from revisit.decoding.generate import Run
+    from revisit.decoding.method import Refine
 
 STEPS = 1000
 
@@ -74,8 +74,8 @@ class VCD(Contrastive):
         return cls(**{"beta": 0.2, "seed": 55, **overrides})
 
     def begin(self, run: Run) -> Refine:
-        from revisit.branch import add_branch
-        from revisit.pixels import changed_pixels
+        from revisit.contrast.branch import add_branch
+        from revisit.contrast.pixels import changed_pixels
 
         has_image = run.look().any(-1)  # (rows,)
         noisy = changed_pixels(run, lambda picture, draw: add_noise(picture, self.noise_step, draw), self.seed)

@@ -14,8 +14,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 from starlette.exceptions import HTTPException
 
 from revisit import methods
+from revisit.decoding.method import Method
 from revisit.errors import RevisitError
-from revisit.methods.base import Method
 from revisit.serve.batcher import Batcher, Ticket
 from revisit.serve.limits import Limits
 from revisit.serve.metrics import Metrics

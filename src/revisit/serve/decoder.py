@@ -18,14 +18,14 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from revisit.decoding import generate
+from revisit.decoding.generate import generate
+from revisit.decoding.trace import RowTrace, Trace
 from revisit.errors import RevisitError
-from revisit.evaluation.local import ItemDraw, end_tokens
+from revisit.evaluation.engines.local import ItemDraw, end_tokens
 from revisit.models.prompts import encode, vision_texts
 from revisit.serve.batcher import Ticket
 from revisit.serve.protocol import Ask, Reply, Sampling
 from revisit.serve.text import Unfolding
-from revisit.trace import RowTrace, Trace
 
 
 class Decoder:

@@ -13,15 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from revisit.decoding.plain import Plain
 from revisit.errors import RevisitError, unknown
-from revisit.methods.plain import Plain
 from revisit.models.images import image_from_data_uri
 from revisit.serve.limits import Limits
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from revisit.methods.base import Method
+    from revisit.decoding.method import Method
 
 ROLES = ("system", "developer", "user", "assistant")
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # no format whose decoder starts other programs

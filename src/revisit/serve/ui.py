@@ -30,8 +30,8 @@ from revisit.errors import RevisitError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from revisit.decoding.method import Method
     from revisit.explain.record import Decode
-    from revisit.methods.base import Method
 
 MOST_BYTES = 64 << 20  # of an uploaded file
 MOST_METHODS = 4
@@ -218,11 +218,11 @@ class Job:
         import torch
         from transformers import StoppingCriteriaList
 
-        from revisit.decoding import generate
+        from revisit.decoding.generate import generate
+        from revisit.decoding.trace import Trace
         from revisit.explain.page import step_payload
         from revisit.explain.record import answer_of
         from revisit.models.prompts import new_tokens
-        from revisit.trace import Trace
 
         def send(step: Any) -> None:
             entry, row = step_payload(step)

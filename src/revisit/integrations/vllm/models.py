@@ -22,8 +22,8 @@ from revisit.integrations.vllm import ARCHITECTURES
 from revisit.integrations.vllm.head import ShardedHead
 from revisit.integrations.vllm.request import LAYERS_SWITCH, collectable
 from revisit.integrations.vllm.tap import Layout, Tap, publish
-from revisit.models.anatomy import FINAL_NORM_NAMES, vision_token_ids
-from revisit.vision import resolve_layers
+from revisit.models.parts import FINAL_NORM_NAMES, vision_token_ids
+from revisit.taps.vision import resolve_layers
 
 
 class Tapped:

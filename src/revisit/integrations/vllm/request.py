@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from revisit.decoding.method import parse_settings
 from revisit.errors import RevisitError
-from revisit.methods.base import parse_settings
 from revisit.methods.revisit import LAYER_SETS, ReVisiT, check_layers
 
 if TYPE_CHECKING:

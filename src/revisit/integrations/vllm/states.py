@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from revisit.engine import Engine, Scratch
 from revisit.integrations.vllm.head import Rows, ShardedHead
 from revisit.methods.revisit import ReVisiT
+from revisit.step.engine import Engine, Scratch
 
 STORE_BYTES = 8 << 20  # projected columns that a request keeps, beside its states
 _SCRATCH = Scratch()  # one worker takes one step at a time

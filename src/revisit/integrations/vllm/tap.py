@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from revisit.engine import Engine, Peaks, refine_rows
 from revisit.errors import RevisitError
 from revisit.integrations.vllm.head import ShardedHead
 from revisit.integrations.vllm.states import RequestStates
 from revisit.methods.revisit import ReVisiT
-from revisit.vision import resolve_layers
+from revisit.step.engine import Engine, Peaks, refine_rows
+from revisit.taps.vision import resolve_layers
 
 _OF_CONFIG: weakref.WeakValueDictionary[int, Tap] = weakref.WeakValueDictionary()
 

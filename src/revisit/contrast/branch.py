@@ -1,0 +1,316 @@
+"""A second run of the model beside the first, for methods that contrast the two.
+
+The contrast prompt is prepared by `generate()` itself, exactly as the clean one was, and each branch's prompt is run
+on its own: prompts differ in length, and a shorter one then costs no more than it must. From the second token on,
+both branches are rows of one batch with one KV cache, the shorter rows padded on the left. transformers' own loop is
+given a stand-in for the model that shows it the clean rows only.
+
+Where the rows cannot be stacked (no cache, a static or quantised cache, sliding-window layers with prompts of different
+lengths, recurrent layers) the branches run one after the other, each with its own cache; `Branches.stacked` tells.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from revisit.contrast.pixels import refuse_filled_cache
+from revisit.errors import RevisitError
+
+if TYPE_CHECKING:
+    from revisit.decoding.generate import Run
+
+CACHE = "past_key_values"
+
+
+@dataclass
+class Branch:
+    """One contrasted run: its prompt, what generate() prepared for it, and the logits of its newest position."""
+
+    ids: Tensor  # (rows, T') the contrast prompt
+    kwargs: dict[str, Any]  # what the loop would pass to the model for it
+    config: Any
+    live: slice | None = None  # its rows in the forward that is running now, None while it is not part of it
+    shift: int = 0  # columns of padding that its cache has before its own prompt
+    logits: Tensor | None = None  # (rows, V)
+
+    def take(self) -> Tensor:
+        """The logits of this step, once."""
+        if self.logits is None:
+            raise RevisitError(
+                "The contrasted branch was not run at this step: transformers' loop did not call the model through its stand-in."
+            )
+        logits, self.logits = self.logits, None
+        return logits
+
+
+def add_branch(run: Run, inputs: dict[str, Any] | None, *, stacked: bool) -> Branch:
+    """Put a contrasted run beside the clean one; `inputs` are those of its prompt, None for the same prompt again."""
+    refuse_filled_cache(run)
+    if inputs is None:
+        kwargs = {**run.model_kwargs, CACHE: copy.deepcopy(run.model_kwargs.get(CACHE))}
+        branch = Branch(run.input_ids, kwargs, run.generation_config)
+    else:
+        branch = Branch(*prepare(run, inputs))
+    if not isinstance(run.loop_model, Branches):
+        run.loop_model = Branches(run)
+    run.loop_model.add(branch, stacked)
+    return branch
+
+
+def prepare(run: Run, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Any], Any]:
+    """A prompt as generate() prepares it for its loop: encoded images, positions, cache, repeated for beams."""
+
+    def hand_back(
+        _model: Any,
+        input_ids: Tensor,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        generation_config: Any = None,
+        **model_kwargs: Any,
+    ) -> tuple[Tensor, dict[str, Any], Any]:
+        return input_ids, model_kwargs, generation_config
+
+    given = run.generation_config
+    config = GenerationConfig(
+        max_new_tokens=max(1, given.max_length - run.input_ids.shape[1]),
+        num_beams=given.num_beams,
+        num_return_sequences=given.num_return_sequences,
+        do_sample=given.do_sample,
+        use_cache=given.use_cache,
+        cache_implementation=given.cache_implementation,
+        cache_config=given.cache_config,
+        pad_token_id=given.pad_token_id,
+        eos_token_id=given.eos_token_id,
+        bos_token_id=given.bos_token_id,
+    )
+    with position_state(run.model):
+        prepared: tuple[Tensor, dict[str, Any], Any] = run.model.generate(
+            **inputs, generation_config=config, custom_generate=hand_back
+        )
+    return prepared
+
+
+@contextlib.contextmanager
+def position_state(model: Any) -> Iterator[None]:
+    """Give back the position state that Qwen-VL and its relatives keep on the model object."""
+    kept = [(module, module.rope_deltas) for module in model.modules() if hasattr(module, "rope_deltas")]
+    try:
+        yield
+    finally:
+        for module, deltas in kept:
+            module.rope_deltas = deltas
+
+
+class Branches:
+    """Stands in for the model in transformers' loop: runs all branches, returns the clean rows."""
+
+    def __init__(self, run: Run) -> None:
+        self._model = run.model
+        self._rows = run.input_ids.shape[0]
+        self._prompt = run.input_ids.shape[1]
+        self._branches: list[Branch] = []
+        self._wish = True  # whether to stack if it can be done
+        self.clean_shift = 0  # columns of padding that the shared cache has before the clean prompt
+        self._cache: Any = None  # the clean branch's cache while other branches' rows are in it
+        self.stacked: bool | None = None  # whether the branches share one forward; None until the second token
+        self.contrasting = False  # true while a forward runs that has no clean rows
+        run.stack.callback(self._leave)
+
+    def add(self, branch: Branch, stacked: bool) -> None:
+        self._branches.append(branch)
+        self._wish &= stacked
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    # -- what the loop calls -------------------------------------------------------------------------------------
+
+    def _valid_auto_compile_criteria(self, *_args: Any, **_kwargs: Any) -> bool:
+        return False  # the loop must call us, not a compiled forward of the model
+
+    def _prefill(self, input_ids: Tensor, generation_config: Any, model_kwargs: dict[str, Any], **kwargs: Any) -> Any:
+        prefill = type(self._model)._prefill
+        outputs = prefill(self._model, input_ids, generation_config, model_kwargs, **kwargs)
+        for branch in self._branches:
+            with self._alone(branch):
+                own = prefill(self._model, branch.ids, branch.config, branch.kwargs, **kwargs)
+            self._keep(branch, own)
+        return outputs
+
+    def __call__(self, return_dict: bool = True, **inputs: Any) -> Any:
+        parts = [inputs, *(self._next(branch, inputs["input_ids"]) for branch in self._branches)]
+        if self.stacked is None:
+            self.stacked = self._wish and self._join(parts)
+        if not self.stacked:
+            outputs = self._model(**inputs, return_dict=True)
+            for branch, part in zip(self._branches, parts[1:], strict=True):
+                with self._alone(branch):
+                    own = self._model(**part, return_dict=True)
+                self._keep(branch, own)
+            return outputs
+        shifts = [self.clean_shift, *(branch.shift for branch in self._branches)]
+        merged = merge(parts, shifts)
+        assert merged is not None  # every step looks like the first, which could be merged
+        for number, branch in enumerate(self._branches, 1):
+            branch.live = slice(number * self._rows, (number + 1) * self._rows)
+        outputs = self._model(**{**merged, CACHE: self._cache}, return_dict=True)
+        for branch, own in zip(self._branches, outputs.logits.split(self._rows)[1:], strict=True):
+            branch.live, branch.logits = None, own[:, -1].float()
+            branch.kwargs = self._model._update_model_kwargs_for_generation({}, branch.kwargs)
+        return self._clean(outputs)
+
+    def _reorder_cache(self, cache: Any, beam_idx: Tensor) -> Any:
+        if self.stacked:
+            offsets = torch.arange(1 + len(self._branches), device=beam_idx.device) * self._rows
+            cache.reorder_cache((offsets[:, None] + beam_idx).flatten())  # (branches·rows,)
+            return cache
+        for branch in self._branches:
+            branch.kwargs[CACHE].reorder_cache(beam_idx)
+        cache.reorder_cache(beam_idx)
+        return cache
+
+    # -- the pieces ----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _alone(self, branch: Branch) -> Iterator[None]:
+        """While a forward runs that holds this branch's rows and nothing else."""
+        self.contrasting, branch.live = True, slice(0, self._rows)
+        try:
+            yield
+        finally:
+            self.contrasting, branch.live = False, None
+
+    def _keep(self, branch: Branch, outputs: Any) -> None:
+        branch.logits = outputs.logits[:, -1].float()
+        branch.kwargs = self._model._update_model_kwargs_for_generation(outputs, branch.kwargs)
+
+    def _next(self, branch: Branch, input_ids: Tensor) -> dict[str, Any]:
+        """What the model is given for this branch at this step: the tokens that the clean branch is given."""
+        cached = branch.kwargs.get("use_cache", True)
+        ids = input_ids[:, -1:] if cached else torch.cat([branch.ids, input_ids[:, self._prompt :]], dim=1)
+        prepared: dict[str, Any] = self._model.prepare_inputs_for_generation(
+            ids, next_sequence_length=1 if cached else None, **branch.kwargs
+        )
+        return prepared
+
+    def _join(self, parts: list[dict[str, Any]]) -> bool:
+        """Put the other branches' cached rows under the clean ones, padded on the left; False if they do not fit."""
+        caches: list[Any] = [part.get(CACHE) for part in parts]
+        if any(cache is None for cache in caches):
+            return False
+        lengths = [cache.get_seq_length() for cache in caches]
+        allowed = (DynamicLayer, DynamicSlidingWindowLayer) if len(set(lengths)) == 1 else (DynamicLayer,)
+        if any(type(layer) not in allowed for cache in caches for layer in cache.layers):
+            return False
+        shifts = [max(lengths) - length for length in lengths]
+        if merge(parts, shifts) is None:
+            return False
+        for layers in zip(*(cache.layers for cache in caches), strict=True):
+            if layers[0].is_initialized:
+                for name in ("keys", "values"):
+                    padded = [
+                        torch.nn.functional.pad(getattr(layer, name), (0, 0, shift, 0))  # (rows, heads, longest, d)
+                        for layer, shift in zip(layers, shifts, strict=True)
+                    ]
+                    setattr(layers[0], name, torch.cat(padded))
+        self._cache, self.clean_shift = caches[0], shifts[0]
+        for branch, shift in zip(self._branches, shifts[1:], strict=True):
+            branch.shift, branch.kwargs[CACHE] = shift, self._cache
+        return True
+
+    def _clean(self, outputs: Any) -> Any:
+        """The model's output without the contrasted rows."""
+        for name in ("logits", "hidden_states", "attentions"):
+            value = outputs.get(name)
+            if isinstance(value, Tensor):
+                outputs[name] = value[: self._rows]
+            elif isinstance(value, tuple):
+                outputs[name] = tuple(x[: self._rows] if isinstance(x, Tensor) else x for x in value)
+        return outputs
+
+    def _leave(self) -> None:
+        """Give the clean branch's cache back as plain decoding would have left it."""
+        if self._cache is None:
+            return
+        for layer in self._cache.layers:
+            if layer.is_initialized and layer.keys.shape[0] > self._rows:
+                layer.keys = layer.keys[: self._rows, :, self.clean_shift :]
+                layer.values = layer.values[: self._rows, :, self.clean_shift :]
+        self._cache = None
+
+
+def merge(parts: list[dict[str, Any]], shifts: list[int]) -> dict[str, Any] | None:
+    """The inputs of several branches as those of one batch, or None if they do not fit.
+
+    Masks are padded by each branch's shift; positions are explicit, so padding does not move them.
+    """
+    first = parts[0]
+    rows = first["input_ids"].shape[0]
+    merged: dict[str, Any] = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        if name == CACHE:
+            continue
+        values: list[Any] = [part.get(name) for part in parts]
+        if name == "attention_mask":
+            masks = _masks(parts, shifts)
+            if masks is None:
+                return None
+            merged[name] = torch.cat(masks) if masks else None
+        elif name == "position_ids":
+            if any(not isinstance(value, Tensor) for value in values):
+                return None
+            merged[name] = torch.cat(values, dim=-2)
+        elif all(isinstance(value, Tensor) and value.shape[:1] == (rows,) for value in values):
+            width = max(value.shape[-1] for value in values)
+            merged[name] = torch.cat([_left(value, width - value.shape[-1]) for value in values])
+        else:
+            given = [part[name] for part in parts if part.get(name) is not None]
+            if any(isinstance(value, Tensor) for value in given) or any(value != given[0] for value in given):
+                return None
+            merged[name] = given[0] if given else None
+    if any(shifts) and merged.get("attention_mask") is None:
+        masks = _masks(parts, shifts)
+        if not masks:
+            return None
+        merged["attention_mask"] = torch.cat(masks)
+    return merged
+
+
+def _masks(parts: list[dict[str, Any]], shifts: list[int]) -> list[Tensor] | None:
+    """Each branch's (rows, columns) mask; [] if nobody pads, None where masks have another form."""
+    given = [part.get("attention_mask") for part in parts]
+    if any(mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2) for mask in given):
+        return None
+    if all(mask is None for mask in given) and not any(shifts):
+        return []
+    masks = []
+    for mask, part, shift in zip(given, parts, shifts, strict=True):
+        ids = part["input_ids"]
+        if mask is None:
+            own = _length(parts, shifts) - shift
+            mask = torch.ones(ids.shape[0], own, dtype=torch.long, device=ids.device)
+        masks.append(_left(mask.long(), shift))
+    return masks
+
+
+def _length(parts: list[dict[str, Any]], shifts: list[int]) -> int:
+    """Columns of the merged batch: the longest branch's cached positions and the new one."""
+    for part, shift in zip(parts, shifts, strict=True):
+        if shift == 0:
+            length: int = part[CACHE].get_seq_length() + part["input_ids"].shape[1]
+            return length
+    raise AssertionError("the longest branch is never shifted")
+
+
+def _left(value: Tensor, count: int) -> Tensor:
+    """`count` zeros before the last axis."""
+    return torch.nn.functional.pad(value, (count, 0)) if count else value

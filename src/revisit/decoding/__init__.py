@@ -1,0 +1,1 @@
+"""How a decoding method meets transformers' generate()."""

@@ -1,0 +1,1 @@
+"""Where answers are made: this process, Ray workers, vLLM."""

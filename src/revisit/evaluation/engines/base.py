@@ -1,0 +1,177 @@
+"""What answers questions: the seam between the runner and a model, wherever the model runs.
+
+An engine is opened for one model and answers for any method. The runner hands it batches of jobs and takes outcomes
+in any order, so an engine may decode images in threads, keep many batches in flight, or send them to other machines.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from revisit.errors import RevisitError, unknown
+
+ENGINES = ("local", "ray", "vllm")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How text is drawn, apart from the method. Without `temperature` decoding is greedy (or beam search)."""
+
+    max_new_tokens: int = 512
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    num_beams: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuses values that generation would ignore or misread."""
+        if self.max_new_tokens < 1:
+            raise RevisitError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}.")
+        if self.num_beams < 1:
+            raise RevisitError(f"num_beams must be at least 1, not {self.num_beams}.")
+        if self.temperature is not None and self.temperature <= 0:
+            raise RevisitError(
+                f"temperature must be above 0, not {self.temperature}; leave it out for greedy decoding."
+            )
+        if self.temperature is None and (self.top_p is not None or self.top_k is not None):
+            raise RevisitError("top_p and top_k act on sampling only: give a temperature as well, or leave them out.")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise RevisitError(f"top_p must lie in (0, 1], not {self.top_p}.")
+        if self.top_k is not None and self.top_k < 1:
+            raise RevisitError(f"top_k must be at least 1, not {self.top_k}.")
+        if self.temperature is not None and self.num_beams > 1:
+            raise RevisitError("Sampling with beams is not offered here: give either a temperature or num_beams.")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One question to be answered; `seed` depends on the item alone, not on the batch it is answered in."""
+
+    id: str
+    prompt: str
+    images: tuple[Path, ...]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model said: the text, its token ids, the method's counters, and its share of the time."""
+
+    text: str
+    tokens: tuple[int, ...]
+    counters: Mapping[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class BadImage:
+    """An image that could not be read: reported, never answered for."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A job and what became of it."""
+
+    job: Job
+    result: Answer | BadImage
+
+
+class Engine(ABC):
+    """A model that answers jobs with any method."""
+
+    @abstractmethod
+    def identity(self) -> Mapping[str, Any]:
+        """Everything about the model and its surroundings that could change an answer; needs no loaded weights."""
+
+    @abstractmethod
+    def stream(self, method: Any, decoding: Decoding, batches: Iterable[Sequence[Job]]) -> Iterator[list[Outcome]]:
+        """The outcomes of every job, in lists that may be stored as they come; the order of lists is free."""
+
+    def batch_invariant(self, decoding: Decoding) -> bool:
+        """Whether a job's answer is the same in any batch; if not, the batches become part of a cell's identity."""
+        return True
+
+    def length(self, job: Job) -> int:
+        """Anything that grows with the length of the job's prompt: jobs of similar length share a batch."""
+        return len(job.prompt) + 1000 * len(job.images)
+
+    def close(self) -> None:  # noqa: B027 - most engines have nothing to give back
+        """Gives back what the engine holds."""
+
+
+class BatchEngine(Engine):
+    """An engine in this process: images are decoded by threads while the model works on the batch before."""
+
+    threads = 2
+    ahead = 2  # batches decoded in advance
+
+    @abstractmethod
+    def answer(self, method: Any, decoding: Decoding, jobs: Sequence[Job], images: Sequence[list[Any]]) -> list[Answer]:
+        """One answer per job, each equal to what the job would get alone."""
+
+    def stream(self, method: Any, decoding: Decoding, batches: Iterable[Sequence[Job]]) -> Iterator[list[Outcome]]:
+        """Batch by batch, in order."""
+        with ThreadPoolExecutor(self.threads, thread_name_prefix="images") as pool:
+            jobs_with_images = ([(job, pool.submit(decode_images, job)) for job in batch] for batch in batches)
+            for pairs in ahead_of(jobs_with_images, self.ahead):
+                decoded = [(job, future.result()) for job, future in pairs]
+                good = [(job, images) for job, images in decoded if not isinstance(images, BadImage)]
+                outcomes = [Outcome(job, bad) for job, bad in decoded if isinstance(bad, BadImage)]
+                if good:
+                    answers = self.answer(method, decoding, [job for job, _ in good], [images for _, images in good])
+                    outcomes += [Outcome(job, answer) for (job, _), answer in zip(good, answers, strict=True)]
+                yield outcomes
+
+
+def ahead_of(source: Iterable[T], count: int) -> Iterator[T]:
+    """The elements of `source`, which is kept `count` elements ahead of the consumer."""
+    waiting: deque[T] = deque()
+    for element in source:
+        waiting.append(element)
+        if len(waiting) > count:
+            yield waiting.popleft()
+    yield from waiting
+
+
+def decode_images(job: Job) -> list[Any] | BadImage:
+    """The job's images as upright RGB pictures, or the first that cannot be read and why."""
+    if not job.images:
+        return []
+    from revisit.models.images import open_image
+
+    images = []
+    for path in job.images:
+        try:
+            images.append(open_image(path))
+        except Exception as error:  # Pillow has no common error for broken files; whatever it is, it is reported
+            return BadImage(path, str(error) or type(error).__name__)
+    return images
+
+
+def open_engine(kind: str, model: str, **options: Any) -> Engine:
+    """The engine `kind` for `model`; nothing is loaded before the first answer is asked for."""
+    if kind == "local":
+        from revisit.evaluation.engines.local import LocalEngine
+
+        engine: Engine = LocalEngine(model, **options)
+        return engine
+    if kind == "ray":
+        from revisit.evaluation.engines.ray import RayEngine
+
+        return RayEngine(model, **options)
+    if kind == "vllm":
+        from revisit.evaluation.engines.vllm import VllmEngine
+
+        return VllmEngine(model, **options)
+    raise unknown("engine", kind, ENGINES)

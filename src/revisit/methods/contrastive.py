@@ -1,0 +1,63 @@
+"""What the contrastive methods share: their plausibility cut, and how a combination of two branches becomes a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from revisit.decoding.method import Method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from revisit.contrast.branch import Branch
+    from revisit.decoding.generate import Run
+    from revisit.decoding.method import Refine
+
+    Combine = Callable[[Tensor, Tensor, int], Tensor]  # (logits, contrast logits, step from 0), all (rows, V) -> scores
+
+
+def cut(scores: Tensor, logits: Tensor, beta: float) -> Tensor:
+    """The scores, -inf where the model's own logits say p < beta · max p; beta 0 cuts nothing.  (..., V) -> (..., V)"""
+    if beta == 0:
+        return scores.masked_fill(logits == -torch.inf, -torch.inf)
+    return scores.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(beta), -torch.inf)
+
+
+@dataclass(frozen=True)
+class Contrastive(Method):
+    """A method that decodes with a second, contrasted run of the model.
+
+    mode: "stacked" runs both as one batch with one KV cache; "sequential" one after the other (a reference, and what is
+        done where a model's cache cannot be stacked); "auto" stacks, except a single row on a CPU, which multiplies a
+        matrix with one vector twice in less time than with two at once.
+    """
+
+    mode: Literal["auto", "stacked", "sequential"] = field(default="auto", kw_only=True)
+
+    def check_mode(self) -> None:
+        self.check_choice("mode")
+
+    def stacks(self, run: Run) -> bool:
+        """Whether the branches of this run go through the model together."""
+        alone_on_cpu = len(run.input_ids) == 1 and run.input_ids.device.type == "cpu"
+        return self.mode == "stacked" or (self.mode == "auto" and not alone_on_cpu)
+
+    def contrasted(self, run: Run, branch: Branch, has_image: Tensor, combine: Combine) -> Refine:
+        """The step of a contrastive method; rows without an image (has_image (rows,) false) decode plainly."""
+        start = run.input_ids.shape[1]
+
+        def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
+            contrast = branch.take().to(logits.device)  # (rows, V)
+            scores = combine(logits, contrast, input_ids.shape[1] - start)
+            scores = torch.where(has_image[:, None].to(scores.device), scores, logits)
+            if run.beams:  # beams are compared with each other
+                scores = scores.log_softmax(-1)
+            run.note_scores(input_ids, logits, scores, contrast, has_image)
+            return scores
+
+        return refine

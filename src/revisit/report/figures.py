@@ -1,0 +1,251 @@
+"""Static figures for a page or a paper: colours that colour-blind readers can tell apart, and never colour alone."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from revisit.report.document import Figure
+
+# Okabe and Ito's palette, in an order whose neighbours differ in lightness too
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+LINES = ("-", "--", "-.", ":", "-", "--", "-.")
+STYLE: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.5,
+    "lines.markersize": 4,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "revisit",
+    "figure.dpi": 100,
+}
+
+
+def draw(
+    name: str,
+    caption: str,
+    alt: str,
+    paint: Callable[[Any], None],
+    *,
+    width: float = 5.2,
+    height: float = 3.1,
+    panels: int = 1,
+) -> Figure:
+    """A figure whose axes (one, or a list of several side by side) are filled by `paint`."""
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure as Canvas
+
+        canvas = Canvas(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(canvas)
+        axes = canvas.subplots(1, panels)
+        paint(axes)
+        svg, png = io.StringIO(), io.BytesIO()
+        canvas.savefig(svg, format="svg", metadata={"Date": None})
+        canvas.savefig(png, format="png", dpi=200)
+    return Figure(name, svg.getvalue(), png.getvalue(), caption, alt)
+
+
+def line(axes: Any, number: int, x: Sequence[float], y: Sequence[float], label: str, **more: Any) -> None:
+    """A line with a colour, a marker and a dash of its own."""
+    style = {"color": COLOURS[number % 7], "marker": MARKERS[number % 7], "linestyle": LINES[number % 7]}
+    axes.plot(x, y, label=label, **{**style, **more})
+
+
+def band(axes: Any, number: int, x: Sequence[float], low: Sequence[float], high: Sequence[float]) -> None:
+    """The interval around a line."""
+    axes.fill_between(x, low, high, color=COLOURS[number % 7], alpha=0.15, linewidth=0)
+
+
+def step_recall(name: str, result: dict[str, Any]) -> Figure:
+    """Recall@k at hallucinated steps."""
+    rows = result["curve"]
+    ks = [row["k"] for row in rows]
+
+    def paint(axes: Any) -> None:
+        band(axes, 0, ks, [100 * row["low"] for row in rows], [100 * row["high"] for row in rows])
+        line(axes, 0, ks, [100 * row["recall"] for row in rows], "a shown object's word in the top k")
+        axes.set(xscale="log", xlabel="k (likeliest token left out)", ylabel="recall@k (%)", ylim=(0, 102))
+        axes.legend(loc="lower right")
+
+    units = rows[0]["units"]
+    caption = f"At-least-one recall@k at {units:,} hallucinated steps, with 95 % Wilson intervals."
+    alt = "; ".join(f"recall at {row['k']}: {100 * row['recall']:.1f} %" for row in rows[::4])
+    return draw(name, caption, alt, paint)
+
+
+def projection_recall(name: str, result: dict[str, Any]) -> Figure:
+    """Recall@k of single vision tokens at the final layer, and recall@1 by layer."""
+    final = next(row for row in result["layers"] if row["layer"] == result["final_layer"] and row["norm"])
+    kinds = (("objects", "object words"), ("full", "whole vocabulary"))
+
+    def paint(axes: Any) -> None:
+        left, right = axes
+        for number, (key, label) in enumerate(kinds):
+            rows = final[key]
+            ks = [row["k"] for row in rows]
+            band(left, number, ks, [100 * row["low"] for row in rows], [100 * row["high"] for row in rows])
+            line(left, number, ks, [100 * row["recall"] for row in rows], label)
+        chance = result["chance"]
+        ks, values = [row["k"] for row in chance], [100 * row["recall"] for row in chance]
+        left.plot(ks, values, color="#777777", linestyle=":", label="object words, random order")
+        left.set(xscale="log", xlabel="k", ylabel="recall@k (%)", ylim=(0, 102), title="final layer")
+        left.legend(loc="best")
+        for number, (key, label) in enumerate(kinds):  # colours as on the left; hollow: without the norm
+            for normed in (True, False):
+                rows = [row for row in result["layers"] if row["norm"] is normed]
+                layers, values = [row["layer"] for row in rows], [100 * row[key][0]["recall"] for row in rows]
+                hollow = {} if normed else {"markerfacecolor": "none", "markersize": 8, "linestyle": ":"}
+                line(right, number, layers, values, f"{label}, {'final norm' if normed else 'no norm'}", **hollow)
+        right.set(xlabel="hidden state (0: projector output)", ylabel="recall@1 (%)", title="by layer")
+        right.set_ylim(bottom=0)
+        right.xaxis.get_major_locator().set_params(integer=True)
+        right.legend(loc="best")
+
+    one = {key: 100 * final[key][0]["recall"] for key, _ in kinds}
+    caption = (
+        f"Single vision tokens ({result['tokens']:,}) read through the LM head: recall@k of a word for an object of the "
+        "picture at the final layer (left), and recall@1 at every hidden state (right)."
+    )
+    alt = f"recall@1 at the final layer: {one['objects']:.1f} % over object words, {one['full']:.1f} % over the whole vocabulary"
+    return draw(name, caption, alt, paint, width=8.2, height=3.2, panels=2)
+
+
+def grounding_bars(name: str, result: dict[str, Any]) -> Figure:
+    """GT and Hal averages with the image and without it."""
+    rows = [row for row in result["rows"] if row["n"]]
+
+    def paint(axes: Any) -> None:
+        places = range(len(rows))
+        bars = [("gt_with", "GT, with image", 0, ""), ("hal_with", "Hal, with image", 1, "")]
+        bars += [("gt_without", "GT, without", 0, "////"), ("hal_without", "Hal, without", 1, "////")]
+        for number, (key, label, colour, hatch) in enumerate(bars):
+            axes.bar(
+                [p + 0.2 * (number - 1.5) for p in places],
+                [row[key] for row in rows],
+                0.19,
+                label=label,
+                color=COLOURS[colour] if not hatch else "white",
+                edgecolor=COLOURS[colour],
+                hatch=hatch,
+                linewidth=1,
+            )
+        axes.set_xticks(list(places), [row["setting"].replace(" in ", "\nin ") for row in rows])
+        axes.set(ylabel="average maximum (%)")
+        axes.grid(axis="x", visible=False)
+        axes.legend(ncols=2, loc="upper left")
+        axes.margins(y=0.3)
+
+    caption = "GT Max Avg and Hal Max Avg over the object words, with the image and without it (teacher forcing)."
+    alt = "; ".join(
+        f"{r['setting']}: GT {r['gt_with']:.1f} and Hal {r['hal_with']:.1f} with the image, "
+        f"{r['gt_without']:.1f} and {r['hal_without']:.1f} without" for r in rows
+    )  # fmt: skip
+    return draw(name, caption, alt, paint, width=6.2)
+
+
+def sweep(
+    name: str,
+    title: str,
+    metrics: Sequence[tuple[str, str]],
+    lines: dict[str, list[tuple[float, dict[str, tuple[float, float, float]]]]],
+    baseline: dict[str, float],
+    xlabel: str,
+) -> Figure:
+    """A metric per panel over a numeric setting on a log axis, one line per value of another; a dashed plain decoding.
+
+    `lines` gives (x, metric -> (value, low, high)) per line; `metrics` are (name, heading).
+    """
+
+    def paint(axes: Any) -> None:
+        for panel, (metric, heading) in zip(axes if len(metrics) > 1 else [axes], metrics, strict=True):
+            for number, (label, points) in enumerate(lines.items()):
+                x = [place * 1.12**number for place, _ in points]  # side by side, so that intervals can be told apart
+                values = [found[metric] for _, found in points]
+                errors = [[v - low for v, low, _ in values], [high - v for v, _, high in values]]
+                if all(e == e and e >= 0 for side in errors for e in side):
+                    panel.errorbar(
+                        x, [v for v, _, _ in values], errors, color=COLOURS[number], fmt="none", capsize=2, lw=0.8
+                    )
+                line(panel, number, x, [v for v, _, _ in values], label)
+            if metric in baseline:
+                panel.axhline(baseline[metric], color="#333333", linestyle=(0, (4, 3)), linewidth=1, label="greedy")
+            panel.set(xscale="log", xlabel=xlabel, title=heading)
+        (axes[0] if len(metrics) > 1 else axes).legend(loc="best")
+
+    caption = f"{title}; bars are 95 % intervals, the dashed line is plain decoding."
+    first = metrics[0][0]
+    alt = "; ".join(
+        f"{label} at {xlabel} {x:g}: {first} {found[first][0]:.2f}"
+        for label, points in lines.items()
+        for x, found in points
+    )
+    return draw(name, caption, alt, paint, width=max(4.2, 3.2 * len(metrics)), height=2.9, panels=len(metrics))
+
+
+def bars(
+    name: str,
+    title: str,
+    metrics: Sequence[tuple[str, str]],
+    rows: Sequence[tuple[str, dict[str, tuple[float, float, float]]]],
+    baseline: dict[str, float],
+) -> Figure:
+    """Horizontal bars with intervals, a panel per metric; the dashed line is plain decoding."""
+
+    def paint(axes: Any) -> None:
+        panels = list(axes) if len(metrics) > 1 else [axes]
+        labels = [label for label, _ in rows][::-1]
+        for number, (panel, (metric, heading)) in enumerate(zip(panels, metrics, strict=True)):
+            values = [found[metric] for _, found in rows][::-1]
+            centre = [v if v == v else 0 for v, _, _ in values]
+            errors = [[max(0.0, v - low) if v == v and low == low else 0 for v, low, _ in values]]
+            errors.append([max(0.0, high - v) if v == v and high == high else 0 for v, _, high in values])
+            panel.barh(
+                labels, centre, xerr=errors, color=COLOURS[5], edgecolor=COLOURS[0], error_kw={"lw": 0.9, "capsize": 2}
+            )
+            if metric in baseline:
+                panel.axvline(baseline[metric], color="#333333", linestyle=(0, (4, 3)), linewidth=1, label="greedy")
+                if number == len(panels) - 1:
+                    panel.legend(loc="best")
+            panel.set(title=heading)
+            panel.grid(axis="y", visible=False)
+            if number:
+                panel.set_yticklabels([])
+
+    caption = f"{title}; bars are 95 % intervals, the dashed line is plain decoding."
+    alt = "; ".join(f"{label}: {', '.join(f'{m} {found[m][0]:.2f}' for m, _ in metrics)}" for label, found in rows)
+    height = 1.1 + 0.28 * len(rows)
+    return draw(name, caption, alt, paint, width=max(4.6, 2.4 + 2.1 * len(metrics)), height=height, panels=len(metrics))
+
+
+def latency(name: str, rows: Sequence[tuple[str, float, float]], caption: str) -> Figure:
+    """Milliseconds per token by method, with standard deviations."""
+
+    def paint(axes: Any) -> None:
+        labels = [label for label, _, _ in rows][::-1]
+        axes.barh(
+            labels,
+            [mean for _, mean, _ in rows][::-1],
+            xerr=[sd for _, _, sd in rows][::-1],
+            color=COLOURS[5],
+            edgecolor=COLOURS[0],
+            error_kw={"lw": 0.9, "capsize": 2},
+        )
+        axes.set(xlabel="ms per token")
+        axes.grid(axis="y", visible=False)
+
+    alt = "; ".join(f"{label}: {mean:.1f} ms per token" for label, mean, _ in rows)
+    return draw(name, caption, alt, paint, height=1.1 + 0.3 * len(rows))

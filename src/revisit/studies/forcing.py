@@ -1,0 +1,122 @@
+"""Teacher forcing: the output states of a model while it is made to write a given caption, with its picture or without.
+
+One caption at a time, so that nothing is padded and every state is the one that decoding would have had.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from revisit.models.parts import Anatomy, describe
+from revisit.models.prompts import prepare
+from revisit.step.reference import CHUNK_NUMBERS
+from revisit.taps.vision import vision_mask
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+class Forced:
+    """A model that can be made to write captions; gives the final states at the positions that predict each token."""
+
+    def __init__(self, model: Any, processor: Any) -> None:
+        self.model, self.processor = model, processor
+        self.anatomy = Anatomy.of(model)
+
+    @torch.no_grad()
+    def states(self, prompt: str, images: Sequence[Image], tokens: Sequence[int]) -> Tensor:
+        """With the picture.  -> (tokens, d)"""
+        return self._run(dict(prepare(self.processor, [prompt], [list(images)], self.model.device)), tokens)
+
+    @torch.no_grad()
+    def states_without(self, prompt: str, images: Sequence[Image], tokens: Sequence[int]) -> Tensor:
+        """With the same prompt from which every vision token was removed, and no pixels.  -> (tokens, d)"""
+        inputs = dict(prepare(self.processor, [prompt], [list(images)], self.model.device))
+        return self._run(without_vision(inputs, self.anatomy.vision_ids), tokens)
+
+    def logits(self, states: Tensor) -> Iterator[Tensor]:
+        """Logits over the whole vocabulary, a bounded number of rows at a time.  (n, d) -> pieces of (b, V)"""
+        head = self.anatomy.head
+        vocabulary = self.model.get_output_embeddings().weight.shape[0]
+        for part in states.split(max(1, CHUNK_NUMBERS // vocabulary)):
+            with torch.no_grad():
+                raw = head.module(part)
+                found = (head.transform or (lambda x: x))(raw.to(torch.promote_types(raw.dtype, torch.float32)))
+            yield found
+
+    @torch.no_grad()
+    def object_logits(self, states: Tensor, ids: Tensor) -> Tensor:
+        """Logits over a few tokens.  (n, d), (k,) -> (n, k)"""
+        return self.anatomy.head.logits(states, ids)
+
+    def _run(self, inputs: dict[str, Any], tokens: Sequence[int]) -> Tensor:
+        length = inputs["input_ids"].shape[1]
+        with _position_state(self.model), _last_states(self.anatomy) as seen:
+            outputs = self.model(**forced_inputs(inputs, tokens[:-1]), use_cache=False, **last_logits(self.model))
+        states = seen[0][0]  # (positions, d)
+        if self.anatomy.head.transform is None:
+            self.anatomy.head.calibrate(states[-1], outputs.logits[0, -1], describe(self.model))
+        return states[length - 1 :]
+
+
+def last_logits(model: Any) -> dict[str, int]:
+    """The argument that makes a forward compute logits of the last position only, where the model takes it.
+
+    Without it the model itself would project every position onto the whole vocabulary.
+    """
+    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+
+
+def forced_inputs(inputs: dict[str, Any], tokens: Sequence[int]) -> dict[str, Any]:
+    """One prompt's inputs with the caption's tokens behind it; other per-position inputs go on with zeros."""
+    ids = inputs["input_ids"]
+    new = torch.tensor([list(tokens)], device=ids.device, dtype=ids.dtype)  # (1, n)
+    longer = dict(inputs)
+    for name, value in inputs.items():
+        if isinstance(value, Tensor) and value.shape == ids.shape:
+            tail = {"input_ids": new, "attention_mask": torch.ones_like(new)}.get(name, torch.zeros_like(new))
+            longer[name] = torch.cat([value, tail.to(value.dtype)], dim=1)
+    return longer
+
+
+def without_vision(inputs: dict[str, Any], vision_ids: Sequence[int]) -> dict[str, Any]:
+    """One prompt's per-position inputs with the vision positions cut out; whatever describes pictures is dropped."""
+    ids = inputs["input_ids"]
+    keep = ~vision_mask(ids, vision_ids)[0]  # (T,)
+    return {
+        name: value[:, keep] for name, value in inputs.items() if isinstance(value, Tensor) and value.shape == ids.shape
+    }
+
+
+@contextmanager
+def _position_state(model: Any) -> Iterator[None]:
+    """Starts without the position state that Qwen-VL and its relatives keep on the model, and gives it back."""
+    kept = [(module, module.rope_deltas) for module in model.modules() if hasattr(module, "rope_deltas")]
+    try:
+        for module, _ in kept:
+            module.rope_deltas = None
+        yield
+    finally:
+        for module, deltas in kept:
+            module.rope_deltas = deltas
+
+
+@contextmanager
+def _last_states(anatomy: Anatomy) -> Iterator[list[Tensor]]:
+    """The decoder's final states (rows, positions, d) of every forward inside, in order."""
+    seen: list[Tensor] = []
+
+    def hook(_module: Any, _args: Any, output: Any) -> None:
+        seen.append(output[0] if isinstance(output, tuple) else output.last_hidden_state)
+
+    handle = anatomy.decoder.register_forward_hook(hook)
+    try:
+        yield seen
+    finally:
+        handle.remove()

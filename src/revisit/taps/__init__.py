@@ -1,0 +1,1 @@
+"""What is read or changed inside a running model."""

@@ -1,0 +1,174 @@
+"""Looking into, and changing, the attention of a model's decoder, whatever kernel computes it.
+
+transformers dispatches attention by a name in the decoder's configuration. While anybody is interested, that name is
+one of ours, whose function hands every call to the kernel that was there before, by way of those who asked to see it.
+Queries come with their positions applied and keys from the cache, so nothing about a family must be known here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+from revisit.errors import RevisitError
+from revisit.models.parts import Anatomy, describe
+
+KERNELS = ("eager", "sdpa")
+PREFIX = "revisit_"
+
+_lock = threading.Lock()
+_users: dict[int, int] = {}  # id of a configuration -> how many are interested in its attention
+_here = threading.local()  # .seers: what this thread wants to see
+
+
+@dataclass
+class Call:
+    """One layer's attention, as the kernel is about to compute it."""
+
+    layer: int
+    query: Tensor  # (rows, heads, q, d)
+    key: Tensor  # (rows, key heads, columns, d)
+    value: Tensor
+    mask: (
+        Tensor | None
+    )  # (rows or 1, 1, q, columns): True or 0 where visible; None: causal, or everything for one query
+    scaling: float
+    softcap: float | None
+
+    def last_scores(self) -> Tensor:
+        """Scores of the last query before the softmax, -inf where hidden.  -> (rows, heads, columns), float32"""
+        rows, heads, _, width = self.query.shape
+        grouped = self.query[:, :, -1].float().view(rows, self.key.shape[1], -1, width)  # (rows, key heads, group, d)
+        scores = grouped @ self.key.float().transpose(-1, -2) * self.scaling  # (rows, key heads, group, columns)
+        scores = scores.reshape(rows, heads, -1)
+        if self.softcap is not None:
+            scores = torch.tanh(scores / self.softcap) * self.softcap
+        if self.mask is None:
+            return scores
+        last = self.mask[..., -1, : scores.shape[-1]]  # (rows or 1, 1, columns)
+        return scores.masked_fill(~last, -torch.inf) if last.dtype == torch.bool else scores + last.float()
+
+    def last_attention(self) -> Tensor:
+        """Attention of the last query, averaged over heads.  -> (rows, columns)"""
+        return self.last_scores().softmax(-1).mean(1)
+
+    def columns(self, prompt: Tensor, shift: int) -> Tensor:
+        """A mask over prompt positions (rows, T) as one over key columns; the cache has `shift` columns before the prompt."""
+        total = self.key.shape[2]
+        if total < shift + prompt.shape[1]:
+            raise RevisitError(
+                f"Decoder layer {self.layer} no longer sees the whole prompt (a sliding window), so the image's place in its attention "
+                "is not known: use a shorter prompt, or a method that leaves attention alone."
+            )
+        return nn.functional.pad(prompt.to(self.key.device), (shift, total - shift - prompt.shape[1]))
+
+    def visible(self) -> Tensor:
+        """What every query may see.  -> (rows or 1, 1, q, columns) bool"""
+        if self.mask is not None:
+            return self.mask if self.mask.dtype == torch.bool else self.mask > torch.finfo(self.mask.dtype).min / 2
+        q, columns = self.query.shape[2], self.key.shape[2]
+        seen = torch.ones(q, columns, dtype=torch.bool, device=self.query.device)
+        return seen.tril(columns - q)[None, None]
+
+    def hide(self, visible: Tensor) -> None:
+        """Let queries see no more than this.  (rows, 1, q, columns) bool"""
+        if self.mask is None or self.mask.dtype == torch.bool:
+            self.mask = visible
+        else:
+            self.mask = torch.where(visible, 0.0, torch.finfo(self.mask.dtype).min).to(self.mask.dtype)
+
+
+# Sees a call before it is computed and may change it; may return a function of the kernel's output (rows, q, heads, d).
+Seer = Callable[[Call], Callable[[Tensor], Tensor] | None]
+
+
+@contextlib.contextmanager
+def watching(anatomy: Anatomy, see: Seer, asker: str) -> Iterator[None]:
+    """While inside, `see` is given every attention call of this thread in this model's decoder."""
+    modules = {}
+    for number, layer in enumerate(anatomy.layers):
+        module = getattr(layer, "self_attn", None) or getattr(layer, "attention", None)
+        if isinstance(module, nn.Module) and hasattr(module, "config"):
+            modules[id(module)] = number
+    configs = {id(layer_module.config): layer_module.config for layer_module in _attentions(anatomy)}
+    if len(modules) < len(anatomy.layers):
+        raise RevisitError(
+            f"{asker} works on attention, and not every decoder layer of {describe(anatomy.model)} has one that could be found: use "
+            "another method or another model."
+        )
+    seers = _here.__dict__.setdefault("seers", [])
+    entry = (modules, see)
+    for config in configs.values():
+        _enter(config, asker, anatomy)
+    seers.append(entry)
+    try:
+        yield
+    finally:
+        seers.remove(entry)
+        for config in configs.values():
+            _leave(config)
+
+
+def _attentions(anatomy: Anatomy) -> list[Any]:
+    found = (getattr(layer, "self_attn", None) or getattr(layer, "attention", None) for layer in anatomy.layers)
+    return [module for module in found if isinstance(module, nn.Module) and hasattr(module, "config")]
+
+
+def _enter(config: Any, asker: str, anatomy: Anatomy) -> None:
+    with _lock:
+        name = config._attn_implementation or "eager"
+        if not name.startswith(PREFIX):
+            if name not in KERNELS:
+                raise RevisitError(
+                    f"{asker} works on attention weights, which the {name!r} kernel of {describe(anatomy.model)} does not show: load the "
+                    "model with attn_implementation='sdpa' or 'eager'."
+                )
+            AttentionInterface.register(PREFIX + name, _through(name))
+            AttentionMaskInterface.register(PREFIX + name, ALL_MASK_ATTENTION_FUNCTIONS[name])
+            config._attn_implementation = PREFIX + name
+        _users[id(config)] = _users.get(id(config), 0) + 1
+
+
+def _leave(config: Any) -> None:
+    with _lock:
+        _users[id(config)] -= 1
+        if not _users[id(config)]:
+            del _users[id(config)]
+            config._attn_implementation = config._attn_implementation.removeprefix(PREFIX)
+
+
+def _through(name: str) -> Callable[..., Any]:
+    """The attention function that stands before the kernel of this name."""
+
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
+    ) -> tuple[Tensor, Any]:
+        home = sys.modules[type(module).__module__]
+        registry = getattr(home, "ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
+        eager: Any = getattr(home, "eager_attention_forward", None)
+        kernel = registry.get_interface(name, eager)
+        scaling = kwargs.get("scaling")
+        scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+        afterwards = []
+        for modules, see in getattr(_here, "seers", ()):
+            if id(module) in modules:
+                call = Call(modules[id(module)], query, key, value, attention_mask, scaling, kwargs.get("softcap"))
+                change = see(call)
+                attention_mask = call.mask
+                if change is not None:
+                    afterwards.append(change)
+        output, weights = kernel(module, query, key, value, attention_mask, **kwargs)
+        for change in afterwards:
+            output = change(output)
+        return output, weights
+
+    return attend

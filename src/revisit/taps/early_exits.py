@@ -1,0 +1,158 @@
+"""Early exits: what intermediate layers would say at the last position, through the model's own head.
+
+The states are added as further rows to the head's own product of the same step, so its weight, the largest matrix of
+a small model, is read once for the final and all early logits. CPUs are slow at products of a few rows with a large
+matrix as it is stored: there a copy of the weight is kept, packed for such products, as long as the model lives.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from revisit.errors import RevisitError
+from revisit.models.parts import Anatomy, describe
+
+PACK_FROM = 1 << 24  # numbers in a head's weight, from which on packing it pays
+
+# head -> (version of its weight, the packed copy)
+_PACKED: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[int, int], Tensor]] = weakref.WeakKeyDictionary()
+
+
+def packs(head: nn.Module) -> bool:
+    """Whether products with this head are better done with a packed copy of its weight."""
+    weight = getattr(head, "weight", None)
+    return (
+        type(head) is nn.Linear
+        and weight is not None
+        and weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+        and weight.numel() >= PACK_FROM
+        and torch.backends.mkldnn.is_available()
+        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    )
+
+
+def packed_product(head: nn.Linear, rows: Tensor) -> Tensor:
+    """What the head makes of (n, d) rows, by way of its packed weight.  -> (n, V)"""
+    weight = head.weight.detach()
+    version = (weight.data_ptr(), head.weight._version)
+    known = _PACKED.get(head)
+    if known is None or known[0] != version:
+        known = _PACKED[head] = version, torch.ops.mkldnn._reorder_linear_weight(weight, len(rows))
+    bias = None if head.bias is None else head.bias.detach()
+    made: Tensor = torch.ops.mkldnn._linear_pointwise(rows, known[1], bias, "none", [], "")
+    return made
+
+
+class EarlyExits:
+    """Keeps `logits` (rows, layers, V) of the chosen hidden states, renewed by every forward that holds these rows.
+
+    `rows` are the first rows of the batch: a forward may carry further ones (a contrast branch) behind them, and a
+    forward for which `ignore()` is true is somebody else's.
+    """
+
+    def __init__(
+        self,
+        anatomy: Anatomy,
+        layers: tuple[int, ...],
+        rows: int,
+        stack: ExitStack,
+        *,
+        final_norm: bool,
+        ignore: Callable[[], bool],
+    ) -> None:
+        self.anatomy, self.layers, self.rows, self.ignore = anatomy, layers, rows, ignore
+        self.norm = anatomy.final_norm if final_norm else None
+        self.thread = threading.get_ident()
+        self.logits: Tensor | None = None
+        self._states: dict[int, Tensor] = {}  # layer -> (rows, d), of the running forward
+        self._shape: torch.Size | None = None
+        self._rows: Tensor | None = None  # all rows of the head's product, where it is not left to the head
+        self._final: Tensor | None = None  # (d,) first row's final state, to learn what follows the head
+        self._handles: list[Any] = []
+        stack.callback(self.release)
+        self._install()
+
+    def _install(self) -> None:
+        blocks, head = self.anatomy.layers, self.anatomy.head.module
+        for layer in self.layers:
+            if layer == 0:
+                hook = blocks[0].register_forward_pre_hook(self._before_first, with_kwargs=True)
+            else:
+                hook = blocks[layer - 1].register_forward_hook(self._after(layer))
+            self._handles.append(hook)
+        self._handles.append(head.register_forward_pre_hook(self._before_head))
+        self._handles.append(head.register_forward_hook(self._after_head))
+
+    def release(self) -> None:
+        """Remove every hook."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def take(self, logits: Tensor, *, model_dtype: bool = False) -> Tensor:
+        """The early logits of this step, in at least float32 or as the head made them; `logits` (rows, V) are the model's own.
+
+        -> (rows, layers, V)
+        """
+        if self.logits is None or self._final is None:
+            raise RevisitError(
+                f"The forward of {describe(self.anatomy.model)} did not pass through its layers and its LM head as modules, so its "
+                "early exits were not seen; this way of running the model is not supported."
+            )
+        head = self.anatomy.head
+        if head.transform is None:
+            head.calibrate(self._final, logits[0], describe(self.anatomy.model))
+        early, self.logits = self.logits, None
+        assert head.transform is not None
+        if not model_dtype:
+            early = early.to(torch.promote_types(early.dtype, torch.float32))
+        return head.transform(early.to(logits.device))
+
+    def _mine(self) -> bool:
+        return threading.get_ident() == self.thread and not self.ignore()
+
+    def _before_first(self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._mine():
+            self._states[0] = (args[0] if args else kwargs["hidden_states"])[: self.rows, -1]
+
+    def _after(self, layer: int) -> Callable[[Any, Any, Any], None]:
+        def hook(_module: Any, _args: Any, output: Any) -> None:
+            if self._mine():
+                self._states[layer] = (output[0] if isinstance(output, tuple) else output)[: self.rows, -1]
+
+        return hook
+
+    def _before_head(self, _module: Any, args: tuple[Any, ...]) -> tuple[Tensor] | None:
+        if not self._mine() or len(self._states) < len(self.layers):
+            return None
+        hidden = args[0]
+        self._shape = hidden.shape
+        self._final = hidden[0, -1]
+        early = torch.stack([self._states[layer] for layer in self.layers], dim=1)  # (rows, layers, d)
+        self._states.clear()
+        if self.norm is not None:
+            early = self.norm(early.to(hidden.device))
+        rows = torch.cat([hidden.flatten(0, -2), early.to(hidden.device, hidden.dtype).flatten(0, 1)])
+        if packs(self.anatomy.head.module):
+            self._rows = rows
+            return (rows[:0],)  # nothing is left for the head to do
+        return (rows,)  # (batch·positions + rows·layers, d)
+
+    def _after_head(self, _module: Any, _args: Any, output: Tensor) -> Tensor | None:
+        if not self._mine() or self._shape is None:
+            return None
+        if self._rows is not None:
+            output, self._rows = packed_product(_module, self._rows), None
+        own = self._shape[:-1].numel()
+        shape, self._shape = self._shape, None
+        self.logits = output[own:].unflatten(0, (self.rows, len(self.layers)))  # (rows, layers, V)
+        rest: Tensor = output[:own].unflatten(0, shape[:-1])
+        return rest

@@ -1,0 +1,275 @@
+"""Where the vision tokens of a prompt are, and their hidden states as the prefill computes them.
+
+Forward hooks keep the vision rows of the chosen layers and nothing else, and are gone once the prefill is over: later
+steps run the model exactly as if nobody had looked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from revisit.errors import RevisitError
+from revisit.models.parts import Anatomy, describe
+from revisit.step.reference import CHUNK_NUMBERS
+
+# States of images that a KV cache already holds: a later call that reuses the cache never sees them in its prefill.
+_OF_CACHE: weakref.WeakKeyDictionary[Any, list[VisionStates]] = weakref.WeakKeyDictionary()
+
+
+def remember(cache: Any, items: list[VisionStates]) -> None:
+    """Tie the vision states of a batch to the KV cache that holds its prompt, for later calls that reuse the cache."""
+    _OF_CACHE[cache] = items
+
+
+def remembered(cache: Any) -> list[VisionStates] | None:
+    """The vision states that belong to what a KV cache holds, one per item, if they were kept."""
+    return _OF_CACHE.get(cache)
+
+
+def vision_mask(input_ids: Tensor, vision_ids: Sequence[int]) -> Tensor:
+    """True where a prompt position holds a vision token.  (B, T) -> (B, T)"""
+    return torch.isin(input_ids, torch.tensor(vision_ids, device=input_ids.device))
+
+
+@dataclass
+class VisionStates:
+    """The hidden states of one item's vision tokens: row j·N + i is vision token i at the j-th chosen layer."""
+
+    positions: Tensor  # (N,) absolute positions in the padded prompt
+    layers: tuple[int, ...]
+    by_layer: dict[int, Tensor] = field(default_factory=dict)  # layer -> (N, d), views of one tensor
+    _all: Tensor | None = None  # (|J|, N, d)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.positions)
+
+    def put(self, layer: int, states: Tensor) -> None:
+        """Keep the (N, d) states of one layer; all layers share one tensor, so nothing is ever held twice."""
+        if self._all is None:
+            self._all = states.new_empty((len(self.layers), *states.shape))
+        kept = self._all[self.layers.index(layer)]
+        kept.copy_(states)
+        self.by_layer[layer] = kept
+
+    def stacked(self) -> Tensor:
+        """All rows, layer-major.  -> (|J|·N, d)"""
+        assert self._all is not None
+        assert len(self.by_layer) == len(self.layers)
+        return self._all.flatten(0, 1)
+
+    def runs(self) -> list[int]:
+        """Lengths of the unbroken runs of vision tokens, in order."""
+        if not self.tokens:
+            return []
+        breaks = (self.positions.diff() != 1).nonzero().squeeze(-1) + 1
+        edges = [0, *breaks.tolist(), self.tokens]
+        return [b - a for a, b in itertools.pairwise(edges)]
+
+
+def resolve_layers(spec: str | Sequence[int], depth: int, tied: bool) -> tuple[int, ...]:
+    """Indices into the hidden states for "last", "all", "low", "high" or a list; ascending, the final layer is `depth`.
+
+    "all" means the even layers, and starts above the embedding where the head is tied to it (there the embedding
+    layer would just repeat its own input).
+    """
+    start = 0 if not tied or depth < 2 else (2 if depth > 2 else 1)
+    if isinstance(spec, str):
+        chosen: list[int] = []
+        if spec == "all":
+            chosen = list(range(start, depth, 2))
+        elif spec == "low":
+            stop = depth // 2 if depth <= 40 else 20
+            chosen = list(range(start, stop, 2)) or [start]
+        elif spec == "high":
+            chosen = list(range(depth // 2 if depth <= 40 else depth - 20, depth, 2))
+        return tuple(sorted({*chosen, depth}))
+    missing = [layer for layer in spec if not 0 <= layer <= depth]
+    if missing:
+        raise RevisitError(
+            f"Layer {missing[0]} does not exist: this model's hidden states are numbered 0 (projector output) to "
+            f"{depth} (final); choose layers in that range."
+        )
+    return tuple(sorted(set(spec)))
+
+
+class _Eagerly:
+    """While at least one capture is open, compiled code runs as written: a compiled prefill would pass its hooks by."""
+
+    def __init__(self) -> None:
+        self.lock, self.open = threading.Lock(), 0
+        self.stance: Any = None
+
+    def begin(self) -> None:
+        with self.lock:
+            self.open += 1
+            if self.stance is None and "torch._dynamo" in sys.modules:  # otherwise nothing has been compiled
+                self.stance = torch.compiler.set_stance("force_eager")
+
+    def end(self) -> None:
+        with self.lock:
+            self.open -= 1
+            if self.open == 0 and self.stance is not None:
+                self.stance.__exit__(None, None, None)
+                self.stance = None
+
+
+_EAGERLY = _Eagerly()
+
+
+class Capture:
+    """Keeps the vision rows of the chosen layers while the first forward of a generate call runs.
+
+    Rows of the batch that are copies of one item (beams, return sequences) share one set of states. The state of the
+    last position is kept too: it tells how the model turns states into logits.
+    """
+
+    def __init__(
+        self,
+        anatomy: Anatomy,
+        mask: Tensor,
+        layers: tuple[int, ...],
+        copies: int,
+        stack: ExitStack,
+        *,
+        final_norm: bool = False,
+        cache: Any = None,
+    ) -> None:
+        self.anatomy, self.layers, self.copies = anatomy, layers, copies
+        self.length = mask.shape[1]
+        self.items = [VisionStates(row.nonzero().squeeze(-1), layers) for row in mask[::copies]]
+        self.last: Tensor | None = None  # (items, d) normed state of the last prompt position
+        self.norm = anatomy.final_norm if final_norm else None
+        self.thread = threading.get_ident()
+        self.cache = cache
+        self.kept = remembered(cache) if cache is not None else None
+        self._handles: list[Any] = []
+        stack.callback(self.release)
+        _EAGERLY.begin()
+        self._install()
+
+    def _install(self) -> None:
+        depth, blocks = self.anatomy.depth, self.anatomy.layers
+        for layer in self.layers:
+            if layer == 0:
+                hook = self._before_first
+                self._handles.append(blocks[0].register_forward_pre_hook(hook, with_kwargs=True))
+            elif layer < depth:
+                self._handles.append(blocks[layer - 1].register_forward_hook(self._after(layer)))
+        self._handles.append(self.anatomy.decoder.register_forward_hook(self._after_decoder))
+
+    def release(self) -> None:
+        """Remove every hook; the states stay."""
+        if self._handles:
+            _EAGERLY.end()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    @property
+    def complete(self) -> bool:
+        return self.last is not None
+
+    def _before_first(self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._keep(0, args[0] if args else kwargs["hidden_states"])
+
+    def _after(self, layer: int) -> Callable[[Any, Any, Any], None]:
+        def hook(_module: Any, _args: Any, output: Any) -> None:
+            self._keep(layer, output[0] if isinstance(output, tuple) else output)
+
+        return hook
+
+    def _after_decoder(self, _module: Any, _args: Any, output: Any) -> None:
+        if threading.get_ident() != self.thread or self.complete:
+            return
+        hidden = output[0] if isinstance(output, tuple) else output.last_hidden_state
+        if self.anatomy.depth in self.layers:
+            self._keep(self.anatomy.depth, hidden)
+        self.last = hidden[:: self.copies, -1].clone()
+        if self.cache is not None:
+            remember(self.cache, self.items)
+
+    def _keep(self, layer: int, hidden: Tensor) -> None:
+        """Store the vision rows of one layer's (rows, q, d) states; q < T where a cache holds the start of the prompt."""
+        if threading.get_ident() != self.thread or self.complete:
+            return
+        offset = self.length - hidden.shape[1]
+        if offset < 0 or hidden.shape[0] != len(self.items) * self.copies:
+            raise RevisitError(
+                f"The prompt has {self.length} positions × {len(self.items) * self.copies} rows but the decoder ran "
+                f"{hidden.shape[1]} × {hidden.shape[0]}: this way of running the model is not supported."
+            )
+        for number, item in enumerate(self.items):
+            new = item.positions[item.positions >= offset]
+            states = hidden[number * self.copies, (new - offset).to(hidden.device)]  # (N_new, d), a copy
+            if self.norm is not None and layer < self.anatomy.depth:
+                states = self.norm(states)
+            states = states.to(self.anatomy.head.device)
+            if len(new) < item.tokens:
+                states = torch.cat([self._from_cache(number, layer, item.tokens - len(new)), states])
+            item.put(layer, states)
+
+    def _from_cache(self, number: int, layer: int, count: int) -> Tensor:
+        """States of the first `count` vision tokens, which this prefill skipped because the cache holds them."""
+        if self.kept is not None and number < len(self.kept):
+            old = self.kept[number]
+            if layer in old.by_layer and torch.equal(old.positions[:count], self.items[number].positions[:count]):
+                return old.by_layer[layer][:count]
+        raise RevisitError(
+            "The KV cache passed as past_key_values already holds the image, and the hidden states of its vision tokens at layer "
+            f"{layer} were not kept with it: start from an empty cache, or reuse a cache that the same method filled with the "
+            "same layers on the same prompt."
+        )
+
+
+class Bank:
+    """One item's vision states as a `core.Projector`, through the model's own head."""
+
+    def __init__(self, states: VisionStates, anatomy: Anatomy, model_dtype: bool) -> None:
+        self.states, self.head, self.model_dtype = states, anatomy.head, model_dtype
+        self.matrix = states.stacked() if states.tokens else None  # (|J|·N, d)
+
+    @property
+    def rows(self) -> int:
+        return 0 if self.matrix is None else len(self.matrix)
+
+    def logits(self, start: int, stop: int, ids: Tensor) -> Tensor:
+        assert self.matrix is not None
+        if self.head.weight is not None:
+            return self.head.logits(self.matrix[start:stop], ids, self.model_dtype)
+        # Such a head can only score the whole vocabulary: a few rows at a time.
+        step = max(1, CHUNK_NUMBERS // self.head.vocabulary)
+        slices = self.matrix[start:stop].split(step)
+        return torch.cat([self.head.logits(rows, ids, self.model_dtype) for rows in slices])
+
+    def at(self, rows: Tensor, ids: Tensor) -> Tensor:
+        """Logits of some rows, by number, over the token ids.  (n,), (k,) -> (n, k)"""
+        assert self.matrix is not None
+        return self.head.logits(self.matrix[rows], ids, self.model_dtype)
+
+    def factors(self) -> tuple[Tensor, Tensor] | None:
+        """States and head if the logits are nothing but their product."""
+        weight = self.head.plain_weight
+        return None if self.matrix is None or weight is None or self.model_dtype else (self.matrix, weight)
+
+    def place(self, row: int) -> tuple[int, int]:
+        """(layer, vision token) of a row."""
+        j, i = divmod(row, self.states.tokens)
+        return self.states.layers[j], i
+
+
+def no_image(model: Any) -> RevisitError:
+    return RevisitError(
+        f"There is no image in the prompt: none of its tokens is a vision token of {describe(model)}; pass an image (with its "
+        "placeholder in the text, which the processor's chat template writes), or decode without this method."
+    )

@@ -1,0 +1,57 @@
+"""Variants of a prompt, on token ids that can be checked by eye."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import families
+from revisit.contrast.prompt_edits import after_image, declared_boundaries, image_span, in_place_of_image, without_image
+
+START, IMAGE, END = 7, 9, 8
+
+
+def ids(*values: int) -> tuple[Tensor, Tensor]:
+    row = torch.tensor(values)
+    return row, row == IMAGE
+
+
+def test_an_image_goes_with_the_tokens_that_touch_it() -> None:
+    row, vision = ids(1, START, IMAGE, IMAGE, END, 2, START, 3)
+    assert image_span(row, vision, (START, END)).tolist() == [False, True, True, True, True, False, False, False]
+    edit = without_image(row, vision, (START, END))
+    assert edit.ids.tolist() == [1, 2, START, 3]  # a boundary elsewhere is text
+    assert edit.source.tolist() == [0, 5, 6, 7]
+
+
+def test_two_images_and_a_separator() -> None:
+    row, vision = ids(START, IMAGE, END, START, IMAGE, END, 4, IMAGE, 5)
+    assert without_image(row, vision, (START, END)).ids.tolist() == [4, 5]
+    assert without_image(row, vision, ()).ids.tolist() == [START, END, START, END, 4, 5]
+
+
+def test_words_go_right_behind_the_last_image() -> None:
+    row, vision = ids(1, START, IMAGE, END, 2)
+    edit = after_image(row, vision, (START, END), torch.tensor([50, 51]))
+    assert edit.ids.tolist() == [1, START, IMAGE, END, 50, 51, 2]
+    assert edit.source.tolist() == [0, 1, 2, 3, -1, -1, 4]
+
+
+def test_words_take_the_place_of_the_first_image_and_its_boundaries_stay() -> None:
+    row, vision = ids(1, START, IMAGE, IMAGE, END, IMAGE, 2)
+    edit = in_place_of_image(row, vision, torch.tensor([50]))
+    assert edit.ids.tolist() == [1, START, 50, END, 2]
+    assert edit.source.tolist() == [0, 1, -1, 4, 6]
+
+
+def test_boundaries_are_declared_by_configurations_or_processors() -> None:
+    qwen, _ = families.build("qwen2_5_vl")
+    assert set(declared_boundaries(qwen.config)) == {
+        families.token_id("<|vision_start|>"),
+        families.token_id("<|vision_end|>"),
+    }
+    gemma, _ = families.build("gemma3")
+    assert families.token_id("<start_of_image>") in declared_boundaries(gemma.config)
+    internvl, processor = families.build("internvl")
+    assert declared_boundaries(internvl.config) == ()
+    assert set(declared_boundaries(processor)) == {families.token_id("<img>"), families.token_id("</img>")}

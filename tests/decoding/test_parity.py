@@ -1,0 +1,77 @@
+"""Agreement with the published code and with the numbers the paper prints."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from revisit import ReVisiT, Trace
+from revisit.step import reference as core
+
+
+@pytest.fixture(scope="module")
+def pack(shared: Path) -> tuple[Any, dict[str, torch.Tensor], list[dict[str, Any]]]:
+    from transformers import AutoModelForImageTextToText
+
+    folder = shared / "parity" / "qwen2_5_vl"
+    model = AutoModelForImageTextToText.from_pretrained(folder / "model", dtype=torch.float32).eval()
+    return model, load_file(folder / "inputs.safetensors"), json.loads((folder / "golden.json").read_text())
+
+
+def case(tensors: dict[str, torch.Tensor], number: int, image_token: int) -> dict[str, torch.Tensor]:
+    prefix = f"case{number}."
+    inputs = {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
+    inputs["mm_token_type_ids"] = (inputs["input_ids"] == image_token).int()
+    return inputs
+
+
+@pytest.mark.parametrize("layers", ["last", "all", "low", "high"])
+def test_published_code_token_for_token(pack: Any, layers: str) -> None:
+    model, tensors, golden = pack
+    rows = [row for row in golden if row["dtype"] == "float32" and row["layers"] == layers]
+    assert len(rows) == 16
+    for row in rows:
+        inputs = case(tensors, row["case"], model.config.image_token_id)
+        trace = Trace()
+        out = model.generate(
+            **inputs,
+            custom_generate=ReVisiT.official(layers=layers, alpha=row["alpha"]),
+            trace=trace,
+            max_new_tokens=24,
+            min_new_tokens=24,
+            do_sample=False,
+            repetition_penalty=1.0,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        assert out.sequences[0, inputs["input_ids"].shape[1] :].tolist() == row["tokens"]
+        assert trace.rows[0].set_sizes == row["vcons"]
+        for scores, best in zip(out.scores, row["top_scores"], strict=True):
+            mine = scores[0].topk(len(best)).values
+            torch.testing.assert_close(mine, torch.tensor(best), atol=1e-4, rtol=0)
+
+
+# (log-probability columns of a table row in the paper's appendix: base, vision, final)
+FULL_ROW = re.compile(r"^\s*\d+\s*&[^&]*" + r"&\s*\$\s*(-?[\d.]+)\s*\$\s*&\s*\$\s*(-?[\d.]+)\s*\$\s*" * 3, re.M)
+
+
+def test_the_papers_printed_tables_follow_from_their_own_columns(shared: Path) -> None:
+    text = (shared / "spec" / "paper.tex").read_text(encoding="utf-8")
+    tables = [FULL_ROW.findall(part) for part in text.split(r"\begin{table*}") if FULL_ROW.search(part)]
+    tables = [torch.tensor([[float(x) for x in row] for row in rows], dtype=torch.float64) for rows in tables]
+    assert sorted(len(table) for table in tables) == [19, 55]
+    for table in tables:
+        base, vision, final, percent = table[:, 0], table[:, 2], table[:, 4], table[:, 5]
+        fused = core.fuse(base, vision, "poe", 1.0, normalize=False)
+        assert (fused - final).abs().max() <= 0.011
+        made = 100 * core.fuse(base, vision, "poe", 1.0).exp()
+        assert (made - percent).abs().max() <= 0.25  # two printed decimals of a log-probability allow that much
+    fruit = next(table for table in tables if len(table) == 55)
+    made = 100 * core.fuse(fruit[:, 0], fruit[:, 2], "poe", 1.0).exp()
+    assert made[:2].tolist() == pytest.approx([58.22, 38.26], abs=0.01)

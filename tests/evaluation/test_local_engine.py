@@ -1,0 +1,164 @@
+"""The engine on a tiny random model: rows equal single runs, greedy and sampled; identities follow the files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from families import build
+from revisit import ReVisiT
+from revisit.decoding.plain import Plain
+from revisit.errors import RevisitError
+from revisit.evaluation import local
+from revisit.evaluation.engines.base import Answer, Decoding, Job, open_engine
+from revisit.evaluation.engines.local import ItemDraw, LocalEngine, fingerprint, model_folder, until_end
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    model, processor = build("llava")
+    model.save_pretrained(path)
+    processor.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[LocalEngine]:
+    made = open_engine("local", str(folder))
+    assert isinstance(made, LocalEngine)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[Job]:
+    path = tmp_path_factory.mktemp("images")
+    made = []
+    for i in range(4):
+        pixels = np.random.default_rng(i).integers(0, 256, (28, 28, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(path / f"{i}.png")
+        made.append(Job(f"q{i}", "What is this?" + " Look." * i, (path / f"{i}.png",), seed=1000 + i))
+    return [*made, Job("text", "No picture here.", (), seed=7)]
+
+
+def answers(engine: LocalEngine, method: object, decoding: Decoding, batches: list[list[Job]]) -> dict[str, Answer]:
+    found = {}
+    for outcomes in engine.stream(method, decoding, batches):
+        for outcome in outcomes:
+            assert isinstance(outcome.result, Answer)
+            found[outcome.job.id] = outcome.result
+    return found
+
+
+@pytest.mark.parametrize(
+    "decoding",
+    [Decoding(12), Decoding(12, temperature=0.8, top_p=0.9), Decoding(8, num_beams=2)],
+    ids=["greedy", "sampled", "beams"],
+)
+@pytest.mark.parametrize("method", [Plain(), ReVisiT(alpha=0.01)], ids=["plain", "revisit"])
+def test_an_answer_does_not_depend_on_its_batch(
+    engine: LocalEngine, jobs: list[Job], method: object, decoding: Decoding
+) -> None:
+    together = answers(engine, method, decoding, [jobs])
+    alone = answers(engine, method, decoding, [[job] for job in reversed(jobs)])
+    assert together.keys() == alone.keys()
+    for id, answer in together.items():
+        assert answer.tokens == alone[id].tokens, id
+        assert answer.text == alone[id].text
+        assert answer.counters == alone[id].counters
+        assert 0 < len(answer.tokens) <= decoding.max_new_tokens
+
+
+def test_counters_say_what_the_method_did(engine: LocalEngine, jobs: list[Job]) -> None:
+    found = answers(engine, ReVisiT(alpha=0.01), Decoding(6), [jobs])
+    assert found["q0"].counters["applied"] > 0
+    assert found["q0"].counters["vision_tokens"] == 16
+    assert found["text"].counters["applied"] == 0
+    assert found["text"].counters["steps"] == len(found["text"].tokens)
+
+
+def test_sampling_follows_the_seed_and_the_distribution(engine: LocalEngine, jobs: list[Job]) -> None:
+    decoding = Decoding(12, temperature=1.5)
+    one = answers(engine, Plain(), decoding, [jobs[:1]])["q0"]
+    other = answers(engine, Plain(), decoding, [[Job("q0", jobs[0].prompt, jobs[0].images, seed=5)]])["q0"]
+    greedy = answers(engine, Plain(), Decoding(12), [jobs[:1]])["q0"]
+    assert len({one.tokens, other.tokens, greedy.tokens}) == 3
+
+
+def test_draws_follow_the_probabilities() -> None:
+    scores = torch.log(torch.tensor([0.2, 0.5, 0.0, 0.3])).expand(4000, 4)
+    drawn = ItemDraw(range(4000))(torch.zeros(4000, 1), scores).argmax(-1)
+    share = torch.bincount(drawn, minlength=4) / 4000
+    assert share[2] == 0
+    assert torch.allclose(share, torch.tensor([0.2, 0.5, 0.0, 0.3]), atol=0.03)
+
+
+def test_tokens_end_with_the_answer() -> None:
+    assert until_end([5, 2, 0, 0], {2}) == [5, 2]
+    assert until_end([2, 2, 2], {2}) == [2]
+    assert until_end([5, 6], {2}) == [5, 6]
+
+
+def test_identity_follows_every_file_that_matters(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    before = fingerprint(copy)
+    assert before == fingerprint(folder)
+    (copy / "README.md").write_text("notes")
+    assert fingerprint(copy) == before
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "vision_feature_layer": -1}))
+    changed = fingerprint(copy)
+    weights = copy / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert len({before, changed, fingerprint(copy)}) == 3
+
+
+def test_identity_holds_precision_and_versions(folder: Path) -> None:
+    plain = LocalEngine(str(folder))
+    half = LocalEngine(str(folder), dtype="bfloat16")
+    assert plain.batch_invariant(Decoding())
+    assert not half.batch_invariant(Decoding())
+    assert plain.identity() != half.identity()
+    about = plain.identity()
+    assert about["libraries"]["torch"].startswith(torch.__version__.split("+")[0])
+    assert {"fingerprint", "code", "revisit", "device"} <= about.keys()
+
+
+def test_a_cached_hub_snapshot_is_known_by_the_names_of_its_blobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    snapshot = tmp_path / "snapshots" / "main"
+    snapshot.mkdir(parents=True)
+    (blobs / ("a" * 64)).write_bytes(b"weights")
+    (snapshot / "model.safetensors").symlink_to(blobs / ("a" * 64))
+    monkeypatch.setattr(local, "file_digest", lambda path: pytest.fail("read a file whose hash is its name"))
+    assert len(fingerprint(snapshot)) == 64
+
+
+def test_running_out_of_memory_says_what_to_do(
+    engine: LocalEngine, jobs: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(local, "generate", fail)
+    with pytest.raises(RevisitError, match="smaller --batch-size than 4"):
+        answers(engine, Plain(), Decoding(4), [jobs[:4]])
+
+
+def test_an_unknown_model_is_one_sentence() -> None:
+    with pytest.raises(RevisitError, match="There is no model 'nobody/nothing'"):
+        model_folder("nobody/nothing")

@@ -1,0 +1,377 @@
+"""One bright patch: paint a place of a black image, run the real image processor and the model's own vision side.
+
+Attention inside the vision towers is silenced, so that a patch reaches its own vision token only: that one lights up.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+import families
+from revisit.models.geometry import ImageGrid, Layout, grids, layout
+from revisit.models.parts import Anatomy
+from revisit.taps.vision import vision_mask
+
+ATTENTION_OUTPUTS = ("out_proj", "o_proj", "attn.proj", "projection_layer")
+Size = tuple[int, int]
+
+
+def silence(model: Any) -> Any:
+    """Zero what attention adds in the vision tower, and the rest of the decoder: only the way of the pixels is left."""
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            inside = any(part in name for part in ("vision", "visual"))
+            if inside and name.endswith(ATTENTION_OUTPUTS) and isinstance(module, torch.nn.Linear):
+                module.weight.zero_()
+                if module.bias is not None:
+                    module.bias.zero_()
+    return model
+
+
+def resized(family: str, vision: dict[str, Any], processor: Any, **config: Any) -> tuple[Any, Any]:
+    """A family's tiny model with a vision side of the published proportions."""
+    torch.manual_seed(0)
+    model, _ = families.build(family)
+    settings = copy.deepcopy(model.config)
+    for key, value in vision.items():
+        setattr(settings.vision_config, key, value)
+    for key, value in config.items():
+        setattr(settings, key, value)
+    settings.get_text_config().num_hidden_layers = 1
+    if getattr(settings.get_text_config(), "layer_types", None):
+        settings.get_text_config().layer_types = settings.get_text_config().layer_types[:1]
+    built = type(model)(settings).float().eval()
+    for name, parameter in built.named_parameters():
+        if "projection" in name and not parameter.any():
+            torch.nn.init.normal_(parameter)  # Gemma3's projector starts at zero
+    return silence(built), processor
+
+
+def _llava(**kwargs: Any) -> tuple[Any, Any]:
+    images = transformers.LlavaImageProcessorPil(
+        size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336}, **kwargs
+    )
+    processor = transformers.LlavaProcessor(
+        images,
+        families.tokenizer(),
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+    return resized("llava", {"image_size": 336, "patch_size": 14}, processor)
+
+
+def _llava_next() -> tuple[Any, Any]:
+    points = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+    images = transformers.LlavaNextImageProcessorPil(
+        size={"shortest_edge": 336}, crop_size={"height": 336, "width": 336}, image_grid_pinpoints=points
+    )
+    processor = transformers.LlavaNextProcessor(
+        images,
+        families.tokenizer(),
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+    return resized("llava_next", {"image_size": 336, "patch_size": 14}, processor, image_grid_pinpoints=points)
+
+
+def _llava_onevision(ratio: str = "anyres_max_9") -> tuple[Any, Any]:
+    sides = range(384, 2305, 384)
+    points = [[height, width] for height in sides for width in sides]
+    images = transformers.LlavaOnevisionImageProcessorPil(
+        size={"height": 384, "width": 384}, image_grid_pinpoints=points
+    )
+    processor = families.images_only(transformers.LlavaOnevisionProcessor)(
+        images,
+        families.tokenizer(),
+        None,
+        num_image_tokens=27 * 27,
+        vision_feature_select_strategy="full",
+        vision_aspect_ratio=ratio,
+    )
+    vision = {"image_size": 384, "patch_size": 14}
+    more = {"image_grid_pinpoints": points, "vision_aspect_ratio": ratio}
+    return resized("llava_onevision", vision, processor, **more)
+
+
+def _qwen2_5_vl() -> tuple[Any, Any]:
+    images = transformers.Qwen2VLImageProcessorPil(
+        patch_size=14, merge_size=2, size={"shortest_edge": 56 * 56, "longest_edge": 700 * 700}
+    )
+    processor = families.images_only(transformers.Qwen2_5_VLProcessor)(images, families.tokenizer(), None)
+    return resized("qwen2_5_vl", {"patch_size": 14, "window_size": 112}, processor)
+
+
+def _internvl() -> tuple[Any, Any]:
+    tok = families.build("internvl")[1].tokenizer
+    images = transformers.GotOcr2ImageProcessorPil(
+        size={"height": 448, "width": 448}, crop_to_patches=True, min_patches=1, max_patches=4
+    )
+    processor = families.images_only(transformers.InternVLProcessor)(images, tok, None, image_seq_length=256)
+    return resized("internvl", {"image_size": [448, 448], "patch_size": [14, 14]}, processor, image_seq_length=256)
+
+
+def _smolvlm() -> tuple[Any, Any]:
+    images = transformers.SmolVLMImageProcessorPil(size={"longest_edge": 2 * 364}, max_image_size={"longest_edge": 364})
+    processor = families.images_only(transformers.SmolVLMProcessor)(
+        images, families.tokenizer(), None, image_seq_len=169
+    )
+    return resized("smolvlm", {"image_size": 364, "patch_size": 14}, processor)
+
+
+def _gemma3_crops() -> tuple[Any, Any]:
+    images = transformers.Gemma3ImageProcessorPil(
+        size={"height": 56, "width": 56},
+        do_pan_and_scan=True,
+        pan_and_scan_min_crop_size=40,
+        pan_and_scan_max_num_crops=4,
+        pan_and_scan_min_ratio_to_activate=1.2,
+    )
+    processor = transformers.Gemma3Processor(images, families.build("gemma3")[1].tokenizer, image_seq_length=16)
+    return resized("gemma3", {"image_size": 56, "patch_size": 7}, processor, mm_tokens_per_image=16)
+
+
+def _deepseek_vl() -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    config = transformers.DeepseekVLConfig(
+        vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **families.TOWER},
+        text_config={"model_type": "llama", **families.TEXT},
+        image_token_id=families.token_id("<image>"),
+    )
+    images = transformers.DeepseekVLImageProcessorPil(size={"height": 28, "width": 28}, min_size=7)
+    tok = families.tokenizer(image_token="<image>")
+    model = transformers.DeepseekVLForConditionalGeneration(config).float().eval()
+    return silence(model), transformers.DeepseekVLProcessor(images, tok, num_image_tokens=16)
+
+
+BUILT = {
+    "deepseek_vl": _deepseek_vl,
+    "llava": _llava,
+    "llava padded to a square": lambda: _llava(do_pad=True),
+    "llava_next": _llava_next,
+    "llava_onevision": _llava_onevision,
+    "llava_onevision interpolated": lambda: _llava_onevision("anyres_max_2"),
+    "qwen2_5_vl": _qwen2_5_vl,
+    "internvl": _internvl,
+    "smolvlm": _smolvlm,
+    "gemma3 with crops": _gemma3_crops,
+}
+
+
+@functools.cache
+def case(name: str) -> tuple[Any, Any]:
+    if name in BUILT:
+        return BUILT[name]()
+    model, processor = families.build(name)
+    return silence(copy.deepcopy(model)), processor
+
+
+class Enough(Exception):
+    """Thrown out of the model once the vision side has done its work."""
+
+
+def states(name: str, images: list[Image.Image]) -> tuple[torch.Tensor, Any]:
+    """What enters the decoder at the vision positions (N, d), and the processor's output."""
+    model, processor = case(name)
+    family = name.split()[0]
+    texts = [families.PLACEHOLDER.get(family, "<image>") * len(images) + "hi"]
+    inputs = processor(text=texts, images=[images], return_tensors="pt")
+    anatomy = Anatomy.of(model)
+    mask = vision_mask(inputs["input_ids"], anatomy.vision_ids)[0]
+    seen: list[torch.Tensor] = []
+
+    def hook(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.append((args[0] if args else kwargs["hidden_states"])[0][mask])
+        raise Enough
+
+    handle = anatomy.layers[0].register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        with torch.no_grad(), pytest.raises(Enough):
+            model(**{k: v for k, v in inputs.items() if k != "labels"}, logits_to_keep=1)
+    finally:
+        handle.remove()
+    return seen[0], inputs
+
+
+@functools.cache
+def dark(name: str, size: Size, count: int = 1) -> tuple[torch.Tensor, Layout]:
+    """Vision states of black images, and the layout under test."""
+    base, inputs = states(name, [Image.new("RGB", size)] * count)
+    model, processor = case(name)
+    return base, layout(model.config, processor.image_processor, [size] * count, len(base), inputs)
+
+
+def painted(size: Size, box: tuple[float, float, float, float]) -> Image.Image:
+    """A black image with one bright patch."""
+    pixels = np.zeros((size[1], size[0], 3), np.uint8)
+    x0, y0, x1, y1 = (round(v) for v in box)
+    pixels[y0 : max(y1, y0 + 1), x0 : max(x1, x0 + 1)] = 255
+    return Image.fromarray(pixels)
+
+
+def shrink(box: tuple[float, float, float, float], to: float) -> tuple[float, float, float, float]:
+    x0, y0, x1, y1 = box
+    x, y, w, h = (x0 + x1) / 2, (y0 + y1) / 2, (x1 - x0) * to / 2, (y1 - y0) * to / 2
+    return x - w, y - h, x + w, y + h
+
+
+def changes(name: str, size: Size, box: tuple[float, float, float, float], image: int = 0, count: int = 1) -> Any:
+    """How much each vision token's state moves when the patch is painted."""
+    images = [Image.new("RGB", size)] * count
+    images[image] = painted(size, box)
+    return (states(name, images)[0] - dark(name, size, count)[0]).norm(dim=-1)
+
+
+def brightest_per_view(change: torch.Tensor, found: Layout, image: int = 0) -> list[int]:
+    """For each of an image's views (thumbnail, tiles), the token that moved most."""
+    views: dict[str, list[int]] = {}
+    for grid in found.grids:
+        if grid.image == image:
+            own = [i for i in range(grid.first, grid.first + grid.tokens) if grid.place(i) is not None]
+            views.setdefault(grid.view, []).extend(own)
+    return [max(own, key=lambda i: float(change[i])) for own in views.values()]
+
+
+SIZES: dict[str, list[Size]] = {
+    "llava": [(640, 427), (300, 500), (336, 336)],
+    "llava padded to a square": [(640, 427), (300, 500)],
+    "llava_next": [(640, 427), (300, 900), (500, 500)],
+    "llava_onevision": [(640, 427), (500, 800)],
+    "llava_onevision interpolated": [(640, 427)],
+    "qwen2_5_vl": [(640, 427), (200, 700)],
+    "internvl": [(640, 427), (400, 1200), (448, 448)],
+    "smolvlm": [(640, 427), (300, 700)],
+    "gemma3 with crops": [(300, 100), (100, 230), (80, 80)],
+    "vipllava": [(80, 60)],
+    "qwen2_vl": [(120, 60)],
+    "qwen3_vl": [(60, 120)],
+    "idefics3": [(120, 60), (50, 50)],
+    "paligemma": [(90, 60)],
+    "gemma3": [(90, 60)],
+    "mistral3": [(120, 60)],
+    "aya_vision": [(120, 60), (90, 90)],
+    "glm4v": [(120, 60)],
+    "deepseek_vl": [(90, 60), (60, 120)],
+}
+CASES = [(name, size) for name, sizes in SIZES.items() for size in sizes]
+
+
+@pytest.mark.parametrize(("name", "size"), CASES, ids=[f"{n}-{w}x{h}" for n, (w, h) in CASES])
+def test_the_token_that_lights_up_lies_on_the_bright_patch(name: str, size: Size) -> None:
+    """Patches put down without asking the layout: in every view the brightest token looks at the patch."""
+    width, height = size
+    _, found = dark(name, size)
+    assert found.reason == ""
+    for across, down in ((0.31, 0.42), (0.73, 0.58)):
+        side = max(2, min(size) // 40)
+        x, y = round(width * across), round(height * down)
+        patch = (x, y, x + side, y + side)
+        change = changes(name, size, patch)
+        for token in brightest_per_view(change, found):
+            region = found.region(token)
+            assert region is not None
+            x0, y0, x1, y1 = region.box
+            overlap = max(0, min(x1, patch[2]) - max(x0, patch[0])) * max(0, min(y1, patch[3]) - max(y0, patch[1]))
+            assert overlap > 0, (token, region, patch)  # all of it, unless the patch lies across an edge
+
+
+@pytest.mark.parametrize(("name", "size"), CASES, ids=[f"{n}-{w}x{h}" for n, (w, h) in CASES])
+def test_painting_the_region_of_a_token_lights_that_token(name: str, size: Size) -> None:
+    """Patches inside a reported region, for corner and inner tokens of the first, a middle and the last grid."""
+    _, found = dark(name, size)
+    chosen = {0, len(found.grids) // 2, len(found.grids) - 1}
+    for grid in [found.grids[i] for i in sorted(chosen)]:
+        places = [(grid.rows // 3, 2 * grid.columns // 3), (grid.rows - 1, 0)]
+        for row, column in places if len(found.grids) < 3 else places[:1]:
+            token = grid.first + row * (grid.columns + grid.gap) + column
+            region = found.region(token)
+            if region is None:
+                continue  # padding only
+            change = changes(name, size, shrink(region.box, 0.5))
+            own = [i for i in range(grid.first, grid.first + grid.tokens) if grid.place(i) is not None]
+            assert max(own, key=lambda i: float(change[i])) == token
+
+
+@pytest.mark.parametrize("name", ["llava", "llava_next", "qwen2_5_vl", "internvl", "smolvlm", "llava_onevision"])
+def test_the_second_of_two_images(name: str) -> None:
+    size = (640, 427)
+    _, found = dark(name, size, 2)
+    assert found.reason == ""
+    change = changes(name, size, (300, 200, 330, 230), image=1, count=2)
+    for token in brightest_per_view(change, found, image=1):
+        region = found.region(token)
+        assert region is not None
+        assert region.image == 1
+        assert region.box[0] < 330
+        assert region.box[2] > 300
+        assert region.box[1] < 230
+        assert region.box[3] > 200
+    assert found.region(int(change.argmax())).image == 1  # type: ignore[union-attr]
+
+
+def test_llava_regions_by_hand() -> None:
+    """640 × 480 to 448 × 336 (scale 0.7), of which columns 56..392 are kept: 14 seen pixels are 20 original ones."""
+    model, processor = case("llava")
+    found = layout(model.config, processor.image_processor, [(640, 480)], 576)
+    assert found.region(0).box == pytest.approx((80, 0, 100, 20))  # type: ignore[union-attr]
+    assert found.region(25).box == pytest.approx((100, 20, 120, 40))  # type: ignore[union-attr]
+    assert found.region(575).box == pytest.approx((540, 460, 560, 480))  # type: ignore[union-attr]
+    assert found.region(576) is None
+
+
+def test_padding_and_line_breaks_have_no_region() -> None:
+    model, processor = case("llava padded to a square")
+    found = layout(model.config, processor.image_processor, [(600, 100)], 576)
+    assert found.region(0) is None  # the bar above the image
+    assert found.region(12 * 24) is not None
+    model, processor = case("llava_next")
+    tokens = len(dark("llava_next", (500, 500))[0])
+    found = layout(model.config, processor.image_processor, [(500, 500)], tokens)
+    assert tokens == 576 + 48 * 49
+    assert found.region(576 + 48) is None
+    assert found.region(576 + 49).box == pytest.approx((0, 500 / 48, 500 / 48, 1000 / 48))  # type: ignore[union-attr]
+
+
+def test_a_wrong_number_of_tokens_and_an_unknown_family_are_said() -> None:
+    model, processor = case("llava")
+    wrong = layout(model.config, processor.image_processor, [(640, 480)], 100)
+    assert wrong.grids == ()
+    assert "576 or 577" in wrong.reason
+    assert "100" in wrong.reason
+    assert wrong.region(3) is None
+    assert "learned queries" in layout(transformers.Blip2Config(), None, [(64, 64)], 32).reason
+    assert "chameleon" in layout(transformers.ChameleonConfig(), None, [(64, 64)], 32).reason
+
+
+def test_the_shapes_that_generate_shows() -> None:
+    """Without sizes of images: Qwen grids per row of a batch, tiles of a fixed number of tokens, squares elsewhere."""
+    qwen = families.build("qwen2_5_vl")[0].config
+    thw = torch.tensor([[1, 4, 6], [1, 2, 2], [1, 8, 4]])
+    assert grids(qwen, [[6], [1, 8]], {"image_grid_thw": thw}) == [
+        [ImageGrid(0, 2, 3)],
+        [ImageGrid(0, 1, 1), ImageGrid(1, 4, 2, image=1)],
+    ]
+    internvl = families.build("internvl")[0].config
+    assert [[(g.first, g.rows, g.columns) for g in row] for row in grids(internvl, [[12], [4]], {})] == [
+        [(0, 2, 2), (4, 2, 2), (8, 2, 2)],
+        [(0, 2, 2)],
+    ]
+    llava = families.build("llava")[0].config
+    side = llava.vision_config.image_size // llava.vision_config.patch_size
+    found = grids(llava, [[2 * side * side], [side * side]], {})
+    assert [[grid.image for grid in row] for row in found] == [[0, 1], [0]]
+    assert grids(qwen, [[36]], {"video_grid_thw": torch.tensor([[1, 8, 18]])}) == [[]]
+    unknown = transformers.ChameleonConfig()
+    assert grids(unknown, [[9, 5]], {}) == [[ImageGrid(0, 3, 3)]]
+    assert ImageGrid(10, 2, 3, gap=1).place(15) == (1, 1)
+    assert ImageGrid(10, 2, 3, gap=1).place(13) is None
+    assert ImageGrid(10, 2, 3, gap=1).place(18) is None

@@ -1,0 +1,274 @@
+"""The report: what stands in it is what was measured; the page needs nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
+from fake_grid import HashEngine, Shift, make_plan, write_items
+
+from revisit import ReVisiT, RevisitError
+from revisit.evaluation.runner import run
+from revisit.report import published
+from revisit.report.document import Cell, Document, Section, Table, Text, to_html, to_markdown, write
+from revisit.report.run_report import build, gather
+from revisit.studies.objects import recalls
+from revisit.studies.study import Subject, save
+
+ENVIRONMENT: dict[str, Any] = {
+    "argv": ["revisit", "x"],
+    "libraries": {},
+    "git": None,
+    "platform": "Linux-6",
+    "machine": "m",
+    "cpus": 2,
+}
+
+
+def layer(number: int, norm: bool, hits: list[int]) -> dict[str, Any]:
+    ks = [1, 5, 10, 30]
+    return {
+        "layer": number,
+        "norm": norm,
+        "full": recalls(hits, 200, ks),
+        "objects": recalls([2 * h for h in hits], 200, ks),
+    }
+
+
+STUDIES: dict[str, dict[str, Any]] = {
+    "hallucinated-steps": {
+        "captions": 50,
+        "hallucinated_captions": 20,
+        "selection": {
+            "mentions": 90,
+            "hallucinated": 30,
+            "kept": 25,
+            "word of several tokens": 3,
+            "no ground-truth word": 2,
+        },
+        "vocabulary": {"full": 2048, "words": 80, "categories": 66},
+        "greedy_agreement": 1.0,
+        "recall": recalls([10, 20], 25, [50, 100]),
+        "curve": recalls([1, 10, 20], 25, [1, 50, 100]),
+        "steps": [],
+    },
+    "gt-vs-hal": {
+        "captions": 50,
+        "hallucinated_captions": 20,
+        "vocabulary": {"words": 80, "categories": 66},
+        "rows": [
+            {
+                "setting": name,
+                "n": n,
+                "gt_with": 24.49,
+                "hal_with": 20.0,
+                "gt_without": 21.0,
+                "hal_without": 22.5,
+                **{q: {"median": 1.5, "p": 0.01, "p_holm": p} for q in ("with_image", "without_image", "delta")},
+            }
+            for name, n, p in (("All tokens", 900, 0.0), ("Hallucinated steps", 25, 0.0321))
+        ],
+    },
+    "projection": {
+        "images": 5,
+        "tokens": 200,
+        "vocabulary": {"full": 2048, "words": 80, "categories": 66},
+        "chance": [{"k": k, "recall": k / 100} for k in (1, 5, 10, 30)],
+        "final_layer": 1,
+        "layers": [layer(n, norm, [4 + n, 10, 20, 40]) for n in (0, 1) for norm in (False, True)],
+    },
+    "case-study": {
+        "images": 5,
+        "steps": 100,
+        "changes": {"absent → shown": 3, "other → other": 1},
+        "cases": [
+            {
+                "image": "7",
+                "so_far": "There is a",
+                "step": 3,
+                "change": "absent → shown",
+                "ground_truth": ["cat"],
+                "layer": 5,
+                "vision_token": 17,
+                "set_size": 2,
+                "rows": [{"token": "<cat>", "base": [-1.0, 36.8], "vision": [-0.1, 90.5], "final": [-1.1, 95.0]}],
+            }
+        ],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("report")
+    data = write_items(root / "data", 30)
+    methods = (Shift(0), Shift(1))
+    run(make_plan(root / "out" / "run", data, methods=methods), engine_for=lambda m: HashEngine(m, pause=0.001))
+    grid = root / "out" / "ablation"
+    results = run(make_plan(grid, data, models=("m1",), methods=methods), engine_for=HashEngine)
+    rows = [
+        {"method": name, "cells": [name], "values": [0.1], "main": not n}
+        for n, name in enumerate(["shift", "shift(by=1)"])
+    ]
+    panel = {"key": "a", "title": "Shifts", "columns": ["By"], "settings": ["by"], "rows": rows}
+    about = {"schema": 1, "command": "revisit ablate a", "settings": results["settings"], "panels": [panel]}
+    (grid / "ablation.json").write_text(json.dumps({**about, "environment": ENVIRONMENT}))
+
+    class Fixed(Subject):
+        def settings(self) -> dict[str, Any]:
+            return {"model": "m1", "data": "scenes", "items": 5}
+
+    for name, result in STUDIES.items():
+        save(Fixed(model="m1", output=str(root / "out")), name, result)
+    return root / "out"
+
+
+class Page(HTMLParser):
+    """Checks that tags are closed in order, and keeps what the page refers to."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.refers: list[str] = []
+        self.ids: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.refers += [value or "" for name, value in attrs if name in ("src", "href")]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def document(folder: Path) -> Document:
+    return build(folder, resamples=99)
+
+
+def test_every_part_is_there_with_its_command(document: Document, folder: Path) -> None:
+    titles = [section.title for section in document.sections]
+    assert titles[0] == "Main results"
+    for wanted in ("letters", "Latency", "Ablations", "Analyses", "Case studies", "How it was made"):
+        assert wanted in titles
+    text = to_markdown(document)
+    for shown in (
+        "40.0 %", "[23.4, 59.3]",  # 10 of 25 with its interval
+        "**24.49**", "<u>" if "<u>" in text else "24.49", "<1e-300", "0.03",
+        "absent → shown", "−" if "−" in text else "-1.10", "revisit ablate a",
+    ):  # fmt: skip
+        assert shown in text, shown
+    values = json.loads((folder / "run" / "results.json").read_text())["cells"]
+    for cell in values:
+        assert f"{100 * cell['metrics']['vowels']['value']:.1f}" in text
+
+
+def test_the_page_stands_alone_and_is_well_formed(document: Document) -> None:
+    text = to_html(document)
+    page = Page(text)
+    assert page.refers
+    for target in page.refers:
+        assert target.startswith("data:image/svg+xml;base64,") or target[1:] in page.ids
+    assert len(set(page.ids)) == len(page.ids)
+    assert "http" not in re.sub(r"data:[^\"]*", "", text)
+    assert "&lt;cat&gt;" in text  # tokens are text, never markup
+
+
+def test_figures_are_written_in_both_formats(document: Document, tmp_path: Path) -> None:
+    files = write(document, tmp_path)
+    assert {path.suffix for path in files} == {".html", ".md", ".svg", ".png"}
+    names = [figure.name for figure in document.figures()]
+    assert len(set(names)) == len(names) == 6  # two models' latency, a panel, three studies
+    for path in files:
+        head = path.read_bytes()[:200]
+        assert head.startswith(b"\x89PNG") if path.suffix == ".png" else len(head) > 100
+    linked = re.findall(r"\]\((figures/[^)]+)\)", (tmp_path / "report.md").read_text())
+    assert linked
+    assert all((tmp_path / link).exists() for link in linked)
+
+
+def test_published_figures_are_marked_and_only_on_request(document: Document, folder: Path) -> None:
+    assert not any(block.published for s in document.sections for block in s.blocks if isinstance(block, Table))
+    beside = build(folder, beside=True, resamples=99)
+    marked = [block for s in beside.sections for block in s.blocks if isinstance(block, Table) and block.published]
+    assert len(marked) >= 6
+    text = to_markdown(beside)
+    assert text.count("Published, not measured here") == len(marked)
+    assert published.source() in text
+    assert "[56.0, 70.0]" in text  # as printed
+    assert to_html(beside).count('class="badge"') == len(marked)
+
+
+def test_a_folder_with_nothing_in_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RevisitError, match="nothing to report"):
+        gather(tmp_path)
+    with pytest.raises(RevisitError, match="is no folder"):
+        gather(tmp_path / "absent")
+
+
+def test_markdown_groups_and_escapes() -> None:
+    table = Table(("a", "x", "y"), (("r|1", Cell("1", 1), Cell("2", 2, "[0, 3]")),), "Caption", groups=(("G", 2),))
+    text = to_markdown(Document("T", "lead", [Section("S", [Text("words"), table])]))
+    assert "| a | G: x | G: y |" in text
+    assert "| r\\|1 | **1** | <u>2</u> [0, 3] |" in text
+
+
+def test_tables_of_one_folder_name_the_commands_that_made_their_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two commands wrote to one output: each benchmark's table is followed by its own."""
+    from revisit.report.run_report import made_cells
+
+    data = write_items(tmp_path / "data", 8)
+    for by, words in ((0, ["revisit", "eval", "first"]), (1, ["revisit", "eval", "second"])):
+        monkeypatch.setattr(sys, "argv", words)
+        plan = make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(by),))
+        results = run(plan, engine_for=HashEngine)
+    first, second = results["cells"]
+    assert [made.command for made in made_cells([first], results)] == ["revisit eval first"]
+    assert [made.command for made in made_cells([second, second], results)] == ["revisit eval second"]
+    old = {key: value for key, value in first.items() if key != "made"}  # written before commands were kept
+    assert [made.command for made in made_cells([old], results)] == ["revisit eval second"]
+
+
+def test_an_ablation_does_not_hide_other_results_of_its_folder(tmp_path: Path) -> None:
+    data = write_items(tmp_path / "data", 12)
+    methods = (Shift(0), Shift(1), Shift(2))
+    results = run(make_plan(tmp_path / "out", data, models=("m1",), methods=methods), engine_for=HashEngine)
+    rows = [{"method": "shift(by=1)", "cells": ["1"], "values": [0.1], "main": True}]
+    panel = {"key": "a", "title": "a", "columns": ["By"], "settings": ["by"], "rows": rows}
+    about = {
+        "schema": 1,
+        "command": "x",
+        "settings": results["settings"],
+        "environment": ENVIRONMENT,
+        "panels": [panel],
+    }
+    (tmp_path / "out/ablation.json").write_text(json.dumps(about))
+    text = to_markdown(build(tmp_path / "out", resamples=99))
+    main = text[text.index("Main results") : text.index("Ablations")]
+    assert "shift(by=2)" in main
+    assert "shift(by=1)" not in main
+
+
+def test_a_second_ablation_keeps_the_panels_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from revisit.studies import ablation
+
+    monkeypatch.setattr(ablation, "run", lambda plan, reporter: {"settings": {"seed": 0}, "environment": ENVIRONMENT})
+    monkeypatch.setattr(ablation, "fill", lambda plan, reporter: 0)
+    plan = make_plan(tmp_path, tmp_path)
+    panels = ablation.paper_panels(ReVisiT())
+    for key, words in (("a", "first"), ("c", "second"), ("c", "third")):
+        ablation.ablate(plan, {key: panels[key]}, command=words)
+    found = json.loads((tmp_path / ablation.FILE).read_text())["panels"]
+    assert [(panel["key"], panel["made"]["command"]) for panel in found] == [("a", "first"), ("c", "third")]
