@@ -16,7 +16,7 @@ from families import build
 from revisit import ReVisiT
 from revisit.decoding.plain import Plain
 from revisit.errors import RevisitError
-from revisit.evaluation import local
+from revisit.evaluation.engines import local
 from revisit.evaluation.engines.base import Answer, Decoding, Job, open_engine
 from revisit.evaluation.engines.local import ItemDraw, LocalEngine, fingerprint, model_folder, until_end
 

@@ -132,8 +132,8 @@ def test_a_changed_version_of_the_package_reuses_nothing(tmp_path: Path, monkeyp
 
     before = environment.code_digest()
     package = tmp_path / "revisit"
-    (package / "methods").mkdir(parents=True)
-    for name in ("core.py", "methods/revisit.py"):
+    [(package / room).mkdir(parents=True) for room in ("step", "methods")]
+    for name in ("step/reference.py", "methods/revisit.py"):
         (package / name).write_text((environment.PACKAGE / name).read_text())
     monkeypatch.setattr(environment, "PACKAGE", package)
     environment.code_digest.cache_clear()

@@ -206,7 +206,7 @@ def test_other_types_are_left_to_torch() -> None:
 
 
 def test_it_can_be_switched_off() -> None:
-    code = "from revisit import kernel; print(kernel.available())"
+    code = "from revisit.step.compiled import kernel; print(kernel.available())"
     for value, answer in (("0", "False"), ("1", "True")):
         run = subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "REVISIT_KERNEL": value}, capture_output=True, text=True
