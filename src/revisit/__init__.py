@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from revisit import _moved
+
 if TYPE_CHECKING:
-    from revisit.decoding.generate import generate
+    from revisit.decoding.loop import generate
     from revisit.decoding.trace import Trace
     from revisit.errors import RevisitError
     from revisit.methods.apc import APC
@@ -46,7 +48,7 @@ _WHERE = {
     "RevisitError": "revisit.errors",
     "Trace": "revisit.decoding.trace",
     "answers": "revisit.models.prompts",
-    "generate": "revisit.decoding.generate",
+    "generate": "revisit.decoding.loop",
     "load": "revisit.models.loading",
     "open_image": "revisit.models.images",
     "prepare": "revisit.models.prompts",
@@ -74,6 +76,9 @@ __all__ = [
     "open_image",
     "prepare",
 ]
+
+
+_moved.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ import families
 import revisit
 from revisit import methods
 from revisit.cli.main import app
-from revisit.decoding.generate import generate
+from revisit.decoding.loop import generate
 from revisit.decoding.plain import Plain
 from revisit.errors import RevisitError
 from revisit.integrations.custom_generate import write

@@ -24,7 +24,7 @@ import pytest
 import uvicorn
 
 import families
-from revisit.decoding.generate import generate
+from revisit.decoding.loop import generate
 from revisit.decoding.plain import Plain
 from revisit.methods.revisit import ReVisiT
 from revisit.models.prompts import encode

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 import urllib.error
 import urllib.request
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from revisit import settings
 from revisit.errors import RevisitError
 
 _RETRY_STATUS = {408, 409, 425, 429, 500, 502, 503, 504}
@@ -67,8 +67,8 @@ class Judge:
 
     def _post(self, request: dict[str, Any]) -> str:
         headers = {"Content-Type": "application/json"}
-        if os.environ.get(self.key_variable):
-            headers["Authorization"] = f"Bearer {os.environ[self.key_variable]}"
+        if key := settings.secret(self.key_variable):
+            headers["Authorization"] = f"Bearer {key}"
         address = self.url.rstrip("/") + "/chat/completions"
         for attempt in range(self.attempts):
             post = urllib.request.Request(address, json.dumps(request).encode(), headers)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import Any
 
+from revisit import settings
 from revisit.errors import RevisitError
 
 # package -> where nltk.data looks for it
@@ -22,8 +22,8 @@ def _nltk() -> Any:
     except ImportError as error:
         raise RevisitError("This rule needs NLTK: pip install 'revisit-decoding[eval]'.") from error
     # NLTK reads NLTK_DATA once, at import; honour a value that was set later.
-    for place in reversed(os.environ.get("NLTK_DATA", "").split(os.pathsep)):
-        if place and place not in nltk.data.path:
+    for place in reversed(settings.nltk_folders()):
+        if place not in nltk.data.path:
             nltk.data.path.insert(0, place)
     return nltk
 

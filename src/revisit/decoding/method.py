@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from typing_extensions import Self
 
-    from revisit.decoding.generate import Run
+    from revisit.decoding.loop import Run
 
     Refine = Callable[[Tensor, Tensor], Tensor]  # (input_ids (B, T), logits (B, V)) -> logits (B, V)
 
@@ -51,7 +51,7 @@ class Method:
         **model_kwargs: Any,
     ) -> Any:
         """The `custom_generate` entry point; called by transformers, never by hand."""
-        from revisit.decoding.generate import decode  # the layer above: a method is only ever called through it
+        from revisit.decoding.loop import decode  # the layer above: a method is only ever called through it
 
         return decode(
             self,

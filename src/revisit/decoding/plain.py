@@ -10,7 +10,7 @@ from revisit.decoding.method import Method
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.generate import Run
+    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
 
 

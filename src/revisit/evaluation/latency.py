@@ -27,7 +27,7 @@ from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError, unknown
 
 if TYPE_CHECKING:
-    from revisit.decoding.generate import Run
+    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
 
 # -- random models of real shapes ---------------------------------------------------------------------------------

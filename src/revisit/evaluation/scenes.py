@@ -8,15 +8,9 @@ from pathlib import Path
 
 from revisit.errors import RevisitError, unknown
 from revisit.evaluation.store import disk_error
+from revisit.settings import cache_folder
 
 NAMING = "Scenes are named scenes:SPLIT:NUMBER:SEED, for example scenes:unusual:200:0, not"
-
-
-def cache_folder() -> Path:
-    """Where generated data is kept: $REVISIT_CACHE, else revisit/ below $XDG_CACHE_HOME or ~/.cache."""
-    if own := os.environ.get("REVISIT_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "revisit"
 
 
 def parse_scenes(text: str) -> tuple[str, int, int]:

@@ -122,7 +122,7 @@ def name_of(model: Any) -> str:
 
 def answer_with(model: Any, processor: Any, inputs: Any, method: Method, **generate_kwargs: Any) -> Answer:
     """Decode prepared inputs (one row) with a method, recording everything."""
-    from revisit.decoding.generate import generate
+    from revisit.decoding.loop import generate
     from revisit.decoding.trace import Trace
     from revisit.models.prompts import new_tokens
 

@@ -15,7 +15,7 @@ from revisit.methods.contrastive import cut
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.generate import Run
+    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
 
 

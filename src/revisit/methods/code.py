@@ -21,7 +21,7 @@ from revisit.methods.prompts import Boundaries, around_image, starts_with_bos
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.generate import Run
+    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
 
 REQUEST = (

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from revisit.contrast.branch import Branch
-    from revisit.decoding.generate import Run
+    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
 
     Combine = Callable[[Tensor, Tensor, int], Tensor]  # (logits, contrast logits, step from 0), all (rows, V) -> scores

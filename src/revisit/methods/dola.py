@@ -22,7 +22,7 @@ from revisit.errors import RevisitError, unknown
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.generate import Run
+    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
 
 

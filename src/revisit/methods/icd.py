@@ -20,7 +20,7 @@ from revisit.methods.prompts import Boundaries, word_ids
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.generate import Run
+    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
 
 

@@ -22,7 +22,7 @@ from revisit.methods.prompts import Boundaries
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.generate import Run
+    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
     from revisit.taps.attention import Call
 

@@ -21,7 +21,7 @@ from revisit.errors import RevisitError, unknown
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.generate import Run
+    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
     from revisit.step.engine import Outcome, Rule
     from revisit.step.reference import Projector, Refinement

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from revisit.contrast.branch import Branch
-    from revisit.decoding.generate import Run
+    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
     from revisit.taps.attention import Call
 

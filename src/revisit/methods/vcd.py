@@ -17,7 +17,7 @@ from revisit.methods.contrastive import Contrastive, cut
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.generate import Run
+    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
 
 STEPS = 1000

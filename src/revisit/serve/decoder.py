@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from revisit.decoding.generate import generate
+from revisit.decoding.loop import generate
 from revisit.decoding.trace import RowTrace, Trace
 from revisit.errors import RevisitError
 from revisit.evaluation.engines.local import ItemDraw, end_tokens

@@ -218,7 +218,7 @@ class Job:
         import torch
         from transformers import StoppingCriteriaList
 
-        from revisit.decoding.generate import generate
+        from revisit.decoding.loop import generate
         from revisit.decoding.trace import Trace
         from revisit.explain.page import step_payload
         from revisit.explain.record import answer_of

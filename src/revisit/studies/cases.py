@@ -21,7 +21,7 @@ ROWS = 20
 
 def case_studies(subject: Subject, method: ReVisiT, count: int = 4, reporter: Reporter | None = None) -> dict[str, Any]:
     """How often each kind of change happened, and the `count` corrections in which the model alone was surest."""
-    from revisit.decoding.generate import generate
+    from revisit.decoding.loop import generate
     from revisit.models.images import open_image
     from revisit.models.prompts import new_tokens, prepare
 

@@ -21,7 +21,7 @@ import torch
 from revisit.benchmarks import chair, pope
 from revisit.benchmarks.base import Scores
 from revisit.benchmarks.chair_words import WORDS
-from revisit.decoding.generate import generate
+from revisit.decoding.loop import generate
 from revisit.decoding.method import Method
 from revisit.errors import RevisitError
 from revisit.evaluation.statistics import paired, wilson

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.cache_utils import DynamicLayer
 
-from revisit.decoding.generate import PIXEL_INPUTS, generate
+from revisit.decoding.loop import PIXEL_INPUTS, generate
 from revisit.decoding.method import Method
 from revisit.decoding.plain import Plain
 from revisit.evaluation.engines.base import Answer, Decoding, Job
@@ -27,7 +27,7 @@ from revisit.taps.vision import VisionStates, remember, remembered, resolve_laye
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.generate import Run
+    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
 
 

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 import revisit
-from revisit.decoding.generate import generate
+from revisit.decoding.loop import generate
 from revisit.decoding.plain import Plain
 from revisit.decoding.trace import RowTrace, Trace
 from revisit.errors import RevisitError

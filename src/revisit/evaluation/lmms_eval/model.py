@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,7 +42,7 @@ class Revisit(lmms):
         **settings: Any,
     ) -> None:
         super().__init__()
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        if settings.world_size() > 1:
             raise RevisitError(
                 "The lmms-eval model `revisit` runs in one process: start it without torchrun or accelerate launch and "
                 "spread a large model with device_map=auto."

@@ -20,6 +20,7 @@ import os
 from importlib import import_module
 from typing import Any
 
+from revisit import settings
 from revisit.errors import RevisitError
 
 SUPPORTED = "0.32."  # both runners' interfaces are younger than vLLM's promises: other versions are refused
@@ -44,7 +45,7 @@ _ADAPTERS = {"V1": "v1", "V2": "v2"}
 
 def plugin() -> None:
     """The `vllm.general_plugins` entry point: does nothing unless REVISIT_VLLM=1 asks for it."""
-    if os.environ.get(SWITCH, "").lower() in ("1", "true", "yes", "on"):
+    if settings.vllm_plugin():
         register()
 
 

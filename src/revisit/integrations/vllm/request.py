@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from revisit import settings
 from revisit.decoding.method import parse_settings
 from revisit.errors import RevisitError
 from revisit.methods.revisit import LAYER_SETS, ReVisiT, check_layers
@@ -50,7 +50,7 @@ def collectable() -> str | tuple[int, ...]:
 
     Fixed for the server, because compiled models and captured graphs cannot change what they return per request.
     """
-    text = os.environ.get(LAYERS_SWITCH, "last").strip()
+    text = settings.vllm_layers()
     if text in LAYER_SETS:
         return text
     try:

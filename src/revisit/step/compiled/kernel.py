@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import math
-import os
 import warnings
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from revisit import settings
 from revisit.step.reference import Refinement
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ SHORT_LANES = 32  # the same for rows of 16-bit integers
 
 
 def _load() -> ctypes.CDLL | None:
-    if os.environ.get("REVISIT_KERNEL", "1") == "0":
+    if not settings.compiled_step():
         return None
     here = Path(__file__).resolve().parent
     built = [path for suffix in EXTENSION_SUFFIXES if (path := here / f"_kernel{suffix}").exists()]

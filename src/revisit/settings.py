@@ -1,0 +1,60 @@
+"""Every environment variable that ReVisiT reads, and the one rule for what counts as on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from revisit.errors import RevisitError
+
+_ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+def flag(name: str, default: bool) -> bool:
+    """A switch: 1, true, yes, on or 0, false, no, off in any case; unset or empty is the default."""
+    value = os.environ.get(name, "").strip().lower()
+    if not value:
+        return default
+    if value in (*_ON, *_OFF):
+        return value in _ON
+    raise RevisitError(f"{name}={value!r} in the environment is neither on nor off: use 1 or 0.")
+
+
+def compiled_step() -> bool:
+    """REVISIT_KERNEL: whether the compiled step may be used on CPUs (on by default)."""
+    return flag("REVISIT_KERNEL", True)
+
+
+def vllm_plugin() -> bool:
+    """REVISIT_VLLM: whether vLLM loads model classes that keep vision states (off by default)."""
+    return flag("REVISIT_VLLM", False)
+
+
+def vllm_layers() -> str:
+    """REVISIT_VLLM_LAYERS: the layers whose vision states vLLM keeps ("last" by default)."""
+    return os.environ.get("REVISIT_VLLM_LAYERS", "").strip() or "last"
+
+
+def cache_folder() -> Path:
+    """Where generated data is kept: REVISIT_CACHE, else revisit/ below XDG_CACHE_HOME or ~/.cache."""
+    if own := os.environ.get("REVISIT_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "revisit"
+
+
+def nltk_folders() -> list[str]:
+    """NLTK_DATA: folders with NLTK's data, searched before NLTK's own."""
+    return [place for place in os.environ.get("NLTK_DATA", "").split(os.pathsep) if place]
+
+
+def secret(name: str) -> str | None:
+    """A key whose variable the user named, such as the judge's; None where it is not set."""
+    return os.environ.get(name) or None
+
+
+def world_size() -> int:
+    """WORLD_SIZE: how many processes a launcher such as torchrun started; 1 without one."""
+    value = os.environ.get("WORLD_SIZE", "").strip() or "1"
+    if not value.isdecimal():
+        raise RevisitError(f"WORLD_SIZE={value!r} in the environment is not a number of processes.")
+    return int(value)
