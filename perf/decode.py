@@ -33,8 +33,8 @@ class Reference(ReVisiT):
     """The same method by `core.refine`, row by row, step by step."""
 
     def begin(self, run: Any) -> Any:
-        mask = run.look()
-        capture = run.capture(mask, resolve_layers(self.layers, run.anatomy.depth, run.anatomy.tied))
+        mask = run.find_vision_tokens()
+        capture = run.capture(mask, resolve_layers(self.layers, run.parts.depth, run.parts.tied))
         banks: list[Any] = []
 
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:

@@ -29,8 +29,8 @@ class Published(ReVisiT):
     """The same method by a cache of all vision rows over the whole vocabulary."""
 
     def begin(self, run: Any) -> Any:
-        mask = run.look()
-        layers = resolve_layers(self.layers, run.anatomy.depth, run.anatomy.tied)
+        mask = run.find_vision_tokens()
+        layers = resolve_layers(self.layers, run.parts.depth, run.parts.tied)
         capture = run.capture(mask, layers)
         cache: Tensor | None = None
 
@@ -38,7 +38,7 @@ class Published(ReVisiT):
             nonlocal cache
             if cache is None:
                 (bank,) = run.banks(capture, logits, model_dtype=True)
-                head = run.anatomy.head.module
+                head = run.parts.head.module
                 cache = torch.stack([head(bank.states.by_layer[layer]) for layer in layers]).flatten(0, 1)  # (|J|·N, V)
             logp = logits.float().log_softmax(-1)  # (1, V)
             ordered = torch.sort(logp, descending=True).values

@@ -12,7 +12,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 import families
 import revisit
 from revisit import ReVisiT, RevisitError, Trace
-from revisit.models.parts import Anatomy
+from revisit.models.parts import ModelParts
 from revisit.models.prompts import prepare
 from revisit.taps.vision import resolve_layers
 
@@ -50,13 +50,13 @@ def test_captured_states_are_the_models_hidden_states(family: str) -> None:
     model, _ = families.build(family)
     inputs = batch(family, [1, 2])
     trace = Trace(record=True)
-    anatomy = Anatomy.of(model)
-    layers = resolve_layers(tuple(range(anatomy.depth + 1)), anatomy.depth, anatomy.tied)
+    parts = ModelParts.of(model)
+    layers = resolve_layers(tuple(range(parts.depth + 1)), parts.depth, parts.tied)
     seen: dict[str, Any] = {}
 
     class Spy(ReVisiT):
         def begin(self, run: Any) -> Any:
-            mask = run.look()
+            mask = run.find_vision_tokens()
             capture = run.capture(mask, layers)
 
             def refine(input_ids: Any, logits: Any) -> Any:
@@ -69,7 +69,7 @@ def test_captured_states_are_the_models_hidden_states(family: str) -> None:
     out = model.generate(
         **inputs, max_new_tokens=1, do_sample=False, output_hidden_states=True, return_dict_in_generate=True
     )
-    vision_ids = torch.tensor(anatomy.vision_ids)
+    vision_ids = torch.tensor(parts.vision_ids)
     for row, bank in enumerate(seen["banks"]):
         positions = torch.isin(inputs["input_ids"][row], vision_ids).nonzero().squeeze(-1)
         assert bank.states.positions.tolist() == positions.tolist()
@@ -505,9 +505,9 @@ def test_an_offloaded_head(name: str) -> None:
     inputs = dict(prepare(processor, ["Describe this image."], [[families.picture(0, (96, 96))]]))
     method = revisit.methods.get(name)
     want = revisit.generate(model, **inputs, method=method, max_new_tokens=5, do_sample=False)
-    tied = Anatomy.of(model).tied
+    tied = ModelParts.of(model).tied
     away = accelerate.cpu_offload(revisit.load("tiny")[0])
-    assert Anatomy.of(away).tied == tied
+    assert ModelParts.of(away).tied == tied
     assert torch.equal(revisit.generate(away, **inputs, method=method, max_new_tokens=5, do_sample=False), want)
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 import families
 from revisit.models.geometry import ImageGrid, Layout, grids, layout
-from revisit.models.parts import Anatomy
+from revisit.models.parts import ModelParts
 from revisit.taps.vision import vision_mask
 
 ATTENTION_OUTPUTS = ("out_proj", "o_proj", "attn.proj", "projection_layer")
@@ -185,15 +185,15 @@ def states(name: str, images: list[Image.Image]) -> tuple[torch.Tensor, Any]:
     family = name.split()[0]
     texts = [families.PLACEHOLDER.get(family, "<image>") * len(images) + "hi"]
     inputs = processor(text=texts, images=[images], return_tensors="pt")
-    anatomy = Anatomy.of(model)
-    mask = vision_mask(inputs["input_ids"], anatomy.vision_ids)[0]
+    parts = ModelParts.of(model)
+    mask = vision_mask(inputs["input_ids"], parts.vision_ids)[0]
     seen: list[torch.Tensor] = []
 
     def hook(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         seen.append((args[0] if args else kwargs["hidden_states"])[0][mask])
         raise Enough
 
-    handle = anatomy.layers[0].register_forward_pre_hook(hook, with_kwargs=True)
+    handle = parts.layers[0].register_forward_pre_hook(hook, with_kwargs=True)
     try:
         with torch.no_grad(), pytest.raises(Enough):
             model(**{k: v for k, v in inputs.items() if k != "labels"}, logits_to_keep=1)

@@ -22,7 +22,7 @@ def test_forced_logits_are_those_of_decoding(family: str, monkeypatch: pytest.Mo
     model, processor = families.build(family)
     inputs = prompt_inputs(family)
     forced = Forced(model, processor)
-    suppressed = list(forced.anatomy.vision_ids)  # a random model would write image tokens now and then
+    suppressed = list(forced.parts.vision_ids)  # a random model would write image tokens now and then
     out = model.generate(
         **inputs,
         suppress_tokens=suppressed,
@@ -52,7 +52,7 @@ def test_without_the_image_no_vision_token_is_left(family: str, monkeypatch: pyt
     forced = Forced(model, processor)
     states = forced.states_without("what is it?", [], tokens)
     ids = inputs["input_ids"][0]
-    kept = ids[~torch.isin(ids, torch.tensor(forced.anatomy.vision_ids))]
+    kept = ids[~torch.isin(ids, torch.tensor(forced.parts.vision_ids))]
     assert 0 < len(kept) < len(ids)
     whole = torch.cat([kept, torch.tensor(tokens[:-1])])[None]  # the same words as a plain text prompt
     extra = {name: torch.zeros_like(whole) for name in ("token_type_ids", "mm_token_type_ids") if name in inputs}

@@ -79,14 +79,14 @@ def test_states_are_the_models_own_with_and_without_the_norm(family: str, monkey
     assert projected == [1]
     with torch.inference_mode():
         hidden = model(**inputs, output_hidden_states=True).hidden_states
-        mask = torch.isin(inputs["input_ids"][0], torch.tensor(states.anatomy.vision_ids))
+        mask = torch.isin(inputs["input_ids"][0], torch.tensor(states.parts.vision_ids))
         found = dict(states.readings(by_layer, raw))
-    depth = states.anatomy.depth
+    depth = states.parts.depth
     assert sorted(found) == [(layer, norm) for layer in range(depth + 1) for norm in (False, True)]
     for layer in range(depth + 1):
         mine = found[layer, layer == depth]  # the last hidden state comes after the norm, the others before
         torch.testing.assert_close(mine, hidden[layer][0, mask], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(states.anatomy.final_norm(raw), found[depth, True], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(states.parts.final_norm(raw), found[depth, True], atol=1e-5, rtol=1e-5)
 
 
 def test_chance_by_hand() -> None:

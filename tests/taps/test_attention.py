@@ -10,7 +10,7 @@ from torch import Tensor
 
 import families
 from revisit.errors import RevisitError
-from revisit.models.parts import Anatomy
+from revisit.models.parts import ModelParts
 from revisit.taps.attention import Call, watching
 
 
@@ -28,7 +28,7 @@ def test_shows_the_models_own_attention(family: str, kernel: str) -> None:
     try:
         with (
             torch.no_grad(),
-            watching(Anatomy.of(model), lambda c: seen.update({c.layer: c.last_attention()}), "a test"),
+            watching(ModelParts.of(model), lambda c: seen.update({c.layer: c.last_attention()}), "a test"),
         ):
             through = model(**inputs).logits
         assert model.config.get_text_config()._attn_implementation == kernel
@@ -44,15 +44,15 @@ def test_shows_the_models_own_attention(family: str, kernel: str) -> None:
 
 def test_other_threads_are_not_shown_and_may_end_first() -> None:
     model, _ = families.build("llava")
-    inputs, anatomy = prompt("llava"), Anatomy.of(model)
+    inputs, parts = prompt("llava"), ModelParts.of(model)
     mine: list[int] = []
     theirs: list[int] = []
 
     def elsewhere() -> None:
-        with torch.no_grad(), watching(anatomy, lambda call: theirs.append(call.layer), "another test"):
+        with torch.no_grad(), watching(parts, lambda call: theirs.append(call.layer), "another test"):
             model(**inputs)
 
-    with torch.no_grad(), watching(anatomy, lambda call: mine.append(call.layer), "a test"):
+    with torch.no_grad(), watching(parts, lambda call: mine.append(call.layer), "a test"):
         thread = threading.Thread(target=elsewhere)
         thread.start()
         thread.join()
@@ -69,7 +69,7 @@ def test_unknown_kernels_are_refused() -> None:
     try:
         with (
             pytest.raises(RevisitError, match="load the model with attn_implementation='sdpa' or 'eager'"),
-            watching(Anatomy.of(model), lambda call: None, "SID"),
+            watching(ModelParts.of(model), lambda call: None, "SID"),
         ):
             pass
     finally:

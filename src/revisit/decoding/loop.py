@@ -39,7 +39,7 @@ from revisit.decoding.trace import RowTrace, StepRecord, Trace
 from revisit.errors import RevisitError
 from revisit.models.geometry import grids
 from revisit.models.known import processor_of
-from revisit.models.parts import Anatomy, describe
+from revisit.models.parts import ModelParts, describe
 from revisit.step.reference import Refinement
 from revisit.taps.early_exits import EarlyExits
 from revisit.taps.vision import Bank, Capture, no_image, vision_mask
@@ -55,7 +55,7 @@ SUPPORTED_MODES = (
     GenerationMode.BEAM_SAMPLE,
 )
 # Processors that always leave something of what they are given.
-HARMLESS = (
+NEVER_EMPTY = (
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -114,7 +114,7 @@ class Run:
     stack: ExitStack  # closed when the call ends, however it ends
     user_mask: Tensor | None = None  # vision positions given by the caller
     loop_model: Any = None  # what the loop runs; a method may put a stand-in for the model here
-    anatomy: Anatomy = field(init=False)
+    parts: ModelParts = field(init=False)
     beams: bool = False
 
     def __post_init__(self) -> None:
@@ -128,12 +128,12 @@ class Run:
 
     # -- the prompt ---------------------------------------------------------------------------------------------
 
-    def look(self, *, required: bool = True) -> Tensor:
+    def find_vision_tokens(self, *, required: bool = True) -> Tensor:
         """Find the model's parts and the prompt's vision positions (rows, T).
 
         Refuses prompts without any image, unless the method does not need one (`required=False`).
         """
-        self.anatomy = Anatomy.of(self.model)
+        self.parts = ModelParts.of(self.model)
         if self.user_mask is not None:
             mask = self.user_mask.to(self.input_ids.device).bool()
             embeds = self.model_kwargs.get("inputs_embeds")
@@ -152,7 +152,7 @@ class Run:
                 "(batch, length) mask that is True at their positions."
             )
         else:
-            mask = vision_mask(self.input_ids, self.anatomy.vision_ids)
+            mask = vision_mask(self.input_ids, self.parts.vision_ids)
         if not bool(mask.any()):
             if not required:
                 return mask
@@ -172,17 +172,17 @@ class Run:
         """Start keeping the states of the vision tokens at these layers; complete after the prefill."""
         self.trace.layers = layers
         cache = self.model_kwargs.get("past_key_values")
-        return Capture(self.anatomy, mask, layers, self.copies, self.stack, final_norm=final_norm, cache=cache)
+        return Capture(self.parts, mask, layers, self.copies, self.stack, final_norm=final_norm, cache=cache)
 
-    def within_windows(self, asker: str) -> None:
+    def within_windows(self, method_name: str) -> None:
         """Refuses a call that outgrows the sliding window of some layer, where the image's place in attention is not known."""
         config = self.model.config.get_text_config()
         window = getattr(config, "sliding_window", None)
         slides = "sliding_attention" in (getattr(config, "layer_types", None) or ())
         if slides and window and self.generation_config.max_length > window:
             raise RevisitError(
-                f"{asker} changes attention, and some layers of {describe(self.model)} see only the last {window} tokens, fewer than the "
-                f"{self.generation_config.max_length} that this call may reach: ask for fewer new tokens, or use another method."
+                f"{method_name} changes attention, and some layers of {describe(self.model)} see only the last {window} tokens, fewer "
+                f"than the {self.generation_config.max_length} that this call may reach: ask for fewer new tokens, or use another method."
             )
 
     def early_exits(self, layers: tuple[int, ...], *, final_norm: bool = False) -> EarlyExits:
@@ -194,7 +194,7 @@ class Run:
             )
         self._exits = True
         return EarlyExits(
-            self.anatomy,
+            self.parts,
             layers,
             self.input_ids.shape[0],
             self.stack,
@@ -211,12 +211,12 @@ class Run:
                 "this way of running the model is not supported."
             )
         raw = logits if self.raw is None else self.raw  # another method may have changed the logits before
-        self.anatomy.head.calibrate(capture.last[0], raw[0], describe(self.model))
+        self.parts.head.calibrate(capture.last[0], raw[0], describe(self.model))
         shapes = grids(self.model.config, [item.runs() for item in capture.items], self.inputs)
         for number, shape in enumerate(shapes):
             for row in self.trace.rows[number * self.copies : (number + 1) * self.copies]:
                 row.grids = shape
-        return [Bank(item, self.anatomy, model_dtype) for item in capture.items]
+        return [Bank(item, self.parts, model_dtype) for item in capture.items]
 
     # -- the steps ----------------------------------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ class Run:
 
     def note_refinement(self, row: int, result: Outcome, bank: Bank | None) -> None:
         """Count, and on request record, a step that fused two distributions over a plausible set."""
-        record = self._record(row, result.whole(), bank) if self.trace.record else None
+        record = self._record(row, result.materialize(), bank) if self.trace.record else None
         self.note(
             row, applied=result.applied, changed=result.applied and result.moved, set_size=result.size, record=record
         )
@@ -361,7 +361,7 @@ class Run:
                 record.token = token
 
 
-class _First(LogitsProcessor):
+class MethodProcessor(LogitsProcessor):
     """The method as the first logits processor: it sees the raw logits, the others see its result."""
 
     def __init__(self, run: Run, refine: Refine) -> None:
@@ -372,7 +372,7 @@ class _First(LogitsProcessor):
         return self.refine(input_ids, scores)
 
 
-class _Watched(StoppingCriteriaList):
+class TrackedCriteria(StoppingCriteriaList):
     """The loop's own criteria; what they say of rows is remembered."""
 
     def __init__(self, run: Run, criteria: Sequence[Any] | None) -> None:
@@ -386,7 +386,7 @@ class _Watched(StoppingCriteriaList):
         return ended
 
 
-class _Last(LogitsProcessor):
+class FallbackProcessor(LogitsProcessor):
     """Where the others have ruled out all that the method left, the row is decoded plainly: the others on the raw logits."""
 
     def __init__(self, run: Run, others: LogitsProcessorList) -> None:
@@ -437,15 +437,15 @@ def decode(
             user_mask=vision_mask,
         )
         others = LogitsProcessorList(logits_processor or [])
-        last = [_Last(run, others)] if any(type(other) not in HARMLESS for other in others) else []
-        processors = LogitsProcessorList([_First(run, method.begin(run)), *others, *last])
+        last = [FallbackProcessor(run, others)] if any(type(other) not in NEVER_EMPTY for other in others) else []
+        processors = LogitsProcessorList([MethodProcessor(run, method.begin(run)), *others, *last])
         loop = getattr(type(model), GENERATION_MODES_MAPPING[mode])
         streaming = {} if streamer is None else {"streamer": streamer}
         output = loop(
             run.loop_model,
             input_ids,
             logits_processor=processors,
-            stopping_criteria=_Watched(run, stopping_criteria),
+            stopping_criteria=TrackedCriteria(run, stopping_criteria),
             generation_config=generation_config,
             synced_gpus=bool(caller.get("synced_gpus")),
             **streaming,

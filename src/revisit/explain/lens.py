@@ -99,25 +99,25 @@ def _states(
     model: Any, inputs: Any, layers: str | Sequence[int] | None, norm: str
 ) -> tuple[Head, Tensor, tuple[int, ...]]:
     """The head, the vision states (layers, tokens, d) of one prompt, and which layers they are."""
-    from revisit.models.parts import Anatomy, describe
+    from revisit.models.parts import ModelParts, describe
     from revisit.taps.vision import Capture, no_image, resolve_layers, vision_mask
 
     if norm not in ("none", "final"):
         raise RevisitError(f"norm must be 'none' or 'final', not {norm!r}.")
-    anatomy = Anatomy.of(model)
-    mask = vision_mask(inputs["input_ids"], anatomy.vision_ids)
+    parts = ModelParts.of(model)
+    mask = vision_mask(inputs["input_ids"], parts.vision_ids)
     if not bool(mask.any()):
         raise no_image(model)
-    chosen = resolve_layers(range(anatomy.depth + 1) if layers is None else layers, anatomy.depth, anatomy.tied)
+    chosen = resolve_layers(range(parts.depth + 1) if layers is None else layers, parts.depth, parts.tied)
     with ExitStack() as stack:
-        capture = Capture(anatomy, mask, chosen, 1, stack, final_norm=norm == "final")
+        capture = Capture(parts, mask, chosen, 1, stack, final_norm=norm == "final")
         known = {key: value for key, value in inputs.items() if key != "labels"}
         output = model(**known, logits_to_keep=1, use_cache=False)
     if capture.last is None:
         raise RevisitError(f"The forward pass of {describe(model)} did not go through its decoder module.")
-    anatomy.head.calibrate(capture.last[0], output.logits[0, -1], describe(model))
+    parts.head.calibrate(capture.last[0], output.logits[0, -1], describe(model))
     item = capture.items[0]
-    return anatomy.head, torch.stack([item.by_layer[layer] for layer in chosen]), chosen
+    return parts.head, torch.stack([item.by_layer[layer] for layer in chosen]), chosen
 
 
 @torch.no_grad()

@@ -136,10 +136,10 @@ def answer_with(model: Any, processor: Any, inputs: Any, method: Method, **gener
 def layout_of(model: Any, processor: Any, images: Sequence[Image], inputs: Any) -> Layout:
     """Where the vision tokens of one prompt lie on its images."""
     from revisit.models.geometry import layout
-    from revisit.models.parts import Anatomy
+    from revisit.models.parts import ModelParts
     from revisit.taps.vision import vision_mask
 
-    tokens = int(vision_mask(inputs["input_ids"][:1], Anatomy.of(model).vision_ids).sum())
+    tokens = int(vision_mask(inputs["input_ids"][:1], ModelParts.of(model).vision_ids).sum())
     sizes = [image.size for image in images]
     return layout(model.config, getattr(processor, "image_processor", None), sizes, tokens, dict(inputs))
 

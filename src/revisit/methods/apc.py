@@ -43,7 +43,7 @@ class APC(Method):
         return cls(**overrides)
 
     def begin(self, run: Run) -> Refine:
-        run.look(required=False)
+        run.find_vision_tokens(required=False)
 
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
             scores = cut(logits, logits, self.alpha)

@@ -86,7 +86,7 @@ class AvisC(Contrastive):
         from revisit.contrast.branch import add_branch
         from revisit.taps.attention import watching
 
-        mask = run.look()
+        mask = run.find_vision_tokens()
         branch = add_branch(run, None, stacked=self.stacks(run))
         seen: list[Tensor] = []  # one (rows, T) per layer, of the clean prefill
         hidden: list[Tensor] = []  # the positions to blank, once known
@@ -94,7 +94,7 @@ class AvisC(Contrastive):
         run.stack.enter_context(watch)
 
         def see(call: Call) -> None:
-            if not run.loop_model.contrasting and len(seen) < run.anatomy.depth:
+            if not run.loop_model.contrasting and len(seen) < run.parts.depth:
                 seen.append(call.last_attention()[:, : mask.shape[1]])
 
         def blank(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -104,12 +104,12 @@ class AvisC(Contrastive):
                 return None  # not the contrasted prompt
             if not hidden:
                 watch.close()  # the clean prefill is over
-                hidden.append(self._hidden(seen, mask, run.anatomy.depth))
+                hidden.append(self._hidden(seen, mask, run.parts.depth))
             states = self._blanked(states, hidden[0])
             return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": states})
 
-        watch.enter_context(watching(run.anatomy, see, "AvisC"))
-        run.stack.callback(run.anatomy.layers[0].register_forward_pre_hook(blank, with_kwargs=True).remove)
+        watch.enter_context(watching(run.parts, see, "AvisC"))
+        run.stack.callback(run.parts.layers[0].register_forward_pre_hook(blank, with_kwargs=True).remove)
         combine = lambda l, other, _: contrast(l, other, self.alpha, self.beta)  # noqa: E731
         return self.contrasted(run, branch, mask.any(-1), combine)
 

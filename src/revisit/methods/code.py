@@ -95,7 +95,7 @@ class CODE(Boundaries, Contrastive):
                 "CODE asks the model for a description and does not know the tokens of its request: use CODE(...).bind(processor), or "
                 "pass request_ids, the token ids before and after the image."
             )
-        mask = run.look()
+        mask = run.find_vision_tokens()
         written = descriptions(run, mask, self.request_ids, self.boundaries(run), self.description_tokens)
         first = () if self.bos is None else (self.bos,)
         words = [run.input_ids.new_tensor([*first, *ids]) for ids in written]

@@ -90,8 +90,8 @@ class DeCo(Method):
         return cls(**overrides)
 
     def begin(self, run: Run) -> Refine:
-        run.look(required=False)
-        depth = run.anatomy.depth
+        run.find_vision_tokens(required=False)
+        depth = run.parts.depth
         layers = correcting_layers(depth) if isinstance(self.layers, str) else self.layers
         if layers[-1] >= depth:
             raise RevisitError(

@@ -121,8 +121,8 @@ class DoLa(Method):
         return cls(**{"per_row": False, "precision": "model", **overrides})
 
     def begin(self, run: Run) -> Refine:
-        run.look(required=False)
-        layers = candidate_layers(self.layers, run.anatomy.depth, run.anatomy.tied)
+        run.find_vision_tokens(required=False)
+        layers = candidate_layers(self.layers, run.parts.depth, run.parts.tied)
         exits = run.early_exits(layers, final_norm=self.norm == "final")
 
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:

@@ -86,7 +86,7 @@ class ICD(Boundaries, Contrastive):
                 "ICD: this model reads its instruction in a Q-Former, which is where the method disturbs it; that is not supported, "
                 "use a model that has its image in the prompt, such as LLaVA, Qwen-VL or InternVL."
             )
-        mask = run.look()
+        mask = run.find_vision_tokens()
         words, around = run.input_ids.new_tensor(self.sentence_ids), self.boundaries(run)
         disturbed = edited(run, mask, lambda _, ids, vision: after_image(ids, vision, around, words), pixels=True)
         branch = add_branch(run, disturbed, stacked=self.stacks(run))

@@ -99,7 +99,7 @@ class M3ID(Boundaries, Contrastive):
         from revisit.contrast.branch import add_branch
         from revisit.contrast.prompt_edits import edited, without_image
 
-        mask = run.look()
+        mask = run.find_vision_tokens()
         around = self.boundaries(run)
         text = edited(run, mask, lambda _, ids, vision: without_image(ids, vision, around), pixels=False)
         branch = add_branch(run, text, stacked=self.stacks(run))

@@ -86,7 +86,7 @@ class PAI(Boundaries, Contrastive):
         from revisit.contrast.branch import add_branch
         from revisit.contrast.prompt_edits import edited, without_image
 
-        mask = run.look()
+        mask = run.find_vision_tokens()
         seen = self._attend(run, mask) if self.alpha else {0}
         if self.gamma is None:
             return self._plain(run, mask.any(-1), seen)
@@ -104,7 +104,7 @@ class PAI(Boundaries, Contrastive):
         """Change the attention of the clean rows for the rest of the call; the layers where it was done."""
         from revisit.taps.attention import watching
 
-        first = min(self.first_layer, run.anatomy.depth - 1)
+        first = min(self.first_layer, run.parts.depth - 1)
         at_prompt = self.gamma is None if self.at_prompt is None else self.at_prompt
         rows, seen = len(mask), set[int]()
         forwards = 0
@@ -129,7 +129,7 @@ class PAI(Boundaries, Contrastive):
 
             return replace
 
-        run.stack.enter_context(watching(run.anatomy, see, "PAI"))
+        run.stack.enter_context(watching(run.parts, see, "PAI"))
         return seen
 
     def _plain(self, run: Run, has_image: Tensor, seen: set[int]) -> Refine:

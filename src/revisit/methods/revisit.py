@@ -119,8 +119,8 @@ class ReVisiT(Method):
         from revisit.step.engine import Batch
         from revisit.taps.vision import resolve_layers
 
-        mask = run.look()
-        layers = resolve_layers(self.layers, run.anatomy.depth, run.anatomy.tied)
+        mask = run.find_vision_tokens()
+        layers = resolve_layers(self.layers, run.parts.depth, run.parts.tied)
         capture = run.capture(mask, layers, final_norm=self.norm == "final")
         rule = self.rule(normalize=self.normalize or run.beams)  # beams are compared with each other
         draws = random.Random(self.seed)
@@ -139,7 +139,7 @@ class ReVisiT(Method):
                 banks.extend(run.banks(capture, logits, model_dtype=rule.model_dtype))
                 batch = Batch(banks, rule, run.copies, all_divergences=run.trace.record)
             uniform = draws.random()  # one draw a step, so that a row does not depend on its neighbours
-            here = logits.to(run.anatomy.head.device)
+            here = logits.to(run.parts.head.device)
             if run.trace.record or rule.full_vocabulary or accelerator.waiting_is_free(here.device):
                 scores = batch.refine(here, run.active(input_ids), uniform, note)
             else:

@@ -120,7 +120,7 @@ class RITUAL(Contrastive):
         from revisit.contrast.branch import add_branch
         from revisit.contrast.pixels import changed_pixels
 
-        has_image = run.look().any(-1)
+        has_image = run.find_vision_tokens().any(-1)
         branch = add_branch(run, changed_pixels(run, self.change, self.seed, pictures=True), stacked=self.stacks(run))
         return self.contrasted(run, branch, has_image, lambda l, other, _: combine(l, other, self.alpha, self.beta))
 

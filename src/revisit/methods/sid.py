@@ -90,16 +90,16 @@ class SID(Contrastive):
         from revisit.contrast.branch import add_branch
         from revisit.taps.attention import watching
 
-        mask = run.look()
-        if self.layer >= run.anatomy.depth:
+        mask = run.find_vision_tokens()
+        if self.layer >= run.parts.depth:
             raise RevisitError(
-                f"SID: layer {self.layer} does not exist: this model's decoder layers are numbered 0 to {run.anatomy.depth - 1}."
+                f"SID: layer {self.layer} does not exist: this model's decoder layers are numbered 0 to {run.parts.depth - 1}."
             )
         branch = add_branch(run, None, stacked=self.stacks(run))
         counts = budget(self.keep, mask.sum(-1), run.model.config.model_type)
         masker = Masker(branch, mask, counts, self.layer)
         run.within_windows("SID")
-        run.stack.enter_context(watching(run.anatomy, masker.see, "SID"))
+        run.stack.enter_context(watching(run.parts, masker.see, "SID"))
         beta = self.beta if self.constraint == "always" or run.generation_config.do_sample else 0.0
 
         def combine(logits: Tensor, other: Tensor, _: int) -> Tensor:

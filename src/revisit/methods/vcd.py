@@ -77,7 +77,7 @@ class VCD(Contrastive):
         from revisit.contrast.branch import add_branch
         from revisit.contrast.pixels import changed_pixels
 
-        has_image = run.look().any(-1)  # (rows,)
+        has_image = run.find_vision_tokens().any(-1)  # (rows,)
         noisy = changed_pixels(run, lambda picture, draw: add_noise(picture, self.noise_step, draw), self.seed)
         branch = add_branch(run, noisy, stacked=self.stacks(run))
         return self.contrasted(run, branch, has_image, lambda l, other, _: contrast(l, other, self.alpha, self.beta))

@@ -120,7 +120,7 @@ def _declared_transforms(text_config: Any) -> list[Callable[[Tensor], Tensor]]:
 
 
 @dataclass
-class Anatomy:
+class ModelParts:
     """A model's decoder, its layers, final norm and head, and the ids that stand for vision tokens in its prompts."""
 
     model: Any
@@ -144,8 +144,8 @@ class Anatomy:
         raise RevisitError(f"{describe(self.model)} has no final norm that could be found; use norm='none'.")
 
     @classmethod
-    def of(cls, model: Any) -> Anatomy:
-        """The anatomy of a model, or a clear refusal of models that keep no vision tokens in their sequence."""
+    def of(cls, model: Any) -> ModelParts:
+        """The parts of a model, or a clear refusal of models that keep no vision tokens in their sequence."""
         config, what = model.config, describe(model)
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         if getattr(config, "is_encoder_decoder", False) or getattr(text, "is_encoder_decoder", False):

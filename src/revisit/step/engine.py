@@ -324,7 +324,7 @@ class Engine:
 
     def refine(self, peaks: Peaks, row: int = 0, uniform: float = 0.0) -> Refinement:
         """The step of one sequence; `peaks` holds its logits in the given row."""
-        return refine_rows([(self, row, uniform)], peaks)[0].whole()
+        return refine_rows([(self, row, uniform)], peaks)[0].materialize()
 
     @torch.no_grad()
     def settle(self, step: Refinement, near: Tensor) -> Refinement:
@@ -355,7 +355,7 @@ class Engine:
                 logits, ids, self.scratch.room
             )  # a token on the threshold was all that was unusual
             if taken is not None:
-                return taken.whole() if taken.near is None else self.settle(taken.whole(), taken.near)
+                return taken.materialize() if taken.near is None else self.settle(taken.materialize(), taken.near)
         if len(ids) <= self.columns.capacity and self.stepper is None:
             store, slots = self.columns.slots(ids)
             divergences = self._over_store(store, slots, log_p)
@@ -497,7 +497,7 @@ def refine_rows(jobs: Sequence[tuple[Engine, int, float]], peaks: Peaks, scores:
             outcomes.append(step)
             continue
         if step is not None and step.near is not None:
-            result = engine.settle(step.whole(), step.near)
+            result = engine.settle(step.materialize(), step.near)
         else:
             result = engine.refine_in_torch(peaks, row, uniform)
         if written:

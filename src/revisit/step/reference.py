@@ -63,7 +63,7 @@ class Refinement:
         """Whether the favourite token is another than before."""
         return int(self.final.argmax()) != int(self.base.argmax())
 
-    def whole(self) -> Refinement:
+    def materialize(self) -> Refinement:
         """All of it; the engine may have told only the numbers above so far."""
         return self
 

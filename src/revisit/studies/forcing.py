@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from revisit.models.parts import Anatomy, describe
+from revisit.models.parts import ModelParts, describe
 from revisit.models.prompts import prepare
 from revisit.step.reference import CHUNK_NUMBERS
 from revisit.taps.vision import vision_mask
@@ -27,7 +27,7 @@ class Forced:
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.model, self.processor = model, processor
-        self.anatomy = Anatomy.of(model)
+        self.parts = ModelParts.of(model)
 
     @torch.no_grad()
     def states(self, prompt: str, images: Sequence[Image], tokens: Sequence[int]) -> Tensor:
@@ -38,11 +38,11 @@ class Forced:
     def states_without(self, prompt: str, images: Sequence[Image], tokens: Sequence[int]) -> Tensor:
         """With the same prompt from which every vision token was removed, and no pixels.  -> (tokens, d)"""
         inputs = dict(prepare(self.processor, [prompt], [list(images)], self.model.device))
-        return self._run(without_vision(inputs, self.anatomy.vision_ids), tokens)
+        return self._run(without_vision(inputs, self.parts.vision_ids), tokens)
 
     def logits(self, states: Tensor) -> Iterator[Tensor]:
         """Logits over the whole vocabulary, a bounded number of rows at a time.  (n, d) -> pieces of (b, V)"""
-        head = self.anatomy.head
+        head = self.parts.head
         vocabulary = self.model.get_output_embeddings().weight.shape[0]
         for part in states.split(max(1, CHUNK_NUMBERS // vocabulary)):
             with torch.no_grad():
@@ -53,15 +53,15 @@ class Forced:
     @torch.no_grad()
     def object_logits(self, states: Tensor, ids: Tensor) -> Tensor:
         """Logits over a few tokens.  (n, d), (k,) -> (n, k)"""
-        return self.anatomy.head.logits(states, ids)
+        return self.parts.head.logits(states, ids)
 
     def _run(self, inputs: dict[str, Any], tokens: Sequence[int]) -> Tensor:
         length = inputs["input_ids"].shape[1]
-        with _position_state(self.model), _last_states(self.anatomy) as seen:
+        with _position_state(self.model), _last_states(self.parts) as seen:
             outputs = self.model(**forced_inputs(inputs, tokens[:-1]), use_cache=False, **last_logits(self.model))
         states = seen[0][0]  # (positions, d)
-        if self.anatomy.head.transform is None:
-            self.anatomy.head.calibrate(states[-1], outputs.logits[0, -1], describe(self.model))
+        if self.parts.head.transform is None:
+            self.parts.head.calibrate(states[-1], outputs.logits[0, -1], describe(self.model))
         return states[length - 1 :]
 
 
@@ -108,14 +108,14 @@ def _position_state(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _last_states(anatomy: Anatomy) -> Iterator[list[Tensor]]:
+def _last_states(parts: ModelParts) -> Iterator[list[Tensor]]:
     """The decoder's final states (rows, positions, d) of every forward inside, in order."""
     seen: list[Tensor] = []
 
     def hook(_module: Any, _args: Any, output: Any) -> None:
         seen.append(output[0] if isinstance(output, tuple) else output.last_hidden_state)
 
-    handle = anatomy.decoder.register_forward_hook(hook)
+    handle = parts.decoder.register_forward_hook(hook)
     try:
         yield seen
     finally:

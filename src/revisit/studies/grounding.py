@@ -123,7 +123,7 @@ def gt_vs_hal(subject: Subject, reporter: Reporter | None = None) -> dict[str, A
             skipped += 1
             continue
         images = [open_image(path) for path in caption.item.images]
-        ids = vocabulary.tensor(forced.anatomy.head.device)
+        ids = vocabulary.tensor(forced.parts.head.device)
         parts = []
         for states in (forced.states, forced.states_without):
             found = states(caption.item.prompt, images, tokens)

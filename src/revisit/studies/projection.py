@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from revisit.evaluation.runner import Reporter, Silent
-from revisit.models.parts import Anatomy, Head, describe
+from revisit.models.parts import Head, ModelParts, describe
 from revisit.step.reference import CHUNK_NUMBERS
 from revisit.studies.forcing import last_logits
 from revisit.studies.objects import ObjectVocabulary, best_rank, recalls
@@ -68,7 +68,7 @@ class States:
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.model, self.processor = model, processor
-        self.anatomy = Anatomy.of(model)
+        self.parts = ModelParts.of(model)
 
     @torch.inference_mode()
     def of(self, prompt: str, images: Sequence[Any]) -> tuple[dict[int, Tensor], Tensor]:
@@ -76,27 +76,27 @@ class States:
         from revisit.models.prompts import prepare
 
         inputs = prepare(self.processor, [prompt], [list(images)], self.model.device)
-        mask = vision_mask(inputs["input_ids"], self.anatomy.vision_ids)
+        mask = vision_mask(inputs["input_ids"], self.parts.vision_ids)
         if not bool(mask.any()):
             raise no_image(self.model)
-        depth, raw = self.anatomy.depth, []
+        depth, raw = self.parts.depth, []
 
         def keep(_module: Any, _args: Any, output: Any) -> None:
             hidden = output[0] if isinstance(output, tuple) else output
             raw.append(hidden[0, mask[0].to(hidden.device)])
 
         with ExitStack() as stack:
-            capture = Capture(self.anatomy, mask, tuple(range(depth + 1)), 1, stack)
-            stack.callback(self.anatomy.layers[-1].register_forward_hook(keep).remove)
+            capture = Capture(self.parts, mask, tuple(range(depth + 1)), 1, stack)
+            stack.callback(self.parts.layers[-1].register_forward_hook(keep).remove)
             outputs = self.model(**inputs, use_cache=False, **last_logits(self.model))
         assert capture.last is not None
-        if self.anatomy.head.transform is None:
-            self.anatomy.head.calibrate(capture.last[0], outputs.logits[0, -1], describe(self.model))
-        return capture.items[0].by_layer, raw[0].to(self.anatomy.head.device)
+        if self.parts.head.transform is None:
+            self.parts.head.calibrate(capture.last[0], outputs.logits[0, -1], describe(self.model))
+        return capture.items[0].by_layer, raw[0].to(self.parts.head.device)
 
     def readings(self, by_layer: dict[int, Tensor], raw: Tensor) -> Iterator[tuple[tuple[int, bool], Tensor]]:
         """((layer, whether the final norm was applied), states) for every way of reading the tokens."""
-        depth, norm = self.anatomy.depth, self.anatomy.final_norm
+        depth, norm = self.parts.depth, self.parts.final_norm
         for layer, states in by_layer.items():
             if layer == depth:
                 yield (layer, False), raw
@@ -127,7 +127,7 @@ def projection(subject: Subject, reporter: Reporter | None = None) -> dict[str, 
         if not truth:  # nothing to be found: all its tokens are misses
             empty += len(raw)
             continue
-        head = states.anatomy.head
+        head = states.parts.head
         with torch.inference_mode():
             for key, rows in states.readings(by_layer, raw):
                 for full, objects in ranks(head, rows, vocabulary.tensor(head.device), truth):
@@ -139,7 +139,7 @@ def projection(subject: Subject, reporter: Reporter | None = None) -> dict[str, 
         "tokens_without_ground_truth_word": empty,
         "vocabulary": {"full": size, **vocabulary.summary()},
         "chance": chance(subject, vocabulary),
-        "final_layer": states.anatomy.depth,
+        "final_layer": states.parts.depth,
         "layers": [
             {
                 "layer": layer,

@@ -20,7 +20,7 @@ from revisit.decoding.plain import Plain
 from revisit.evaluation.engines.base import Answer, Decoding, Job
 from revisit.evaluation.engines.local import LocalEngine
 from revisit.methods.revisit import ReVisiT
-from revisit.models.parts import Anatomy
+from revisit.models.parts import ModelParts
 from revisit.models.prompts import prepare
 from revisit.taps.vision import VisionStates, remember, remembered, resolve_layers
 
@@ -43,7 +43,7 @@ class Look(Method):
     source = "—"
 
     def begin(self, run: Run) -> Refine:
-        capture = run.capture(run.look(), self.layers)
+        capture = run.capture(run.find_vision_tokens(), self.layers)
 
         def refine(_input_ids: Tensor, logits: Tensor) -> Tensor:
             capture.release()
@@ -62,12 +62,12 @@ class SharedPrefill:
 
     def __init__(self, model: Any, inputs: Any, methods: Sequence[Any]) -> None:
         self.model = model
-        self.anatomy = Anatomy.of(model)
+        self.parts = ModelParts.of(model)
         self.length = inputs["input_ids"].shape[1]
-        layers: set[int] = {self.anatomy.depth}
+        layers: set[int] = {self.parts.depth}
         for method in methods:
             if isinstance(method, ReVisiT):
-                layers |= set(resolve_layers(method.layers, self.anatomy.depth, self.anatomy.tied))
+                layers |= set(resolve_layers(method.layers, self.parts.depth, self.parts.tied))
         first = generate(
             model,
             **inputs,
@@ -94,7 +94,7 @@ class SharedPrefill:
 
     @torch.no_grad()
     def _normed(self, items: list[VisionStates]) -> list[VisionStates]:
-        norm, depth = self.anatomy.final_norm, self.anatomy.depth
+        norm, depth = self.parts.final_norm, self.parts.depth
         return [
             VisionStates(
                 item.positions,

@@ -20,14 +20,14 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from revisit.errors import RevisitError
-from revisit.models.parts import Anatomy, describe
+from revisit.models.parts import ModelParts, describe
 
 KERNELS = ("eager", "sdpa")
 PREFIX = "revisit_"
 
 _lock = threading.Lock()
 _users: dict[int, int] = {}  # id of a configuration -> how many are interested in its attention
-_here = threading.local()  # .seers: what this thread wants to see
+_here = threading.local()  # .hooks: what this thread wants to see
 
 
 @dataclass
@@ -88,49 +88,49 @@ class Call:
 
 
 # Sees a call before it is computed and may change it; may return a function of the kernel's output (rows, q, heads, d).
-Seer = Callable[[Call], Callable[[Tensor], Tensor] | None]
+AttentionHook = Callable[[Call], Callable[[Tensor], Tensor] | None]
 
 
 @contextlib.contextmanager
-def watching(anatomy: Anatomy, see: Seer, asker: str) -> Iterator[None]:
+def watching(parts: ModelParts, see: AttentionHook, method_name: str) -> Iterator[None]:
     """While inside, `see` is given every attention call of this thread in this model's decoder."""
     modules = {}
-    for number, layer in enumerate(anatomy.layers):
+    for number, layer in enumerate(parts.layers):
         module = getattr(layer, "self_attn", None) or getattr(layer, "attention", None)
         if isinstance(module, nn.Module) and hasattr(module, "config"):
             modules[id(module)] = number
-    configs = {id(layer_module.config): layer_module.config for layer_module in _attentions(anatomy)}
-    if len(modules) < len(anatomy.layers):
+    configs = {id(layer_module.config): layer_module.config for layer_module in _attentions(parts)}
+    if len(modules) < len(parts.layers):
         raise RevisitError(
-            f"{asker} works on attention, and not every decoder layer of {describe(anatomy.model)} has one that could be found: use "
+            f"{method_name} works on attention, and not every decoder layer of {describe(parts.model)} has one that could be found: use "
             "another method or another model."
         )
-    seers = _here.__dict__.setdefault("seers", [])
+    hooks = _here.__dict__.setdefault("hooks", [])
     entry = (modules, see)
     for config in configs.values():
-        _enter(config, asker, anatomy)
-    seers.append(entry)
+        _enter(config, method_name, parts)
+    hooks.append(entry)
     try:
         yield
     finally:
-        seers.remove(entry)
+        hooks.remove(entry)
         for config in configs.values():
             _leave(config)
 
 
-def _attentions(anatomy: Anatomy) -> list[Any]:
-    found = (getattr(layer, "self_attn", None) or getattr(layer, "attention", None) for layer in anatomy.layers)
+def _attentions(parts: ModelParts) -> list[Any]:
+    found = (getattr(layer, "self_attn", None) or getattr(layer, "attention", None) for layer in parts.layers)
     return [module for module in found if isinstance(module, nn.Module) and hasattr(module, "config")]
 
 
-def _enter(config: Any, asker: str, anatomy: Anatomy) -> None:
+def _enter(config: Any, method_name: str, parts: ModelParts) -> None:
     with _lock:
         name = config._attn_implementation or "eager"
         if not name.startswith(PREFIX):
             if name not in KERNELS:
                 raise RevisitError(
-                    f"{asker} works on attention weights, which the {name!r} kernel of {describe(anatomy.model)} does not show: load the "
-                    "model with attn_implementation='sdpa' or 'eager'."
+                    f"{method_name} works on attention weights, which the {name!r} kernel of {describe(parts.model)} does not show: load "
+                    "the model with attn_implementation='sdpa' or 'eager'."
                 )
             AttentionInterface.register(PREFIX + name, _through(name))
             AttentionMaskInterface.register(PREFIX + name, ALL_MASK_ATTENTION_FUNCTIONS[name])
@@ -159,7 +159,7 @@ def _through(name: str) -> Callable[..., Any]:
         scaling = kwargs.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
         afterwards = []
-        for modules, see in getattr(_here, "seers", ()):
+        for modules, see in getattr(_here, "hooks", ()):
             if id(module) in modules:
                 call = Call(modules[id(module)], query, key, value, attention_mask, scaling, kwargs.get("softcap"))
                 change = see(call)

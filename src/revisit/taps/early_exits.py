@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from revisit.errors import RevisitError
-from revisit.models.parts import Anatomy, describe
+from revisit.models.parts import ModelParts, describe
 
 PACK_FROM = 1 << 24  # numbers in a head's weight, from which on packing it pays
 
@@ -60,7 +60,7 @@ class EarlyExits:
 
     def __init__(
         self,
-        anatomy: Anatomy,
+        parts: ModelParts,
         layers: tuple[int, ...],
         rows: int,
         stack: ExitStack,
@@ -68,8 +68,8 @@ class EarlyExits:
         final_norm: bool,
         ignore: Callable[[], bool],
     ) -> None:
-        self.anatomy, self.layers, self.rows, self.ignore = anatomy, layers, rows, ignore
-        self.norm = anatomy.final_norm if final_norm else None
+        self.parts, self.layers, self.rows, self.ignore = parts, layers, rows, ignore
+        self.norm = parts.final_norm if final_norm else None
         self.thread = threading.get_ident()
         self.logits: Tensor | None = None
         self._states: dict[int, Tensor] = {}  # layer -> (rows, d), of the running forward
@@ -81,7 +81,7 @@ class EarlyExits:
         self._install()
 
     def _install(self) -> None:
-        blocks, head = self.anatomy.layers, self.anatomy.head.module
+        blocks, head = self.parts.layers, self.parts.head.module
         for layer in self.layers:
             if layer == 0:
                 hook = blocks[0].register_forward_pre_hook(self._before_first, with_kwargs=True)
@@ -104,12 +104,12 @@ class EarlyExits:
         """
         if self.logits is None or self._final is None:
             raise RevisitError(
-                f"The forward of {describe(self.anatomy.model)} did not pass through its layers and its LM head as modules, so its "
+                f"The forward of {describe(self.parts.model)} did not pass through its layers and its LM head as modules, so its "
                 "early exits were not seen; this way of running the model is not supported."
             )
-        head = self.anatomy.head
+        head = self.parts.head
         if head.transform is None:
-            head.calibrate(self._final, logits[0], describe(self.anatomy.model))
+            head.calibrate(self._final, logits[0], describe(self.parts.model))
         early, self.logits = self.logits, None
         assert head.transform is not None
         if not model_dtype:
@@ -141,7 +141,7 @@ class EarlyExits:
         if self.norm is not None:
             early = self.norm(early.to(hidden.device))
         rows = torch.cat([hidden.flatten(0, -2), early.to(hidden.device, hidden.dtype).flatten(0, 1)])
-        if packs(self.anatomy.head.module):
+        if packs(self.parts.head.module):
             self._rows = rows
             return (rows[:0],)  # nothing is left for the head to do
         return (rows,)  # (batch·positions + rows·layers, d)

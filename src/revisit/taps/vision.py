@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError
-from revisit.models.parts import Anatomy, describe
+from revisit.models.parts import ModelParts, describe
 from revisit.step.reference import CHUNK_NUMBERS
 
 # States of images that a KV cache already holds: a later call that reuses the cache never sees them in its prefill.
@@ -103,7 +103,7 @@ def resolve_layers(spec: str | Sequence[int], depth: int, tied: bool) -> tuple[i
     return tuple(sorted(set(spec)))
 
 
-class _Eagerly:
+class ForceEager:
     """While at least one capture is open, compiled code runs as written: a compiled prefill would pass its hooks by."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class _Eagerly:
                 self.stance = None
 
 
-_EAGERLY = _Eagerly()
+_FORCE_EAGER = ForceEager()
 
 
 class Capture:
@@ -136,7 +136,7 @@ class Capture:
 
     def __init__(
         self,
-        anatomy: Anatomy,
+        parts: ModelParts,
         mask: Tensor,
         layers: tuple[int, ...],
         copies: int,
@@ -145,33 +145,33 @@ class Capture:
         final_norm: bool = False,
         cache: Any = None,
     ) -> None:
-        self.anatomy, self.layers, self.copies = anatomy, layers, copies
+        self.parts, self.layers, self.copies = parts, layers, copies
         self.length = mask.shape[1]
         self.items = [VisionStates(row.nonzero().squeeze(-1), layers) for row in mask[::copies]]
         self.last: Tensor | None = None  # (items, d) normed state of the last prompt position
-        self.norm = anatomy.final_norm if final_norm else None
+        self.norm = parts.final_norm if final_norm else None
         self.thread = threading.get_ident()
         self.cache = cache
         self.kept = remembered(cache) if cache is not None else None
         self._handles: list[Any] = []
         stack.callback(self.release)
-        _EAGERLY.begin()
+        _FORCE_EAGER.begin()
         self._install()
 
     def _install(self) -> None:
-        depth, blocks = self.anatomy.depth, self.anatomy.layers
+        depth, blocks = self.parts.depth, self.parts.layers
         for layer in self.layers:
             if layer == 0:
                 hook = self._before_first
                 self._handles.append(blocks[0].register_forward_pre_hook(hook, with_kwargs=True))
             elif layer < depth:
                 self._handles.append(blocks[layer - 1].register_forward_hook(self._after(layer)))
-        self._handles.append(self.anatomy.decoder.register_forward_hook(self._after_decoder))
+        self._handles.append(self.parts.decoder.register_forward_hook(self._after_decoder))
 
     def release(self) -> None:
         """Remove every hook; the states stay."""
         if self._handles:
-            _EAGERLY.end()
+            _FORCE_EAGER.end()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -193,8 +193,8 @@ class Capture:
         if threading.get_ident() != self.thread or self.complete:
             return
         hidden = output[0] if isinstance(output, tuple) else output.last_hidden_state
-        if self.anatomy.depth in self.layers:
-            self._keep(self.anatomy.depth, hidden)
+        if self.parts.depth in self.layers:
+            self._keep(self.parts.depth, hidden)
         self.last = hidden[:: self.copies, -1].clone()
         if self.cache is not None:
             remember(self.cache, self.items)
@@ -212,9 +212,9 @@ class Capture:
         for number, item in enumerate(self.items):
             new = item.positions[item.positions >= offset]
             states = hidden[number * self.copies, (new - offset).to(hidden.device)]  # (N_new, d), a copy
-            if self.norm is not None and layer < self.anatomy.depth:
+            if self.norm is not None and layer < self.parts.depth:
                 states = self.norm(states)
-            states = states.to(self.anatomy.head.device)
+            states = states.to(self.parts.head.device)
             if len(new) < item.tokens:
                 states = torch.cat([self._from_cache(number, layer, item.tokens - len(new)), states])
             item.put(layer, states)
@@ -235,8 +235,8 @@ class Capture:
 class Bank:
     """One item's vision states as a `core.Projector`, through the model's own head."""
 
-    def __init__(self, states: VisionStates, anatomy: Anatomy, model_dtype: bool) -> None:
-        self.states, self.head, self.model_dtype = states, anatomy.head, model_dtype
+    def __init__(self, states: VisionStates, parts: ModelParts, model_dtype: bool) -> None:
+        self.states, self.head, self.model_dtype = states, parts.head, model_dtype
         self.matrix = states.stacked() if states.tokens else None  # (|J|·N, d)
 
     @property

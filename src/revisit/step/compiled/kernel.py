@@ -307,7 +307,7 @@ class Taken:
         """Whether a vision row was used."""
         return self.row >= 0
 
-    def whole(self) -> Refinement:
+    def materialize(self) -> Refinement:
         """All of it. Only divergences of rows that could have been selected are exact."""
         ids, vectors, divergences = self.memory.split(
             [8 * self.capacity, 12 * self.capacity, len(self.memory) - 20 * self.capacity]
