@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
+import parity_pack
 from revisit import ReVisiT, Trace
 from revisit.step import reference as core
 
 
 @pytest.fixture(scope="module")
-def pack(shared: Path) -> tuple[Any, dict[str, torch.Tensor], list[dict[str, Any]]]:
-    from transformers import AutoModelForImageTextToText
-
-    folder = shared / "parity" / "qwen2_5_vl"
-    model = AutoModelForImageTextToText.from_pretrained(folder / "model", dtype=torch.float32).eval()
-    return model, load_file(folder / "inputs.safetensors"), json.loads((folder / "golden.json").read_text())
-
-
-def case(tensors: dict[str, torch.Tensor], number: int, image_token: int) -> dict[str, torch.Tensor]:
-    prefix = f"case{number}."
-    inputs = {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
-    inputs["mm_token_type_ids"] = (inputs["input_ids"] == image_token).int()
-    return inputs
+def pack() -> tuple[Any, list[dict[str, Any]]]:
+    return parity_pack.load()
 
 
 @pytest.mark.parametrize("layers", ["last", "all", "low", "high"])
 def test_published_code_token_for_token(pack: Any, layers: str) -> None:
-    model, tensors, golden = pack
-    rows = [row for row in golden if row["dtype"] == "float32" and row["layers"] == layers]
+    model, cases = pack
+    rows = [row for row in parity_pack.rows("revisit") if row["layers"] == layers]
     assert len(rows) == 16
     for row in rows:
-        inputs = case(tensors, row["case"], model.config.image_token_id)
+        inputs = cases[row["case"]]
         trace = Trace()
         out = model.generate(
             **inputs,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,28 +9,14 @@ import torch
 from decoding_cases import FAMILIES, batch, decode
 
 import families
+import parity_pack
 import revisit
 from revisit import DeCo, DoLa, Trace
 from revisit.methods import deco, dola
 
 
-def pack(shared: Path) -> tuple[Any, dict[int, dict[str, Any]], list[dict[str, Any]]]:
-    import transformers
-    from safetensors.torch import load_file
-
-    folder = shared / "parity" / "qwen2_5_vl"
-    model = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(folder / "model", dtype=torch.float32)
-    cases: dict[int, dict[str, Any]] = {}
-    for name, value in load_file(folder / "inputs.safetensors").items():
-        case, key = name.removeprefix("case").split(".", 1)
-        cases.setdefault(int(case), {})[key] = value
-    for inputs in cases.values():
-        inputs["mm_token_type_ids"] = (inputs["input_ids"] == model.config.image_token_id).long()
-    return model.eval(), cases, json.loads((folder / "golden_dola.json").read_text())
-
-
-def test_every_row_of_the_reference_token_for_token(shared: Path) -> None:
-    model, cases, rows = pack(shared)
+def test_every_row_of_the_reference_token_for_token() -> None:
+    (model, cases), rows = parity_pack.load(), parity_pack.rows("dola")
     assert len(rows) == 36
     for row in rows:
         layers = row["dola_layers"]
