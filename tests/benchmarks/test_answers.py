@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from revisit.benchmarks.answers import align, by_id, read_answers
+from revisit.benchmarks.io.answers import align, by_id, read_answers
 from revisit.errors import RevisitError
 
 

@@ -19,7 +19,8 @@ from datasets import Features, Image, List, Value
 from PIL import Image as Pillow
 from typer.testing import CliRunner
 
-from revisit.benchmarks import draft, get, hub
+from revisit.benchmarks import get
+from revisit.benchmarks.io import drafts, hub
 from revisit.cli.main import app
 from revisit.errors import RevisitError
 
@@ -462,17 +463,17 @@ def test_a_hub_repository_is_pinned_and_streamed(
 def test_stopped_anywhere_nothing_is_left(
     made: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, real = str(made("mme")), draft.Draft._target
+    source, real = str(made("mme")), drafts.Draft._target
     for stop in range(1, 6):  # two pictures, two texts, source.json
         calls = iter(range(1, 100))
 
-        def target(self: draft.Draft, path: str) -> Path:
+        def target(self: drafts.Draft, path: str) -> Path:
             if next(calls) == stop:  # noqa: B023
                 raise KeyboardInterrupt
             return real(self, path)
 
         with monkeypatch.context() as patch:
-            patch.setattr(draft.Draft, "_target", target)
+            patch.setattr(drafts.Draft, "_target", target)
             with pytest.raises(KeyboardInterrupt):
                 hub.get("mme", tmp_path / "data", source)
         assert [p.name for p in tmp_path.iterdir()] == ["dataset-mme"], stop
@@ -497,7 +498,7 @@ def test_killed_in_the_middle(made: Callable[[str], Path], tmp_path: Path) -> No
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from revisit.benchmarks import hub\n"
+        "from revisit.benchmarks.io import hub\n"
         "def stop(done):\n"
         "    if done == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
         "hub.get('pope', Path(sys.argv[1]), sys.argv[2], progress=stop)\n"
@@ -516,7 +517,7 @@ def test_killed_in_the_middle(made: Callable[[str], Path], tmp_path: Path) -> No
 
 def test_two_processes_do_not_mix(made: Callable[[str], Path], tmp_path: Path) -> None:
     source = str(made("pope"))
-    with draft.drafting(tmp_path / "data") as out:
+    with drafts.drafting(tmp_path / "data") as out:
         out.text("a.txt", "one")
         with pytest.raises(RevisitError, match=r"Another process is writing .*data"):
             hub.get("pope", tmp_path / "data", source)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from revisit.benchmarks import get, mmmu
-from revisit.benchmarks.answers import Answer
 from revisit.benchmarks.base import ratio
-from revisit.benchmarks.files import Record
+from revisit.benchmarks.io.answers import Answer
+from revisit.benchmarks.io.files import Record
 from revisit.errors import RevisitError
 
 

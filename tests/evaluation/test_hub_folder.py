@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from revisit.benchmarks import hub
+from revisit.benchmarks.io import hub
 from revisit.errors import RevisitError
 from revisit.evaluation.config import resolve_data
 

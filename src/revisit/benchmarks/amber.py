@@ -14,8 +14,7 @@ from operator import eq
 from pathlib import Path
 from typing import Any, ClassVar
 
-from revisit.benchmarks import files, language
-from revisit.benchmarks.answers import Answer, align
+from revisit.benchmarks import language
 from revisit.benchmarks.base import (
     Benchmark,
     Item,
@@ -27,6 +26,8 @@ from revisit.benchmarks.base import (
     ratio,
     require,
 )
+from revisit.benchmarks.io import files
+from revisit.benchmarks.io.answers import Answer, align
 from revisit.benchmarks.pope import parse_vlmevalkit
 from revisit.errors import RevisitError
 

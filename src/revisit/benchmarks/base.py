@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
-    from revisit.benchmarks.answers import Answer
+    from revisit.benchmarks.io.answers import Answer
 
 from revisit.errors import RevisitError, unknown
 

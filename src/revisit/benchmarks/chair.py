@@ -19,10 +19,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar
 
-from revisit.benchmarks import files, language
-from revisit.benchmarks.answers import Answer
+from revisit.benchmarks import language
 from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers, ratio, require
 from revisit.benchmarks.chair_words import CATEGORIES, PAIRS, WORDS
+from revisit.benchmarks.io import files
+from revisit.benchmarks.io.answers import Answer
 from revisit.errors import RevisitError, unknown
 
 PROMPT = "Please describe this image in detail."

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from revisit.benchmarks import files
-from revisit.benchmarks.answers import Answer
 from revisit.benchmarks.base import (
     Benchmark,
     Item,
@@ -26,6 +24,8 @@ from revisit.benchmarks.base import (
     ratio,
     require,
 )
+from revisit.benchmarks.io import files
+from revisit.benchmarks.io.answers import Answer
 from revisit.benchmarks.judge import Judge
 from revisit.benchmarks.pope import parse_vlmevalkit
 from revisit.errors import RevisitError

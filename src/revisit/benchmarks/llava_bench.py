@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from revisit.benchmarks import files
-from revisit.benchmarks.answers import Answer, align
 from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers, check_choice, ratio, require
+from revisit.benchmarks.io import files
+from revisit.benchmarks.io.answers import Answer, align
 from revisit.benchmarks.judge import Judge
 from revisit.errors import RevisitError
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from revisit.benchmarks import files
-from revisit.benchmarks.answers import Answer
 from revisit.benchmarks.base import Benchmark, Item, Metric, PerUnit, Scores, check_answers, ratio
+from revisit.benchmarks.io import files
+from revisit.benchmarks.io.answers import Answer
 from revisit.errors import RevisitError, unknown
 
 PERCEPTION = (

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from revisit.benchmarks import files
-from revisit.benchmarks.answers import Answer, by_id
 from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers, check_choice, ratio, require
+from revisit.benchmarks.io import files
+from revisit.benchmarks.io.answers import Answer, by_id
 from revisit.errors import RevisitError
 
 SOURCE = "`revisit data get mmmu DIR`, which reads the hub dataset MMMU/MMMU"

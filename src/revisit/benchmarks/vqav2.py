@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from revisit.benchmarks import files
-from revisit.benchmarks.answers import Answer, align
 from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers, check_choice, require
+from revisit.benchmarks.io import files
+from revisit.benchmarks.io.answers import Answer, align
 from revisit.errors import RevisitError
 
 SOURCE = (

@@ -31,7 +31,7 @@ def get(
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from revisit.benchmarks import hub
+    from revisit.benchmarks.io import hub
 
     columns = (SpinnerColumn(), TextColumn("{task.description}: {task.completed} rows"), TimeElapsedColumn())
     console = Console(stderr=True)

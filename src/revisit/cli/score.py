@@ -50,7 +50,7 @@ def score(
       revisit score hallusionbench HallusionBench_result.json
     """
     from revisit.benchmarks import get
-    from revisit.benchmarks.answers import read_answers
+    from revisit.benchmarks.io.answers import read_answers
     from revisit.cli.generate import parse_set
 
     if download_nltk:
@@ -101,7 +101,7 @@ def _truth(benchmark: Benchmark, given: dict[str, list[Path]], data: Path | None
 
 def _own(found: list[Any]) -> dict[str, str]:
     """Answers of our store by item id."""
-    from revisit.benchmarks.answers import by_id
+    from revisit.benchmarks.io.answers import by_id
 
     return {key: answer.text for key, answer in by_id(found, ("id",)).items()}
 

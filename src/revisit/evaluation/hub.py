@@ -6,7 +6,7 @@ import hashlib
 import sys
 from pathlib import Path
 
-from revisit.benchmarks import hub
+from revisit.benchmarks.io import hub
 from revisit.errors import RevisitError
 from revisit.evaluation.scenes import cache_folder
 

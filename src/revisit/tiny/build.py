@@ -37,7 +37,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from revisit.benchmarks.draft import drafting
+from revisit.benchmarks.io.drafts import drafting
 from revisit.errors import RevisitError, unknown
 from revisit.tiny import text
 from revisit.tiny.catalog import BY_NOUN, CATEGORIES, OTHER_COCO

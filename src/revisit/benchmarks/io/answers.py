@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from revisit.benchmarks import files
-from revisit.benchmarks.files import Record
+from revisit.benchmarks.io import files
+from revisit.benchmarks.io.files import Record
 from revisit.errors import RevisitError
 
 # Where the generated text may be, first hit wins: a key that could hold a gold answer comes after one that cannot.

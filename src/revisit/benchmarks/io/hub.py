@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from revisit.benchmarks import base
-from revisit.benchmarks.draft import ARRAY, Draft, drafting, has_picture, under
-from revisit.benchmarks.files import Record
 from revisit.benchmarks.hallusionbench import item_key
+from revisit.benchmarks.io.drafts import ARRAY, Draft, drafting, has_picture, under
+from revisit.benchmarks.io.files import Record
 from revisit.benchmarks.llava_bench import EMPHASIS
 from revisit.benchmarks.llava_bench import FILES as LLAVA_FILES
 from revisit.benchmarks.mme import COGNITION, PERCEPTION

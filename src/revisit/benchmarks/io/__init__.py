@@ -1,0 +1,1 @@
+"""Reading and writing the files of benchmarks: data, answers, downloads."""
