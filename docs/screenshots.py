@@ -75,7 +75,7 @@ def main() -> None:
         answer.seconds = None  # this machine's, of no use to a reader
     figure.save(figure.decode_figure(decode), IMAGES / "figure.png", dpi=110)
     words = ["cup", "vase", "train", "backpack", "toilet", "toothbrush"]
-    looked = lens.look(model, processor, [picture], {"words": words})
+    looked = lens.read_vision_tokens(model, processor, [picture], {"words": words})
     figure.save(figure.lens_figure(looked), IMAGES / "lens-figure.png", dpi=110)
     server = uvicorn.Server(
         uvicorn.Config(create_app(["tiny"]), host="127.0.0.1", port=PORT, log_level="error", ws="none")

@@ -190,7 +190,7 @@ def test_the_demo_page(seen: Any, tmp_path: Path) -> None:
 
 def test_the_lens_page(seen: Any, tmp_path: Path) -> None:
     model, processor = families.build("llava")
-    looked = lens.look(model, processor, [families.picture(1, (60, 60))], {"words": ["a", "b", "c"]})
+    looked = lens.read_vision_tokens(model, processor, [families.picture(1, (60, 60))], {"words": ["a", "b", "c"]})
     path = lens_page.write(tmp_path / "lens.html", looked)
     seen.page.goto(path.as_uri())
     stage = seen.page.locator(".stage").bounding_box()

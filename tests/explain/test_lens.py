@@ -17,7 +17,9 @@ from revisit.models.prompts import prepare
 @pytest.fixture(scope="module")
 def seen() -> lens.Lens:
     model, processor = families.build("llava")
-    return lens.look(model, processor, [families.picture(1, (90, 60))], {"words": ["a", "b", "c", "zebra"]}, best=3)
+    return lens.read_vision_tokens(
+        model, processor, [families.picture(1, (90, 60))], {"words": ["a", "b", "c", "zebra"]}, best=3
+    )
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def test_the_best_of_the_vocabulary(seen: lens.Lens, whole: torch.Tensor, monkey
     model, processor = families.build("llava")
     monkeypatch.setattr(lens, "ROWS", 7)
     monkeypatch.setattr(lens, "COLUMNS", 50)
-    sliced = lens.look(model, processor, [families.picture(1, (90, 60))], best=3)
+    sliced = lens.read_vision_tokens(model, processor, [families.picture(1, (90, 60))], best=3)
     chance, top = whole.softmax(-1).topk(3, dim=-1)
     for made in (seen.readings[0], sliced.readings[0]):
         assert torch.allclose(made.chance, chance, atol=1e-5)
@@ -64,18 +66,20 @@ def test_shares_within_a_set(seen: lens.Lens, whole: torch.Tensor) -> None:
 def test_norm_changes_the_layers_below_the_last_only(seen: lens.Lens) -> None:
     model, processor = families.build("llava")
     image = families.picture(1, (90, 60))
-    normed = lens.look(model, processor, [image], best=3, norm="final").readings[0].chance
+    normed = lens.read_vision_tokens(model, processor, [image], best=3, norm="final").readings[0].chance
     plain = seen.readings[0].chance
     assert torch.allclose(normed[-1], plain[-1], atol=1e-6)
     assert not torch.allclose(normed[1], plain[1], atol=1e-3)
     with pytest.raises(RevisitError, match="norm must be"):
-        lens.look(model, processor, [image], norm="half")
+        lens.read_vision_tokens(model, processor, [image], norm="half")
 
 
 def test_many_words_keep_the_strongest_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lens, "MOST_MAPS", 2)
     model, processor = families.build("llava")
-    made = lens.look(model, processor, [families.picture(1, (90, 60))], {"letters": list("abcdef")}).readings[1]
+    made = lens.read_vision_tokens(
+        model, processor, [families.picture(1, (90, 60))], {"letters": list("abcdef")}
+    ).readings[1]
     assert len(made.entries) == 6
     assert len(made.words) == 2
     full_chance, full_top = made.chance[-1], made.top[-1]
@@ -86,7 +90,7 @@ def test_many_words_keep_the_strongest_maps(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_set_without_single_tokens_is_refused() -> None:
     model, processor = families.build("llava")
     with pytest.raises(RevisitError, match="at least two words that are single tokens"):
-        lens.look(model, processor, [families.picture(1)], {"words": ["zebra", "horse"]})
+        lens.read_vision_tokens(model, processor, [families.picture(1)], {"words": ["zebra", "horse"]})
 
 
 def test_the_page_holds_the_readings(seen: lens.Lens) -> None:

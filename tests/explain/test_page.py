@@ -33,8 +33,8 @@ def test_512_tokens_over_2000_vision_tokens_stay_under_5_mb() -> None:
 
 def test_a_heat_map_comes_back_within_a_byte() -> None:
     heat = np.array([0.2, 0.7, 0.5, np.inf], "float32")
-    assert list(page.quantise(heat)) == [0, 255, 153, 255]  # 0.3 / 0.5 · 255
-    assert list(page.quantise(np.full(3, 0.3, "float32"))) == [0, 0, 0]
+    assert list(page.quantize(heat)) == [0, 255, 153, 255]  # 0.3 / 0.5 · 255
+    assert list(page.quantize(np.full(3, 0.3, "float32"))) == [0, 0, 0]
 
 
 def test_the_page_holds_the_decode() -> None:

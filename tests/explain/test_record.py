@@ -86,7 +86,7 @@ def test_the_chosen_token_and_the_models_favourite_are_always_among_the_shown() 
 def test_pieces_wait_for_whole_characters() -> None:
     tokenizer = families.tokenizer()
     tokens = tokenizer("aé☃", add_special_tokens=False)["input_ids"]
-    pieces = record.pieces(tokenizer, tokens)
+    pieces = record.token_texts(tokenizer, tokens)
     assert pieces == ["a", "", "é", "", "", "☃"]
 
 

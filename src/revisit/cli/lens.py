@@ -57,10 +57,10 @@ def lens(
     if png is not None:
         need("matplotlib")
         figure.check_path(png)
-    from revisit.explain.lens import look
+    from revisit.explain.lens import read_vision_tokens
 
     loaded, processor = load(model, trust_remote_code=trust_remote_code)
-    seen = look(loaded, processor, pictures, sets, norm=norm, best=top, model_name=model)
+    seen = read_vision_tokens(loaded, processor, pictures, sets, norm=norm, best=top, model_name=model)
     at = len(seen.layers) - 1 if layer is None else layer
     if at >= len(seen.layers):
         raise RevisitError(

@@ -54,7 +54,7 @@ class Lens:
         return self.layout.tokens
 
 
-def look(
+def read_vision_tokens(
     model: Any,
     processor: Any,
     images: Sequence[Image],

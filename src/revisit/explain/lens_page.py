@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import html
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revisit.explain.page import document, scene
+from revisit.explain.page import images_payload
+from revisit.pages.document import script_page, write_page
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 def write(path: str | Path, lens: Lens, title: str = "") -> Path:
     """Write the page of a lens; returns its path."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(lens, title), "utf-8")
-    return path
+    return write_page(path, render(lens, title))
 
 
 def render(lens: Lens, title: str = "") -> str:
     """The page of a lens as one string of HTML."""
-    title = title or "What the vision tokens say"
-    keys = "click a patch, or use the arrow keys; [ and ] change the layer"
-    body = f"""<header class="top"><div><h1>{html.escape(title)}</h1>
-<p class="meta">{html.escape(lens.model)} · {keys}</p></div><div id="theme"></div></header><main id="main"></main>"""
     start = """const data = JSON.parse(document.getElementById("data").textContent);
-document.getElementById("theme").append(themeButton());
+document.getElementById("buttons").append(themeButton());
 window.lens = new LensView(document.getElementById("main"), data);"""
-    return document(title, body, payload(lens), ["viewer.css", "lens.css"], ["viewer.js", "lens.js"], start)
+    return script_page(
+        title or "What the vision tokens say",
+        payload(lens),
+        styles=["viewer.css", "lens.css"],
+        scripts=["viewer.js", "lens.js"],
+        start=start,
+        meta=f"{lens.model} · click a patch, or use the arrow keys; [ and ] change the layer",
+    )
 
 
 def payload(lens: Lens) -> dict[str, Any]:
     """Everything the page shows."""
     return {
-        **scene(lens.images, lens.layout),
+        **images_payload(lens.images, lens.layout),
         "model": lens.model,
         "layers": list(lens.layers),
         "depth": max(lens.layers),

@@ -8,14 +8,11 @@ page.write("out.html", decode)
 from __future__ import annotations
 
 import base64
-import html
-import io
-import json
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit.explain.record import Answer, Decode, Step, label
+from revisit.pages.document import data_uri, script_page, write_page
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,74 +20,42 @@ if TYPE_CHECKING:
 
     from revisit.models.geometry import Layout
 
-LONGEST_SIDE = 1024  # of the image in the page; the model saw the original
-# Nothing may be fetched: a page that works from disk also tells nobody that it was opened.
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
-
 
 def write(path: str | Path, decode: Decode, title: str = "") -> Path:
     """Write the page of a decode; returns its path."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(decode, title), "utf-8")
-    return path
+    return write_page(path, render(decode, title))
 
 
 def render(decode: Decode, title: str = "") -> str:
     """The page of a decode as one string of HTML."""
-    head = f"{html.escape(decode.model)} · {', '.join(html.escape(label(a.method)) for a in decode.answers)}"
-    body = f"""<header class="top"><div><h1>{html.escape(decode.prompt)}</h1><p class="meta">{head}</p></div>
-<div id="theme"></div></header><main id="main"></main>"""
     start = """const data = JSON.parse(document.getElementById("data").textContent);
-document.getElementById("theme").append(themeButton());
+document.getElementById("buttons").append(themeButton());
 window.viewer = new Viewer(document.getElementById("main"), data);"""
-    return document(title or decode.prompt, body, payload(decode), ["viewer.css"], ["viewer.js"], start)
-
-
-def document(title: str, body: str, data: Any, styles: list[str], scripts: list[str], start: str) -> str:
-    """A self-contained HTML document: body, JSON data in element "data", and the named assets."""
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<link rel="icon" href="data:,">
-<title>{html.escape(title)}</title>
-<style>
-{"".join(map(asset, styles))}</style></head>
-<body>
-{body}
-<script type="application/json" id="data">{embed(data)}</script>
-<script>
-{"".join(map(asset, scripts))}{start}
-</script></body></html>
-"""
-
-
-def asset(name: str) -> str:
-    """The text of a file that pages are made of."""
-    return resources.files("revisit.explain").joinpath("assets", name).read_text("utf-8")
-
-
-def embed(data: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return script_page(
+        title or decode.prompt,
+        payload(decode),
+        styles=["viewer.css"],
+        scripts=["viewer.js"],
+        start=start,
+        heading=decode.prompt,
+        meta=f"{decode.model} · {', '.join(label(answer.method) for answer in decode.answers)}",
+    )
 
 
 def payload(decode: Decode) -> dict[str, Any]:
     """Everything the page shows."""
     return {
-        **scene(decode.images, decode.layout),
+        **images_payload(decode.images, decode.layout),
         "prompt": decode.prompt,
         "model": decode.model,
         "answers": [answer_payload(answer) for answer in decode.answers],
     }
 
 
-def scene(images: list[Image], layout: Layout) -> dict[str, Any]:
+def images_payload(images: list[Image], layout: Layout) -> dict[str, Any]:
     """Images and the grids of vision tokens on them, in pixels of the originals."""
     return {
-        "images": [{"src": picture(image), "w": image.width, "h": image.height} for image in images],
+        "images": [{"src": data_uri(image), "w": image.width, "h": image.height} for image in images],
         "grids": [
             {
                 "image": grid.image,
@@ -106,20 +71,6 @@ def scene(images: list[Image], layout: Layout) -> dict[str, Any]:
         ],
         "reason": layout.reason,
     }
-
-
-def picture(image: Image) -> str:
-    """A data URI of the image, made smaller where it is large."""
-    small = image.convert("RGB")
-    small.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
-    out = io.BytesIO()
-    if small.width * small.height <= 256 * 256:
-        small.save(out, "PNG", optimize=True)
-        kind = "png"
-    else:
-        small.save(out, "JPEG", quality=85)
-        kind = "jpeg"
-    return f"data:image/{kind};base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
 def answer_payload(answer: Answer) -> dict[str, Any]:
@@ -162,10 +113,10 @@ def step_payload(step: Step) -> tuple[dict[str, Any], bytes | None]:
     if step.index is not None:
         entry["i"], entry["l"] = step.index, step.layer
         entry["d"] = None if step.divergence is None else float(f"{step.divergence:.4g}")
-    return entry, None if step.heat is None else quantise(step.heat)
+    return entry, None if step.heat is None else quantize(step.heat)
 
 
-def quantise(heat: np.ndarray) -> bytes:
+def quantize(heat: np.ndarray) -> bytes:
     """Divergences as bytes, 0 the smallest of the step and 255 the largest; what is not finite is the largest."""
     import numpy as np
 

@@ -153,7 +153,7 @@ def answer_of(
     records = trace.rows[row].records
     steps = [
         step_of(tokenizer, token, text, records[number] if number < len(records) else None, trace.method)
-        for number, (token, text) in enumerate(zip(tokens, pieces(tokenizer, tokens), strict=True))
+        for number, (token, text) in enumerate(zip(tokens, token_texts(tokenizer, tokens), strict=True))
     ]
     text = tokenizer.decode(tokens, skip_special_tokens=True).strip()
     return Answer(dict(trace.method), steps, text, tuple(trace.layers), seconds)
@@ -221,7 +221,7 @@ def shift(base: Sequence[float], final: Sequence[float]) -> float:
     return min(1.0, 0.5 * (listed + abs(sum(base) - sum(final))))
 
 
-class Pieces:
+class TokenTexts:
     """What each token adds to the text, one after the other; bytes of an unfinished character wait for the rest of it."""
 
     def __init__(self, tokenizer: Any) -> None:
@@ -236,9 +236,9 @@ class Pieces:
         return now[len(before) :] if now.startswith(before) else token_text(self.tokenizer, token)
 
 
-def pieces(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
+def token_texts(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
     """What each token adds to the text."""
-    reader = Pieces(tokenizer)
+    reader = TokenTexts(tokenizer)
     return [reader.add(token) for token in tokens]
 
 

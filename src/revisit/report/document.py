@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+from revisit.pages.document import static_page
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -141,47 +143,6 @@ def _escape(text: str) -> str:
 
 # -- HTML ----------------------------------------------------------------------------------------------------------
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1b1d22; --soft: #5b616b; --line: #d5d9e0; --page: #fff; --tint: #eaf2fb;
-  --pub: #fbf3e3; --pubink: #7a4b00; --code: #f3f4f6; --card: #fff; --link: #0b57a4; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e7e9ec; --soft: #a3abb6; --line: #3b414b; --page: #15171b;
-  --tint: #1d2c3f; --pub: #2d2412; --pubink: #f0c674; --code: #22262d; --card: #fff; --link: #7db7f0; } }
-* { box-sizing: border-box; }
-body { font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; color: var(--ink);
-  background: var(--page); margin: 0 auto; max-width: 74rem; padding: 2.2rem 1.2rem 4rem; }
-h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .4rem; letter-spacing: -.01em; }
-h2 { font-size: 1.3rem; margin: 3rem 0 .5rem; padding-bottom: .25rem; border-bottom: 2px solid var(--ink); }
-h3 { font-size: 1.06rem; margin: 2rem 0 .3rem; }
-p { margin: .5rem 0; max-width: 46rem; } .lead { color: var(--soft); }
-a { color: var(--link); }
-nav ol { margin: 1rem 0 0; padding: .8rem 1rem .8rem 2.2rem; background: var(--code); border-radius: 6px;
-  columns: 2 18rem; font-size: .92rem; }
-.block { margin: 1.1rem 0 .6rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem;
-  border-top: 2px solid var(--ink); border-bottom: 2px solid var(--ink); }
-.cap { font-size: .92rem; max-width: 52rem; margin: 0 0 .45rem; }
-th, td { padding: .26rem .6rem; text-align: right; white-space: nowrap; vertical-align: top; font-weight: 400; }
-th.w, td.w { text-align: left; }
-thead th { font-weight: 600; } thead tr:last-child th { border-bottom: 1px solid var(--ink); }
-thead th.g { text-align: center; border-bottom: 1px solid var(--line); }
-tbody tr + tr td { border-top: 1px solid var(--line); }
-td small { display: block; color: var(--soft); font-size: .75rem; }
-td b { font-weight: 700; } td u { text-underline-offset: 3px; }
-tr.m td { background: var(--tint); }
-.pub { background: var(--pub); border-left: 4px solid var(--pubink); padding: .7rem .9rem; border-radius: 4px; }
-.badge { display: inline-block; font-size: .72rem; font-weight: 700; letter-spacing: .04em; text-transform: uppercase;
-  color: var(--pubink); border: 1px solid var(--pubink); border-radius: 3px; padding: 0 .35rem; margin-right: .5rem; }
-figure { margin: 1.2rem 0; } figure img { background: var(--card); max-width: 100%; height: auto; border-radius: 6px;
-  border: 1px solid var(--line); padding: .4rem; }
-figcaption { font-size: .92rem; max-width: 46rem; margin-top: .35rem; }
-.made { font-size: .84rem; color: var(--soft); max-width: none; }
-.made code { background: var(--code); padding: .1rem .35rem; border-radius: 4px; color: var(--ink);
-  overflow-wrap: anywhere; }
-details { margin: .8rem 0; } summary { cursor: pointer; color: var(--link); }
-@media print { body { max-width: none; font-size: 11px; } nav { display: none; } details { display: block; } }
-"""
-
 
 def to_html(document: Document) -> str:
     """One page that needs nothing else: style and figures are inside."""
@@ -192,11 +153,7 @@ def to_html(document: Document) -> str:
         mark = f' id="{anchor(section.title)}"' if section.level == 2 else ""
         body.append(f"<h{section.level}{mark}>{e(section.title)}</h{section.level}>")
         body += [_block_html(block, document.source) for block in section.blocks]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
-        f'content="width=device-width, initial-scale=1"><title>{e(document.title)}</title><style>{STYLE}</style></head>\n'
-        f"<body>\n{chr(10).join(body)}\n</body></html>\n"
-    )
+    return static_page(document.title, "\n".join(body), "report.css")
 
 
 def _block_html(block: Block, source: str) -> str:

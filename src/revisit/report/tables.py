@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from revisit.benchmarks.base import Metric
 from revisit.evaluation.comparison import Row, Table, Value
+from revisit.pages.document import static_page
 
 CSV_COLUMNS = (
     *("model", "benchmark", "version", "variant", "n", "method", "metric", "better", "value", "low", "high"),
@@ -163,24 +164,6 @@ def _latex_value(metric: Metric, value: Value) -> str:
     return rf"{text}$^{{{mark}}}$" if mark else text
 
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1c1e21; --soft: #5d6470; --line: #d9dde3; --best: #e8f3ec; --page: #fff; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e8eb; --soft: #9aa3af; --line: #3a404a; --best: #1e3a2b; --page: #16181c; } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page); margin: 2rem auto;
-  max-width: 72rem; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .3rem; }
-.sub, .notes { color: var(--soft); font-size: .9rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabular-nums; }
-th, td { padding: .35rem .8rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-thead th { border-bottom: 2px solid var(--ink); }
-td small { display: block; color: var(--soft); font-size: .78rem; }
-td.best { background: var(--best); } td.best b { font-weight: 700; }
-"""
-
-
 def to_html(tables: Sequence[Table], title: str = "Comparison of decoding methods") -> str:
     """One self-contained page: values with intervals, differences to the baseline with corrected p-values."""
     e = html.escape
@@ -196,11 +179,7 @@ def to_html(tables: Sequence[Table], title: str = "Comparison of decoding method
         )
         if table.notes:
             body.append('<ul class="notes">' + "".join(f"<li>{e(note)}</li>" for note in table.notes) + "</ul>")
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
-        f'content="width=device-width, initial-scale=1"><title>{e(title)}</title><style>{_STYLE}</style></head>\n'
-        f"<body>{''.join(body)}</body></html>\n"
-    )
+    return static_page(title, "\n".join(body), "tables.css")
 
 
 def _html_row(table: Table, row: Row) -> str:

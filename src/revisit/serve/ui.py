@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import html
 import json
 import queue
 import threading
@@ -122,10 +121,10 @@ class Steps:
     """A transformers streamer that hands on every chosen token with what the trace recorded about it."""
 
     def __init__(self, tokenizer: Any, trace: Any, send: Callable[[Any], None]) -> None:
-        from revisit.explain.record import Pieces
+        from revisit.explain.record import TokenTexts
 
         self.tokenizer, self.trace, self.send = tokenizer, trace, send
-        self.reader, self.count, self.prompt_seen = Pieces(tokenizer), 0, False
+        self.reader, self.count, self.prompt_seen = TokenTexts(tokenizer), 0, False
 
     def put(self, value: Any) -> None:
         if not self.prompt_seen:  # the first call is the prompt
@@ -179,7 +178,7 @@ class Job:
             self.room.turn.release()
 
     def _answer(self) -> None:
-        from revisit.explain.page import scene
+        from revisit.explain.page import images_payload
         from revisit.explain.record import Answer, Decode, label, layout_of
         from revisit.models.prompts import prepare
 
@@ -194,7 +193,7 @@ class Job:
             {"label": label(d), "far": d.get("select") == "max", "n": layout.tokens, "maps": "", "steps": []}
             for d in described
         ]
-        self.send("scene", **scene([ask.image], layout), answers=blank)
+        self.send("scene", **images_payload([ask.image], layout), answers=blank)
         answers: list[Answer | None] = [None] * len(ask.methods)
         threads = [
             threading.Thread(
@@ -269,9 +268,10 @@ def create_app(
     models: typing.Sequence[str] = ("tiny",), loader: Callable[[str], tuple[Any, Any]] | None = None
 ) -> FastAPI:
     """The page and what it asks for."""
-    from revisit.explain.page import picture, render
+    from revisit.explain.page import render
     from revisit.models.images import read_image
     from revisit.models.loading import load
+    from revisit.pages.document import data_uri
 
     room = Room(tuple(models), loader or load)
     app = FastAPI(title="ReVisiT", docs_url=None, redoc_url=None, openapi_url=None)
@@ -281,7 +281,7 @@ def create_app(
         return JSONResponse({"error": text}, status)
 
     def keep(image: Image) -> JSONResponse:
-        return JSONResponse({"id": room.images.put(image), "w": image.width, "h": image.height, "src": picture(image)})
+        return JSONResponse({"id": room.images.put(image), "w": image.width, "h": image.height, "src": data_uri(image)})
 
     @app.middleware("http")
     async def same_origin(request: Request, call_next: Any) -> Response:
@@ -360,7 +360,7 @@ def sample_scene() -> Image:
 
 def page(models: typing.Sequence[str]) -> str:
     """The page itself, with everything it needs inside."""
-    from revisit.explain.page import asset, embed
+    from revisit.pages.document import script_page
 
     setup = {
         "models": list(models),
@@ -374,24 +374,17 @@ def page(models: typing.Sequence[str]) -> str:
     policy = (
         "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
     )
-    styles = asset("viewer.css") + asset("ui.css")
-    scripts = asset("viewer.js") + asset("ui.js")
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{html.escape(policy, quote=True)}">
-<link rel="icon" href="data:,">
-<title>ReVisiT</title><style>
-{styles}</style></head><body>
-<header class="top"><div><h1>ReVisiT</h1><p class="meta">Ask about an image; see which patch spoke.</p></div>
-<div id="theme"></div></header><main id="main"></main>
-<script type="application/json" id="data">{embed(setup)}</script>
-<script>
-{scripts}
-document.getElementById("theme").append(themeButton());
-window.studio = new Studio(document.getElementById("main"), JSON.parse(document.getElementById("data").textContent));
-</script></body></html>
-"""
+    start = """document.getElementById("buttons").append(themeButton());
+window.studio = new Studio(document.getElementById("main"), JSON.parse(document.getElementById("data").textContent));"""
+    return script_page(
+        "ReVisiT",
+        setup,
+        styles=["viewer.css", "ui.css"],
+        scripts=["viewer.js", "ui.js"],
+        start=start,
+        meta="Ask about an image; see which patch spoke.",
+        policy=policy,
+    )
 
 
 @functools.cache

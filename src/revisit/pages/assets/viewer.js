@@ -23,7 +23,7 @@ function bytes(base64) {
   return out;
 }
 
-function heatColour(t) {
+function heatColor(t) {
   const at = Math.max(0, Math.min(0.9999, t)) * (STOPS.length - 1);
   const k = Math.floor(at), f = at - k;
   const mix = STOPS[k].map((v, i) => Math.round(v + (STOPS[k + 1][i] - v) * f));
@@ -131,7 +131,7 @@ class Stage {
           const rect = [left, top, Math.round(x1 * w) - left, Math.round(y1 * h) - top];
           if (this.heat && this.values) {
             const value = this.values(grid.first + r * (grid.columns + grid.gap) + c);
-            if (value !== null) { pen.fillStyle = heatColour(value); pen.fillRect(...rect); }
+            if (value !== null) { pen.fillStyle = heatColor(value); pen.fillRect(...rect); }
           }
           if (this.lines) {
             pen.strokeStyle = "rgba(255,255,255,.55)"; pen.lineWidth = Math.max(1, ratio / 2);

@@ -1,0 +1,98 @@
+"""Self-contained HTML documents: style, script, data and pictures are inside, and nothing is fetched."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from PIL.Image import Image
+
+LONGEST_SIDE = 1024  # of a picture in a page; the model saw the original
+# A page that works from disk and tells nobody that it was opened.
+OFFLINE = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+
+def script_page(
+    title: str,
+    data: Any,
+    *,
+    styles: Sequence[str],
+    scripts: Sequence[str],
+    start: str,
+    heading: str = "",
+    meta: str = "",
+    policy: str = OFFLINE,
+) -> str:
+    """A page drawn by scripts: the named assets, JSON data in element "data", and `start`, which runs last."""
+    return _render(
+        title=title,
+        heading=heading or title,
+        meta=meta,
+        policy=policy,
+        style="".join(map(asset, styles)),
+        script="".join(map(asset, scripts)) + start,
+        data=embed(data),
+    )
+
+
+def static_page(title: str, body: str, style: str) -> str:
+    """A page without scripts; `body` is HTML, already escaped, and `style` names an asset."""
+    return _render(title=title, body=body, style=asset(style), policy=OFFLINE)
+
+
+def _render(*, title: str, policy: str, heading: str = "", meta: str = "", **trusted: str) -> str:
+    """The template filled in: these texts are escaped, `trusted` ones are ours and stand as they are."""
+    from markupsafe import Markup
+
+    safe = {name: Markup(text) for name, text in trusted.items()}
+    return _template().render(title=title, policy=policy, heading=heading, meta=meta, **safe)
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
+    environment.globals.update(body="", script="", style="", data="")
+    return environment.from_string(asset("page.html"))
+
+
+def asset(name: str) -> str:
+    """The text of a file that pages are made of."""
+    return resources.files("revisit.pages").joinpath("assets", name).read_text("utf-8")
+
+
+def embed(data: Any) -> str:
+    """JSON that cannot end the script element it stands in."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def data_uri(image: Image, longest_side: int = LONGEST_SIDE) -> str:
+    """The image as a data URI, made smaller where it is large: PNG for small pictures, JPEG for others."""
+    small = image.convert("RGB")
+    small.thumbnail((longest_side, longest_side))
+    out = io.BytesIO()
+    if small.width * small.height <= 256 * 256:
+        small.save(out, "PNG", optimize=True)
+        kind = "png"
+    else:
+        small.save(out, "JPEG", quality=85)
+        kind = "jpeg"
+    return f"data:image/{kind};base64,{base64.b64encode(out.getvalue()).decode()}"
+
+
+def write_page(path: str | Path, text: str) -> Path:
+    """Write a page, making its folder; returns its path."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+    return path
