@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -193,3 +193,32 @@ def png_uri(picture: Any) -> str:
     out = io.BytesIO()
     picture.save(out, format="PNG")
     return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
+
+
+def test_the_same_option_has_the_same_name_everywhere() -> None:
+    """Where results go is --out, how many items --limit, how many together --batch-size; older names are not listed."""
+    import typer.main
+
+    from revisit.cli.main import RENAMED, app
+
+    def options(command: Any, path: str = "") -> Iterator[tuple[str, str]]:
+        for parameter in getattr(command, "params", []):
+            yield from ((path, name) for name in (*parameter.opts, *parameter.secondary_opts))
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from options(inner, f"{path} {name}")
+
+    listed = list(options(typer.main.get_command(app)))
+    assert [entry for entry in listed if entry[1].removeprefix("--") in RENAMED] == []
+    for path in (" eval", " ablate", " demo", " compare", " report", " analyze projection"):
+        assert (path, "--out") in listed
+
+
+def test_older_option_names_still_work(run: Callable[..., Done], tmp_path: Path) -> None:
+    assert run("scenes", "build", "new", "--n", "2").status == 0
+    assert len(list((tmp_path / "new/val2014").iterdir())) == 2
+    assert "new/results.json does not exist" in one_sentence(run("compare", "new", "--output", "table.md"))
+
+
+def test_nothing_is_drawn_where_nobody_looks(run: Callable[..., Done]) -> None:
+    done = run("scenes", "build", "new", "--limit", "3")
+    assert done == (0, "3 usual scenes (seed 0) in new\n", "")

@@ -120,7 +120,7 @@ def test_two_processes_on_one_output_and_a_dead_holder(tmp_path: Path) -> None:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         with (
-            pytest.raises(RevisitError, match=rf"in use by process {holder.pid} on .*another --output"),
+            pytest.raises(RevisitError, match=rf"in use by process {holder.pid} on .*another --out"),
             locked(tmp_path),
         ):
             pass

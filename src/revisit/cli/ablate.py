@@ -30,7 +30,7 @@ def ablate(
     limit: int = typer.Option(None, min=1, help="Only the first items of each benchmark."),
     batch_size: int = typer.Option(8, min=1, help="Answers made together."),
     max_new_tokens: int = typer.Option(None, min=1, help="Longest answer; each benchmark's own if not given."),
-    output: Path = typer.Option(Path("ablation"), "--output", "-o", help="Where answers and results are kept."),
+    output: Path = typer.Option(Path("ablation"), "--out", "-o", help="Where answers and results are kept."),
     config: Path = typer.Option(
         None, "--config", "-c", help="YAML file with `panels` of your own; see docs/studies.md."
     ),
@@ -45,9 +45,9 @@ def ablate(
 
     Examples:
 
-      revisit ablate --data scenes:unusual:200 --output runs/ablation
+      revisit ablate --data scenes:unusual:200 --out runs/ablation
 
-      revisit ablate b --benchmark pope --set layers=all --output runs/alpha
+      revisit ablate b --benchmark pope --set layers=all --out runs/alpha
 
       revisit ablate --config grid.yaml
     """

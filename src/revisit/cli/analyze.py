@@ -17,7 +17,7 @@ DATA = typer.Option(
     "model's default is scenes:unusual:100).",
 )
 LIMIT = typer.Option(None, min=1, help="Only the first pictures.")
-OUTPUT = typer.Option(Path("results"), "--output", "-o", help="Where captions and results are kept.")
+OUTPUT = typer.Option(Path("results"), "--out", "-o", help="Where captions and results are kept.")
 METHOD = typer.Option("greedy", help="How the captions are decoded; settings as revisit:alpha=0.01.")
 TOKENS = typer.Option(512, min=1, help="Longest caption.")
 BATCH = typer.Option(8, min=1, help="Captions made together.")
@@ -40,7 +40,7 @@ def hallucinated_steps(
 ) -> None:
     """Where a caption names what is not there: is a word for what *is* there still among the likeliest?
 
-    Example: revisit analyze hallucinated-steps --data scenes:unusual:300 --output runs/studies
+    Example: revisit analyze hallucinated-steps --data scenes:unusual:300 --out runs/studies
     """
     from revisit.studies.steps import hallucinated_steps as study
 
@@ -62,7 +62,7 @@ def gt_vs_hal(
 ) -> None:
     """Probability of words for what the picture shows and does not show, with the image and without it.
 
-    Example: revisit analyze gt-vs-hal --data scenes:unusual:300 --output runs/studies
+    Example: revisit analyze gt-vs-hal --data scenes:unusual:300 --out runs/studies
     """
     from revisit.studies.grounding import gt_vs_hal as study
 
@@ -81,7 +81,7 @@ def projection(
 ) -> None:
     """What single vision tokens say, per layer, over the whole vocabulary and over object words.
 
-    Example: revisit analyze projection --data scenes:unusual:300 --output runs/studies
+    Example: revisit analyze projection --data scenes:unusual:300 --out runs/studies
     """
     from revisit.studies.projection import projection as study
 
@@ -104,7 +104,7 @@ def case_study(
 ) -> None:
     """What ReVisiT changed: every changed step by kind, and some of them candidate by candidate.
 
-    Example: revisit analyze case-study --set alpha=1e-3 --data scenes:unusual:100 --output runs/studies
+    Example: revisit analyze case-study --set alpha=1e-3 --data scenes:unusual:100 --out runs/studies
     """
     from revisit.decoding.method import parse_settings
     from revisit.evaluation.config import parse_assignments

@@ -10,7 +10,7 @@ from revisit.errors import RevisitError, need, unknown
 
 
 def compare(
-    folder: Path = typer.Argument(..., help="The --output folder of `revisit eval`."),
+    folder: Path = typer.Argument(..., help="The --out folder of `revisit eval`."),
     baseline: str = typer.Option(None, help="Method the others are tested against; greedy if it was run."),
     metric: list[str] = typer.Option(
         [], help="Only these metrics; patterns such as 'coco_*/F1' work. May be repeated."

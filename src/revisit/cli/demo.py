@@ -10,7 +10,7 @@ PROMPT = "Please describe this image in detail."
 
 
 def demo(
-    output: Path = typer.Option(Path("out"), "--output", "-o", help="Folder for the picture and the page."),
+    output: Path = typer.Option(Path("out"), "--out", "-o", help="Folder for the picture and the page."),
     scene: int = typer.Option(39, help="Which of the unusual scenes; the default is one where the difference shows."),
 ) -> None:
     """Describe a picture with and without ReVisiT, on the embedded model; nothing is downloaded.

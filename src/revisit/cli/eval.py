@@ -36,7 +36,7 @@ def evaluate(
     seed: int = typer.Option(
         DEFAULT.seed, help="Seed of --sample; every item draws with a seed of its own made from it."
     ),
-    output: Path = typer.Option(Path(DEFAULT.output), "--output", "-o", help="Where answers and results are kept."),
+    output: Path = typer.Option(Path(DEFAULT.output), "--out", "-o", help="Where answers and results are kept."),
     config: Path = typer.Option(None, "--config", "-c", help="YAML file with these options as keys; flags beat it."),
     set_: list[str] = typer.Option(
         [], "--set", help="method.key=value, benchmark.key=value, or key=value for every method that has it."
@@ -64,7 +64,7 @@ def evaluate(
 
     Examples:
 
-      revisit eval --benchmark chair,pope --method greedy,revisit --output runs/first
+      revisit eval --benchmark chair,pope --method greedy,revisit --out runs/first
 
       revisit eval --model llava-hf/llava-1.5-7b-hf --method greedy,revisit,vcd --benchmark pope --data ~/data
 

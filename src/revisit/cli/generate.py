@@ -6,6 +6,7 @@ import json
 import re
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -188,14 +189,15 @@ def _open(path: str, allow_url: bool) -> Any:
     return fetch_image(path) if allow_url and path.startswith(("http://", "https://")) else open_image(Path(path))
 
 
-def _progress(groups: list[list[str]], *, quiet: bool) -> Any:
-    """A progress bar on stderr when there is more than one answer to wait for."""
+def _progress(groups: list[list[str]], *, quiet: bool) -> Iterator[list[str]]:
+    """The groups one by one, with a bar on a terminal when there is more than one answer to wait for."""
     if quiet or len(groups) < 2:
-        return groups
-    from rich.console import Console
-    from rich.progress import track
+        yield from groups
+        return
+    from revisit.cli.progress import progress_bar
 
-    return track(groups, description="Generating", console=Console(file=sys.stderr))
+    with progress_bar() as bar:
+        yield from bar.track(groups, description="Generating")
 
 
 def register(app: typer.Typer) -> None:

@@ -11,6 +11,9 @@ import typer
 
 from revisit.errors import EXTRAS, RevisitError, missing
 
+# Options of version 0.1 that have another name now; the old one is still understood, in every command.
+RENAMED = {"output": "out", "n": "limit", "batch": "batch-size", "new-tokens": "max-new-tokens"}
+
 app = typer.Typer(
     name="revisit",
     help="Decoding that keeps vision-language models honest about what they see.",
@@ -18,6 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
+    context_settings={"token_normalize_func": lambda name: RENAMED.get(name, name)},
 )
 
 # Each module has `register(app)`, which adds its command(s).

@@ -10,20 +10,20 @@ import typer
 def build(
     folder: Path = typer.Argument(help="A new folder."),
     split: str = typer.Option("usual", help="usual, unusual (contradicts the habits of places) or flat (no habits)."),
-    n: int = typer.Option(500, "--n", help="Number of pictures."),
+    limit: int = typer.Option(500, min=1, help="Number of pictures."),
     seed: int = typer.Option(0, help="Other seeds give other scenes."),
 ) -> None:
-    """Write n held-out scenes with CHAIR, POPE, HallusionBench, VQAv2 and MMMU files.
+    """Write held-out scenes with CHAIR, POPE, HallusionBench, VQAv2 and MMMU files.
 
-    Example: revisit scenes build scenes/unusual --split unusual --n 500 --seed 1
+    Example: revisit scenes build scenes/unusual --split unusual --limit 500 --seed 1
     """
-    from rich.progress import track
-
+    from revisit.cli.progress import progress_bar
     from revisit.tiny.build import build as write
 
-    steps = iter(track(range(n), description="scenes", transient=True)) if n > 0 else iter([])
-    write(folder, split, n, seed, progress=lambda done, total: (next(steps, None), None)[1])
-    typer.echo(f"{n} {split} scenes (seed {seed}) in {folder}")
+    with progress_bar() as bar:
+        task = bar.add_task("scenes", total=limit)
+        write(folder, split, limit, seed, progress=lambda done, total: bar.update(task, completed=done))
+    typer.echo(f"{limit} {split} scenes (seed {seed}) in {folder}")
 
 
 def register(app: typer.Typer) -> None:

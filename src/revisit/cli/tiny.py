@@ -26,8 +26,8 @@ def train(
     Example: revisit tiny train work --out my-tiny
     """
     import torch
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from revisit.cli.progress import progress_bar
     from revisit.tiny.train import STAGES, Recipe
     from revisit.tiny.train import train as run
 
@@ -39,8 +39,7 @@ def train(
     stages = tuple(stage or STAGES)
     target = (out or folder / "model") if stages[-1] == STAGES[-1] else None
     bars: dict[str, Any] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns) as progress:
+    with progress_bar() as progress:
 
         def show(name: str, done: int, total: int, loss: float) -> None:
             if name not in bars:
@@ -60,7 +59,7 @@ def evaluate(
     validation: int = typer.Option(400, help="Unusual scenes on which the settings are chosen."),
     test: int = typer.Option(1000, help="Other unusual scenes on which they are reported."),
     grid: bool = typer.Option(False, "--grid", help="Report every combination of settings on the test scenes too."),
-    batch: int = typer.Option(32, help="Captions generated at once."),
+    batch_size: int = typer.Option(32, min=1, help="Captions generated at once."),
     workers: int = typer.Option(1, help="Processes that decode side by side."),
     seed: int = typer.Option(101, help="Of the usual scenes; validation and test have the two after it."),
     threads: int = typer.Option(None, help="CPU threads; by default torch's choice."),
@@ -75,7 +74,7 @@ def evaluate(
 
     if threads:
         torch.set_num_threads(threads)
-    plan = Plan(usual, validation, test, batch, workers, seed=seed, grid_on_test=grid)
+    plan = Plan(usual, validation, test, batch_size, workers, seed=seed, grid_on_test=grid)
     typer.echo(report(model, plan, out, say=lambda line: typer.echo(line, err=True)))
 
 

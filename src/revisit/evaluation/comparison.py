@@ -96,7 +96,7 @@ def compare_folder(
         if entry["status"] == "complete" and (keys is None or entry["key"] in keys):
             groups.setdefault(_group(entry), []).append(_scored(output, entry))
     if not groups:
-        raise RevisitError(f"{output} holds no finished cell yet; run `revisit eval` with this --output to the end.")
+        raise RevisitError(f"{output} holds no finished cell yet; run `revisit eval` with this --out to the end.")
     if baseline is not None:
         known = {cell.label for cells in groups.values() for cell in cells}
         known |= {cell.entry["method"]["name"] for cells in groups.values() for cell in cells}

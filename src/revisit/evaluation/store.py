@@ -97,7 +97,7 @@ def disk_error(error: OSError, path: Path) -> RevisitError:
     reason = reasons.get(error.errno or 0, os.strerror(error.errno) if error.errno else str(error))
     return RevisitError(
         f"Cannot write {path}: {reason}. Every answer stored so far is intact; "
-        "make room or choose another --output, and run the same command again to go on."
+        "make room or choose another --out, and run the same command again to go on."
     )
 
 
@@ -121,9 +121,9 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise RevisitError(f"{path} does not exist: give the --output folder of a `revisit eval` run.") from error
+        raise RevisitError(f"{path} does not exist: give the --out folder of a `revisit eval` run.") from error
     except NotADirectoryError as error:
-        raise RevisitError(f"{path.parent} is a file: give the --output folder of a `revisit eval` run.") from error
+        raise RevisitError(f"{path.parent} is a file: give the --out folder of a `revisit eval` run.") from error
     except (ValueError, UnicodeDecodeError) as error:
         raise RevisitError(f"{path} is not valid JSON ({error}); move it away and run `revisit eval` again.") from error
 
@@ -133,7 +133,7 @@ def read_results(output: Path) -> Any:
     results = read_json(output / "results.json")
     if not isinstance(results, dict) or results.get("schema") != SCHEMA or not isinstance(results.get("cells"), list):
         raise RevisitError(
-            f"{output / 'results.json'} was not written by this version of `revisit eval`: give another --output, or move "
+            f"{output / 'results.json'} was not written by this version of `revisit eval`: give another --out, or move "
             "that file away (the answers beside it are kept)."
         )
     return results
@@ -166,7 +166,7 @@ def locked(output: Path) -> Iterator[None]:
         except BlockingIOError as error:
             holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
             raise RevisitError(
-                f"{output} is in use by {holder}; wait until it ends, or give this run another --output."
+                f"{output} is in use by {holder}; wait until it ends, or give this run another --out."
             ) from error
         try:
             os.ftruncate(descriptor, 0)

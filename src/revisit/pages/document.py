@@ -48,12 +48,12 @@ def static_page(title: str, body: str, style: str) -> str:
     return _render(title=title, body=body, style=asset(style), policy=OFFLINE)
 
 
-def _render(*, title: str, policy: str, heading: str = "", meta: str = "", **trusted: str) -> str:
+def _render(*, title: str, heading: str = "", meta: str = "", **trusted: str) -> str:
     """The template filled in: these texts are escaped, `trusted` ones are ours and stand as they are."""
     from markupsafe import Markup
 
     safe = {name: Markup(text) for name, text in trusted.items()}
-    return _template().render(title=title, policy=policy, heading=heading, meta=meta, **safe)
+    return _template().render(title=title, heading=heading, meta=meta, **safe)
 
 
 @cache

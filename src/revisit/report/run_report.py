@@ -40,7 +40,7 @@ class Found:
 def gather(folder: Path) -> Found:
     """Everything below `folder` that a report can show; refuses a folder with nothing."""
     if not folder.is_dir():
-        raise RevisitError(f"{folder} is no folder; give the --output folder of `revisit eval`, `ablate` or `analyze`.")
+        raise RevisitError(f"{folder} is no folder; give the --out folder of `revisit eval`, `ablate` or `analyze`.")
     runs, ablations = [], []
     for path in sorted(folder.rglob("results.json")):
         place, results = path.parent, read_json(path)
