@@ -4,25 +4,6 @@ from __future__ import annotations
 
 import typer
 
-# What was decoded with ReVisiT on a tiny model of the family, through its own processor, in the tests.
-TESTED = {
-    "aya_vision": "Aya Vision",
-    "gemma3": "Gemma 3",
-    "glm4v": "GLM-4V",
-    "idefics3": "Idefics 3",
-    "internvl": "InternVL 2.5, 3",
-    "llava": "LLaVA 1.5",
-    "llava_next": "LLaVA-NeXT",
-    "llava_onevision": "LLaVA-OneVision",
-    "mistral3": "Mistral 3, Pixtral (its processor needs torchvision)",
-    "paligemma": "PaliGemma",
-    "qwen2_vl": "Qwen2-VL",
-    "qwen2_5_vl": "Qwen2.5-VL",
-    "qwen3_vl": "Qwen3-VL",
-    "smolvlm": "SmolVLM",
-    "vipllava": "ViP-LLaVA",
-}
-
 
 def methods(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
     """List the decoding methods: what each does, what it costs, where it comes from."""
@@ -58,9 +39,12 @@ def models(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) ->
     """List the model families, and the layers the paper recommends for each."""
     import json
 
-    from revisit import ReVisiT
+    from revisit.models import families
 
-    rows = [{"family": key, "models": text, "layers": ReVisiT.recommended(key).layers} for key, text in TESTED.items()]
+    rows = [
+        {"family": family.model_type, "models": family.title, "needs": family.needs, "layers": family.layers}
+        for family in families.tested()
+    ]
     if as_json:
         print(json.dumps(rows, ensure_ascii=False, indent=2))
         return
@@ -69,7 +53,8 @@ def models(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) ->
 
     table = Table("model_type", "models", "recommended layers", box=None)
     for row in rows:
-        table.add_row(f"[bold]{row['family']}[/]", str(row["models"]), str(row["layers"]))
+        needs = f" (its processor needs {row['needs']})" if row["needs"] else ""
+        table.add_row(f"[bold]{row['family']}[/]", f"{row['models']}{needs}", row["layers"])
     console = Console()
     console.print(table)
     console.print(

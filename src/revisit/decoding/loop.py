@@ -38,7 +38,7 @@ from revisit.decoding.method import Method
 from revisit.decoding.trace import RowTrace, StepRecord, Trace
 from revisit.errors import RevisitError
 from revisit.models.geometry import grids
-from revisit.models.known import processor_of
+from revisit.models.loading import processor_of
 from revisit.models.parts import ModelParts, describe
 from revisit.step.reference import Refinement
 from revisit.taps.early_exits import EarlyExits

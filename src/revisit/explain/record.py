@@ -112,11 +112,12 @@ def explain(
 
 def name_of(model: Any) -> str:
     """What to call a model: its hub id, or the name of its folder; never where on this machine it lies."""
-    from revisit.tiny import __file__ as tiny
+    from revisit.models.loading import EMBEDDED, embedded_folder
 
     where = str(getattr(model.config, "_name_or_path", ""))
     if where and Path(where).is_dir():
-        return "tiny" if Path(tiny).parent in Path(where).resolve().parents else Path(where).resolve().name
+        folder = Path(where).resolve()
+        return EMBEDDED if folder == embedded_folder().resolve() else folder.name
     return where or type(model).__name__
 
 

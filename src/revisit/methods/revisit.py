@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from revisit.decoding.method import Method
 from revisit.errors import RevisitError, unknown
+from revisit.models import families
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,7 +94,7 @@ class ReVisiT(Method):
         """
         kind = model if isinstance(model, str) else model.config.model_type
         own = getattr(getattr(model, "generation_config", None), "revisit", None) or {}
-        return cls(**{"layers": "all" if kind.startswith("qwen") else "last", **own, **overrides})
+        return cls(**{"layers": families.of(kind).layers, **own, **overrides})
 
     def rule(self, *, normalize: bool) -> Rule:
         """These settings as those of one step."""

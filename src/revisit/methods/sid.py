@@ -16,6 +16,7 @@ import torch
 
 from revisit.errors import RevisitError
 from revisit.methods.contrastive import Contrastive, cut
+from revisit.models import families
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +46,7 @@ def budget(keep: int | float | None, tokens: Tensor, model_type: str) -> Tensor:
     """
     if isinstance(keep, int):
         return tokens.clamp_max(keep)
-    share = (100 / 576 if model_type in ("llava", "vipllava") else 0.1) if keep is None else keep
+    share = families.of(model_type).sid_share if keep is None else keep
     return (tokens * share).round().long().clamp_min(1)
 
 

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import importlib.util
+import weakref
 from pathlib import Path
 from typing import Any
 
 from revisit.errors import RevisitError
-from revisit.models.known import remember
 
 EMBEDDED = "tiny"
+
+_PROCESSORS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # model -> processor
+
+
+def processor_of(model: Any) -> Any | None:
+    """The processor that the model was loaded with by `load`, or None."""
+    return _PROCESSORS.get(model)
+
+
+def embedded_folder() -> Path:
+    """The folder of the embedded model, which any transformers program can load."""
+    folder = Path(__file__).parents[1] / "tiny" / "weights"
+    if not (folder / "model.safetensors").is_file():
+        raise RevisitError(f"The embedded model is missing from {folder}; install revisit-decoding again.")
+    return folder
 
 
 def resolve(name_or_path: str | Path) -> str:
     """A local path or hub id; "tiny" is the embedded model."""
     if str(name_or_path) == EMBEDDED and not Path(EMBEDDED).is_dir():
-        from revisit.tiny import path
-
-        return str(path())
+        return str(embedded_folder())
     return str(name_or_path)
 
 
@@ -65,7 +78,7 @@ def load(
             f"The weights of {name!r} could not be loaded: {_first_line(error)} Only safetensors are read."
         ) from None
     processor = load_processor(name, trust_remote_code=trust_remote_code, **_hub_arguments(kwargs))
-    remember(model, processor)
+    _PROCESSORS[model] = processor  # for methods with words in their settings
     return model.eval(), processor
 
 

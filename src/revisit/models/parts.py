@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from revisit.errors import RevisitError
-
-FINAL_NORM_NAMES = ("norm", "final_layernorm", "final_layer_norm", "embedding_norm", "ln_f")
+from revisit.models import families
 
 
 @dataclass
@@ -101,16 +100,11 @@ def _same(logits: Tensor) -> Tensor:
 def _declared_transforms(text_config: Any) -> list[Callable[[Tensor], Tensor]]:
     """The identity, then what the configuration says may happen to the logits."""
     scale = 1.0
-    for name, power in (
-        ("logit_scale", 1),
-        ("output_multiplier", 1),
-        ("logits_scaling", -1),
-        ("logits_mup_width_multiplier", -1),
-    ):
+    for name, power in families.LOGIT_FACTORS.items():
         value = getattr(text_config, name, None)
         if isinstance(value, (int, float)) and value:
             scale *= float(value) ** power
-    cap = getattr(text_config, "final_logit_softcapping", None)
+    cap = getattr(text_config, families.LOGIT_CAP, None)
     transforms: list[Callable[[Tensor], Tensor]] = [_same]
     if scale != 1.0:
         transforms.append(lambda x: x * scale)
@@ -137,7 +131,7 @@ class ModelParts:
 
     @property
     def final_norm(self) -> nn.Module:
-        for name in FINAL_NORM_NAMES:
+        for name in families.FINAL_NORMS:
             module = getattr(self.decoder, name, None)
             if isinstance(module, nn.Module):
                 return module
@@ -186,8 +180,8 @@ class ModelParts:
 
 def vision_token_ids(config: Any) -> tuple[int, ...]:
     """The token ids that a model's configuration says stand for images and videos in its prompts."""
-    names = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
-    return tuple(dict.fromkeys(value for name in names if isinstance(value := getattr(config, name, None), int)))
+    values = (getattr(config, name, None) for name in families.VISION_TOKEN_IDS)
+    return tuple(dict.fromkeys(value for value in values if isinstance(value, int)))
 
 
 def describe(model: Any) -> str:

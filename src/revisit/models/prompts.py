@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
+from revisit.models import families
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -15,7 +16,7 @@ def chat_text(processor: Any, prompt: str, images: int = 1, system: str | None =
     """The prompt as the model's chat template writes it, pictures first, ready for the answer."""
     if getattr(processor, "chat_template", None) is None:
         token = getattr(processor, "image_token", "<image>")
-        if type(processor).__name__ == "PaliGemmaProcessor":  # its processor puts the pictures in front itself
+        if families.prefixes_images(processor):
             return prompt
         return "USER: " + f"{token}\n" * images + f"{prompt} ASSISTANT:"
     content: list[dict[str, str]] = [{"type": "image"} for _ in range(images)]
@@ -56,8 +57,7 @@ def encode(processor: Any, texts: Sequence[str], images: Sequence[Sequence[Image
 
 def vision_texts(processor: Any) -> tuple[str, ...]:
     """Texts that the processor would take for an image or a video."""
-    names = ("image_token", "video_token", "boi_token", "fake_image_token")
-    found = {str(getattr(processor, name)) for name in names if getattr(processor, name, None)}
+    found = {str(getattr(processor, name)) for name in families.VISION_TOKENS if getattr(processor, name, None)}
     return tuple(sorted(found - {""}))
 
 

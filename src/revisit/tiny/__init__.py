@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from revisit.models.loading import embedded_folder as path
 
-
-def path() -> Path:
-    """The folder of the embedded model, which any transformers program can load."""
-    from revisit.errors import RevisitError
-
-    folder = Path(__file__).parent / "weights"
-    if not (folder / "model.safetensors").is_file():
-        raise RevisitError(f"The embedded model is missing from {folder}; install revisit-decoding again.")
-    return folder
+__all__ = ["path"]

@@ -22,24 +22,14 @@ from typing import Any
 
 from revisit import settings
 from revisit.errors import RevisitError
+from revisit.models import families
 
 SUPPORTED = "0.32."  # both runners' interfaces are younger than vLLM's promises: other versions are refused
 SWITCH = "REVISIT_VLLM"
 
 # Decoder-only architectures whose forward returns the normed states of all scheduled tokens. LLaVA and Qwen2.5-VL are
 # run in the tests; the others have the same interface in vLLM's sources.
-ARCHITECTURES = {
-    "AyaVisionForConditionalGeneration": "aya_vision",
-    "Gemma3ForConditionalGeneration": "gemma3_mm",
-    "Idefics3ForConditionalGeneration": "idefics3",
-    "LlavaForConditionalGeneration": "llava",
-    "LlavaNextForConditionalGeneration": "llava_next",
-    "LlavaOnevisionForConditionalGeneration": "llava_onevision",
-    "Mistral3ForConditionalGeneration": "mistral3",
-    "Qwen2VLForConditionalGeneration": "qwen2_vl",
-    "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
-    "Qwen3VLForConditionalGeneration": "qwen3_vl",
-}
+ARCHITECTURES = families.vllm_modules()
 _ADAPTERS = {"V1": "v1", "V2": "v2"}
 
 

@@ -22,7 +22,8 @@ from revisit.integrations.vllm import ARCHITECTURES
 from revisit.integrations.vllm.head import ShardedHead
 from revisit.integrations.vllm.request import LAYERS_SWITCH, collectable
 from revisit.integrations.vllm.tap import Layout, Tap, publish
-from revisit.models.parts import FINAL_NORM_NAMES, vision_token_ids
+from revisit.models.families import FINAL_NORMS
+from revisit.models.parts import vision_token_ids
 from revisit.taps.vision import resolve_layers
 
 
@@ -77,7 +78,7 @@ def build_tap(model: Any, vllm_config: VllmConfig) -> Tap:
                 f"{type(model).__name__} does not give out intermediate states in vLLM; use {LAYERS_SWITCH}=last."
             )
         model.set_aux_hidden_state_layers(tuple(layer for layer in layers if layer < depth))
-    norm = next((getattr(decoder, name) for name in FINAL_NORM_NAMES if hasattr(decoder, name)), None)
+    norm = next((getattr(decoder, name) for name in FINAL_NORMS if hasattr(decoder, name)), None)
     ids = vision_token_ids(vllm_config.model_config.hf_config)
     return Tap(lambda: sharded_head(text), ids, depth, tied, layers, norm)
 

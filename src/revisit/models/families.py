@@ -1,0 +1,176 @@
+"""What differs from one model family to the next, in one table: a new family is one entry of `FAMILIES`.
+
+Most of a model is found by what it declares (see `parts`), so families that are not listed work too. An entry adds what
+no model declares: where its vision tokens lie on the image, the layers the paper recommends, its class in vLLM.
+Nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from revisit.models import patch_maps as maps
+from revisit.models.patch_maps import PatchMap, TokensPerSide
+
+# What families call the same thing.
+VISION_TOKEN_IDS = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")  # in configurations
+VISION_TOKENS = ("image_token", "video_token", "boi_token", "fake_image_token")  # in processors
+FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "embedding_norm", "ln_f")  # in decoders
+LOGIT_FACTORS = {"logit_scale": 1, "output_multiplier": 1, "logits_scaling": -1, "logits_mup_width_multiplier": -1}
+LOGIT_CAP = "final_logit_softcapping"
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model family, named by `model_type` in its configurations."""
+
+    model_type: str
+    title: str = ""  # the models that people know; empty unless the tests decode a tiny model of the family
+    layers: str = "last"  # what the paper recommends
+    patch_map: PatchMap | None = None
+    tokens_per_side: TokensPerSide = maps.patches_per_side
+    learned_queries: bool = False  # its vision tokens are no patches
+    sid_share: float = 0.1  # published share of the vision tokens that SID keeps
+    vllm: tuple[str, str] | None = None  # the class in vLLM and the module that holds it
+    needs: str = ""  # a package that its processor imports and this package does not install
+    prefixing_processor: str = ""  # the processor class, if it puts the images before the text by itself
+    native_suffix: str = (
+        ""  # checkpoints of this type run code of their own; the native ones are named with this ending
+    )
+    notes: str = ""
+
+    @property
+    def no_patch_map(self) -> str:
+        """Why there is no patch map."""
+        if self.learned_queries:
+            return f"{self.model_type} reads an image through a fixed set of learned queries, which lie nowhere on the image."
+        return f"where the vision tokens of a {self.model_type} model lie on the image is not known here."
+
+
+_MROPE = "Positions follow the image grid (M-RoPE); their offset is kept with the model's state."
+_DEEPSTACK = "Vision features are added again after the first decoder layers (DeepStack)."
+_VIDEO = "Without torchvision its processor is built for images only."
+
+FAMILIES = {
+    family.model_type: family
+    for family in (
+        Family(
+            "aya_vision",
+            "Aya Vision",
+            patch_map=maps.tiles,
+            tokens_per_side=maps.pixel_shuffled("downsample_factor"),
+            vllm=("AyaVisionForConditionalGeneration", "aya_vision"),
+        ),
+        Family("blip-2", learned_queries=True),
+        Family("deepseek_vl", patch_map=maps.padded_square),
+        Family(
+            "gemma3",
+            "Gemma 3",
+            patch_map=maps.pan_and_scan,
+            tokens_per_side=maps.pooled,
+            vllm=("Gemma3ForConditionalGeneration", "gemma3_mm"),
+        ),
+        Family("glm4v", "GLM-4V", patch_map=maps.merged, notes=f"{_MROPE} {_VIDEO}"),
+        Family("glm4v_moe", patch_map=maps.merged, notes=f"{_MROPE} {_VIDEO}"),
+        Family(
+            "idefics3",
+            "Idefics 3",
+            patch_map=maps.splits,
+            tokens_per_side=maps.pixel_shuffled("scale_factor"),
+            vllm=("Idefics3ForConditionalGeneration", "idefics3"),
+        ),
+        Family("instructblip", learned_queries=True),
+        Family("instructblipvideo", learned_queries=True),
+        Family("internvl", "InternVL 2.5, 3", patch_map=maps.tiles, tokens_per_side=maps.downsampled, notes=_VIDEO),
+        Family("internvl_chat", native_suffix="-hf"),
+        Family("kosmos-2", learned_queries=True),
+        Family(
+            "llava",
+            "LLaVA 1.5",
+            patch_map=maps.llava,
+            sid_share=100 / 576,
+            vllm=("LlavaForConditionalGeneration", "llava"),
+        ),
+        Family(
+            "llava_next",
+            "LLaVA-NeXT",
+            patch_map=maps.llava_next,
+            vllm=("LlavaNextForConditionalGeneration", "llava_next"),
+        ),
+        Family("llava_next_video", patch_map=maps.llava_next, notes=_VIDEO),
+        Family(
+            "llava_onevision",
+            "LLaVA-OneVision",
+            patch_map=maps.llava_onevision,
+            vllm=("LlavaOnevisionForConditionalGeneration", "llava_onevision"),
+            notes=_VIDEO,
+        ),
+        Family(
+            "mistral3",
+            "Mistral 3, Pixtral",
+            patch_map=maps.native,
+            vllm=("Mistral3ForConditionalGeneration", "mistral3"),
+            needs="torchvision",
+        ),
+        Family("paligemma", "PaliGemma", patch_map=maps.square, prefixing_processor="PaliGemmaProcessor"),
+        Family("qwen2_5_omni_thinker", layers="all", patch_map=maps.merged, needs="torchvision", notes=_MROPE),
+        Family(
+            "qwen2_5_vl",
+            "Qwen2.5-VL",
+            layers="all",
+            patch_map=maps.merged,
+            vllm=("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl"),
+            notes=f"{_MROPE} {_VIDEO}",
+        ),
+        Family(
+            "qwen2_vl",
+            "Qwen2-VL",
+            layers="all",
+            patch_map=maps.merged,
+            vllm=("Qwen2VLForConditionalGeneration", "qwen2_vl"),
+            notes=f"{_MROPE} {_VIDEO}",
+        ),
+        Family("qwen3_5", layers="all", patch_map=maps.merged, notes=f"{_MROPE} {_VIDEO}"),
+        Family("qwen3_5_moe", layers="all", patch_map=maps.merged, notes=f"{_MROPE} {_VIDEO}"),
+        Family("qwen3_omni_moe_thinker", layers="all", patch_map=maps.merged, needs="torchvision", notes=_MROPE),
+        Family(
+            "qwen3_vl",
+            "Qwen3-VL",
+            layers="all",
+            patch_map=maps.merged,
+            vllm=("Qwen3VLForConditionalGeneration", "qwen3_vl"),
+            notes=f"{_MROPE} {_DEEPSTACK} {_VIDEO}",
+        ),
+        Family("qwen3_vl_moe", layers="all", patch_map=maps.merged, notes=f"{_MROPE} {_DEEPSTACK} {_VIDEO}"),
+        Family("shieldgemma2", patch_map=maps.pan_and_scan, tokens_per_side=maps.pooled),
+        Family(
+            "smolvlm",
+            "SmolVLM",
+            patch_map=maps.splits,
+            tokens_per_side=maps.pixel_shuffled("scale_factor"),
+            needs="num2words",
+            notes=_VIDEO,
+        ),
+        Family("vipllava", "ViP-LLaVA", patch_map=maps.llava, sid_share=100 / 576),
+    )
+}
+
+
+def of(model_type: str) -> Family:
+    """The entry of a model type; for one that is not listed, an entry that knows nothing but its name."""
+    return FAMILIES.get(model_type) or Family(model_type)
+
+
+def tested() -> list[Family]:
+    """The families that the tests decode, by name."""
+    return [family for family in FAMILIES.values() if family.title]
+
+
+def vllm_modules() -> dict[str, str]:
+    """The architectures that the vLLM plug-in knows, with the module of vLLM that holds each."""
+    return dict(family.vllm for family in FAMILIES.values() if family.vllm)
+
+
+def prefixes_images(processor: object) -> bool:
+    """Whether a processor puts the images before the text by itself, so that the text holds no placeholder."""
+    return any(type(processor).__name__ == family.prefixing_processor for family in FAMILIES.values())

@@ -1,0 +1,410 @@
+"""How the families cut images up: each patch map gives the grids of vision tokens that one image becomes.
+
+Families resize, crop, pad, tile, add a thumbnail, merge neighboring patches, end rows with line breaks. What is common
+to all: the vision tokens of an image form one or more grids, read row by row, and a grid's columns and rows are
+intervals of the original image. `families` says which map a model family uses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Size: TypeAlias = tuple[int, int]  # width, height
+Box: TypeAlias = tuple[float, float, float, float]  # x0, y0, x1, y1
+Spans: TypeAlias = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class ImageGrid:
+    """rows × columns vision tokens from token `first` on, row by row; rows may end in `gap` tokens that lie nowhere.
+
+    `xs` and `ys` are the intervals of the original image, in pixels, that columns and rows cover; they are empty where
+    the size of the image is not known, and reach beyond the image where it was padded.
+    """
+
+    first: int
+    rows: int
+    columns: int
+    gap: int = 0
+    image: int = 0  # which image of the prompt
+    view: str = "image"  # "image", "thumbnail" or "tile": what of it this grid covers
+    xs: Spans = ()
+    ys: Spans = ()
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * (self.columns + self.gap)
+
+    def place(self, index: int) -> tuple[int, int] | None:
+        """(row, column) of the vision token `index`, or None if it is not a place of this grid."""
+        offset = index - self.first
+        if not 0 <= offset < self.tokens:
+            return None
+        row, column = divmod(offset, self.columns + self.gap)
+        return (row, column) if column < self.columns else None
+
+    def box(self, row: int, column: int) -> Box:
+        """The part of the original image, in pixels, that a place covers (not clipped to the image)."""
+        (x0, x1), (y0, y1) = self.xs[column], self.ys[row]
+        return x0, y0, x1, y1
+
+
+Piece: TypeAlias = "ImageGrid | int"  # a grid, or a number of tokens that lie nowhere
+Guess: TypeAlias = "Iterable[list[Piece]]"  # layouts one image may have, to be told apart by the number of tokens
+PatchMap: TypeAlias = "Callable[[Context, int, Size], Guess]"  # (context, number of the image, its size) -> layouts
+TokensPerSide: TypeAlias = "Callable[[Context], int]"
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a patch map may look at: the model's configuration, its image processor and what that returned."""
+
+    config: Any
+    processor: Any  # the image processor, or None
+    inputs: dict[str, Any]
+    images: int
+    tokens_per_side: TokensPerSide
+
+    def has(self, name: str) -> bool:
+        return self.inputs.get(name) is not None
+
+    def rows(self, name: str) -> list[list[int]]:
+        value = self.inputs[name]
+        return value.tolist() if hasattr(value, "tolist") else [list(map(int, row)) for row in value]  # type: ignore[no-any-return]
+
+    @property
+    def vision(self) -> Any:
+        return getattr(self.config, "vision_config", None)
+
+    @property
+    def patch(self) -> int:
+        return _one(getattr(self.vision, "patch_size", 1))
+
+    @property
+    def image_size(self) -> int:
+        return _one(getattr(self.vision, "image_size", 0))
+
+    def setting(self, name: str, default: Any = None) -> Any:
+        value = getattr(self.processor, name, None)
+        return default if value is None else value
+
+    def tile(self) -> int:
+        """Side of the square picture that the vision tower sees, in pixels."""
+        for name in ("crop_size", "size"):
+            sides = _sides(self.setting(name))
+            if sides.get("height"):
+                return sides["height"]
+            if name == "size" and sides.get("shortest_edge"):
+                return sides["shortest_edge"]
+        return self.image_size
+
+    def side(self) -> int:
+        """Vision tokens along one side of that picture."""
+        return self.tokens_per_side(self)
+
+
+def _one(value: Any) -> int:
+    return int(value[0] if isinstance(value, (list, tuple)) else value)
+
+
+def _sides(size: Any) -> dict[str, int]:
+    """A size setting as a plain dict, whichever class it is."""
+    found = {}
+    for name in ("height", "width", "shortest_edge", "longest_edge"):
+        value = size.get(name) if isinstance(size, dict) else getattr(size, name, None)
+        if value:
+            found[name] = int(value)
+    return found
+
+
+def place(pieces: Iterable[list[Piece]]) -> tuple[list[ImageGrid], int]:
+    """Number the tokens of all pieces through; the grids, and how many tokens there are."""
+    placed, first = [], 0
+    for image in pieces:
+        for piece in image:
+            if not isinstance(piece, int):
+                placed.append(dataclasses.replace(piece, first=first))
+            first += piece if isinstance(piece, int) else piece.tokens
+    return placed, first
+
+
+def count_tokens(pieces: list[Piece]) -> int:
+    return place([pieces])[1]
+
+
+# -- vision tokens along one side of the picture that the tower sees ---------------------------------------------------
+
+
+def patches_per_side(c: Context) -> int:
+    """One token for each patch."""
+    return c.image_size // c.patch
+
+
+def pixel_shuffled(setting: str) -> TokensPerSide:
+    """Squares of so many patches become one token, by a setting of the configuration."""
+    return lambda c: patches_per_side(c) // int(getattr(c.config, setting))
+
+
+def downsampled(c: Context) -> int:
+    """The InternVL way: a ratio below one."""
+    return int(patches_per_side(c) * c.config.downsample_ratio)
+
+
+def pooled(c: Context) -> int:
+    """The Gemma 3 way: a fixed number of tokens for each picture."""
+    return math.isqrt(c.config.mm_tokens_per_image)
+
+
+# -- from what the model sees back to the original --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """One side of the picture that a model sees: seen = original · scale + offset."""
+
+    scale: float = 1.0
+    offset: float = 0.0
+
+    def resize(self, factor: float) -> _Axis:
+        return _Axis(self.scale * factor, self.offset * factor)
+
+    def shift(self, by: float) -> _Axis:
+        return _Axis(self.scale, self.offset + by)
+
+    def spans(self, count: int, step: float, start: float = 0.0) -> Spans:
+        """Where `count` cells of `step` seen pixels, from `start` on, lie in the original."""
+        edges = [(start + k * step - self.offset) / self.scale for k in range(count + 1)]
+        return tuple(itertools.pairwise(edges))
+
+
+def _grid(x: _Axis, y: _Axis, cells: Size, step: tuple[float, float], start: Size = (0, 0), **more: Any) -> ImageGrid:
+    columns, rows = cells
+    xs, ys = x.spans(columns, step[0], start[0]), y.spans(rows, step[1], start[1])
+    return ImageGrid(0, rows, columns, xs=xs, ys=ys, **more)
+
+
+def _whole(image: int, size: Size, columns: int, rows: int, view: str = "image") -> ImageGrid:
+    """A grid that covers the original image exactly."""
+    width, height = size
+    xs = _Axis().spans(columns, width / columns) if width else ()
+    ys = _Axis().spans(rows, height / rows) if height else ()
+    return ImageGrid(0, rows, columns, image=image, view=view, xs=xs, ys=ys)
+
+
+def _resized(size: Size, setting: dict[str, int]) -> Size:
+    """What a resize to "height and width" or to a shortest edge makes of an image."""
+    width, height = size
+    if "height" in setting and "width" in setting:
+        return setting["width"], setting["height"]
+    if "shortest_edge" not in setting:
+        return size
+    short = setting["shortest_edge"]
+    long = int(short * max(size) / min(size))
+    return (short, long) if width <= height else (long, short)
+
+
+# -- the maps --------------------------------------------------------------------------------------------------------
+
+
+def llava(c: Context, image: int, size: Size) -> Guess:
+    """Pad to a square (if asked), resize, crop the centre; with a Pixtral tower, keep the aspect."""
+    if getattr(c.vision, "model_type", "") == "pixtral" and c.has("image_sizes"):
+        yield from native(c, image, size)
+        return
+    x, y = _Axis(), _Axis()
+    width, height = size
+    if c.setting("do_pad") and hasattr(c.processor, "pad_to_square"):
+        side = max(size)
+        x, y = x.shift((side - width) // 2), y.shift((side - height) // 2)
+        width = height = side
+    if c.setting("do_resize", True):
+        new_width, new_height = _resized((width, height), _sides(c.setting("size")))
+        x, y = x.resize(new_width / width), y.resize(new_height / height)
+        width, height = new_width, new_height
+    crop = _sides(c.setting("crop_size"))
+    if c.setting("do_center_crop") and crop:
+        x, y = x.shift(-((width - crop["width"]) // 2)), y.shift(-((height - crop["height"]) // 2))
+        width, height = crop["width"], crop["height"]
+    grid = _grid(x, y, (width // c.patch, height // c.patch), (c.patch, c.patch), image=image)
+    yield [grid]
+    yield [1, grid]  # the class token kept in front
+
+
+def _anyres(c: Context, image: int, size: Size, most_tiles: int | None = None) -> list[Piece]:
+    """The whole image in one tile, then the best-fitting canvas of tiles without its padding, rows ended by a break."""
+    from transformers.image_processing_utils import select_best_resolution
+
+    width, height = size
+    tile, per = c.tile(), c.image_size // c.patch
+    pinpoints = [list(point) for point in c.setting("image_grid_pinpoints", c.config.image_grid_pinpoints)]
+    canvas_height, canvas_width = select_best_resolution((height, width), pinpoints)
+    if canvas_width / width < canvas_height / height:
+        fit = canvas_width, min(math.ceil(height * canvas_width / width), canvas_height)
+    else:
+        fit = min(math.ceil(width * canvas_height / height), canvas_width), canvas_height
+    x = _Axis(fit[0] / width, (canvas_width - fit[0]) // 2)
+    y = _Axis(fit[1] / height, (canvas_height - fit[1]) // 2)
+    step = c.patch * tile / c.image_size
+    xs = [span for t in range(canvas_width // tile) for span in x.spans(per, step, t * tile)]
+    ys = [span for t in range(canvas_height // tile) for span in y.spans(per, step, t * tile)]
+    if width / height > len(xs) / len(ys):
+        cut = (len(ys) - int(round(height * (len(xs) / width), 7))) // 2
+        ys = ys[cut : len(ys) - cut]
+    else:
+        cut = (len(xs) - int(round(width * (len(ys) / height), 7))) // 2
+        xs = xs[cut : len(xs) - cut]
+    if most_tiles is not None:
+        ratio = math.sqrt(len(ys) * len(xs) / (most_tiles * per**2))
+        if ratio > 1.1:  # too many: the model interpolates the grid down
+            xs, ys = _fewer(xs, int(len(xs) // ratio)), _fewer(ys, int(len(ys) // ratio))
+    seen = _Axis(tile / width), _Axis(tile / height)
+    thumbnail = _grid(*seen, (per, per), (step, step), image=image, view="thumbnail")
+    return [thumbnail, ImageGrid(0, len(ys), len(xs), gap=1, image=image, view="tile", xs=tuple(xs), ys=tuple(ys))]
+
+
+def _fewer(spans: list[tuple[float, float]], count: int) -> list[tuple[float, float]]:
+    """The same stretch in `count` cells of equal share."""
+
+    def at(position: float) -> float:
+        cell = min(int(position), len(spans) - 1)
+        a, b = spans[cell]
+        return a + (b - a) * (position - cell)
+
+    edges = [at(k * len(spans) / count) for k in range(count + 1)]
+    return list(itertools.pairwise(edges))
+
+
+def llava_next(c: Context, image: int, size: Size) -> Guess:
+    yield _anyres(c, image, size)
+
+
+def llava_onevision(c: Context, image: int, size: Size) -> Guess:
+    """Like LLaVA-NeXT with at most so many tiles' worth of tokens; several images are padded to squares instead."""
+    if c.images > 1:
+        side, tile = max(size), c.tile()
+        per, step = c.image_size // c.patch, c.patch * tile / c.image_size
+        x = _Axis().shift((side - size[0]) // 2).resize(tile / side)
+        y = _Axis().shift((side - size[1]) // 2).resize(tile / side)
+        yield [_grid(x, y, (per, per), (step, step), image=image), 1]
+    ratio = str(getattr(c.config, "vision_aspect_ratio", "anyres_max_9"))
+    yield _anyres(c, image, size, int(ratio.rsplit("_", 1)[-1]) if ratio.rsplit("_", 1)[-1].isdigit() else None)
+
+
+def merged(c: Context, image: int, size: Size) -> Guess:
+    """The Qwen-VL way: the whole image resized to a grid of patches, of which squares are merged into tokens."""
+    frames, rows, columns = c.rows("image_grid_thw")[image]
+    merge = int(getattr(c.vision, "spatial_merge_size", 0) or c.setting("merge_size", 2))
+    yield [_whole(image, size, columns // merge, rows // merge)] * frames
+
+
+def native(c: Context, image: int, size: Size) -> Guess:
+    """The Pixtral way: the whole image at its own aspect, resized (to `image_sizes`) to whole patches."""
+    height, width = c.rows("image_sizes")[image]
+    cell = c.patch * int(getattr(c.config, "spatial_merge_size", 1) or 1)
+    yield [_whole(image, size, width // cell, height // cell)]
+
+
+def square(c: Context, image: int, size: Size) -> Guess:
+    """The whole image squeezed into one square."""
+    yield [_whole(image, size, c.side(), c.side())]
+
+
+def tiles(c: Context, image: int, size: Size) -> Guess:
+    """The canvas of tiles nearest in aspect, then the whole image; or the whole image alone."""
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
+
+    tile = c.tile()
+    least, most = int(c.setting("min_patches", 1)), int(c.setting("max_patches", 12))
+    columns, rows = get_optimal_tiled_canvas((size[1], size[0]), (tile, tile), least, most)
+    yield _tiles_of(image, size, columns, rows, c.side())
+    yield [_whole(image, size, c.side(), c.side())]
+
+
+def _tiles_of(image: int, size: Size, columns: int, rows: int, side: int) -> list[Piece]:
+    """columns × rows equal tiles, row by row, each side × side tokens; then the whole image, if there are several."""
+    if columns * rows <= 1:
+        return [_whole(image, size, side, side)]
+    cell = size[0] / (columns * side), size[1] / (rows * side)
+    tiles: list[Piece] = [
+        ImageGrid(
+            0,
+            side,
+            side,
+            image=image,
+            view="tile",
+            xs=_Axis().spans(side, cell[0], column * side * cell[0]),
+            ys=_Axis().spans(side, cell[1], row * side * cell[1]),
+        )
+        for row in range(rows)
+        for column in range(columns)
+    ]
+    return [*tiles, _whole(image, size, side, side, "thumbnail")]
+
+
+def splits(c: Context, image: int, size: Size) -> Guess:
+    """The Idefics3 way: longest edge to a fixed length, both stretched to multiples of a tile; then the whole image."""
+    width, height = size
+    longest = _sides(c.setting("size")).get("longest_edge", 4 * c.image_size)
+    tile = _sides(c.setting("max_image_size")).get("longest_edge", c.image_size)
+    if c.setting("do_resize", True):
+        other = int(longest / (max(size) / min(size))) if width >= height else int(longest * (width / height))
+        other = max(other + other % 2, 1)
+        width, height = (longest, other) if width >= height else (other, longest)
+        if longest > 4096:
+            width, height = max(int(width * 4096 / longest), 1), max(int(height * 4096 / longest), 1)
+    aspect = width / height
+    if width >= height:
+        width = math.ceil(width / tile) * tile
+        height = math.ceil(int(width / aspect) / tile) * tile
+    else:
+        height = math.ceil(height / tile) * tile
+        width = math.ceil(int(height * aspect) / tile) * tile
+    if c.setting("do_image_splitting", True):
+        yield _tiles_of(image, size, width // tile, height // tile, c.side())
+    yield [_whole(image, size, c.side(), c.side())]
+
+
+def pan_and_scan(c: Context, image: int, size: Size) -> Guess:
+    """The whole image in a square; with pan and scan, followed by crops of long images."""
+    side = c.side()
+    whole = _whole(image, size, side, side)
+    yield [whole]
+    if c.setting("pan_and_scan_min_crop_size") is None:
+        return
+    width, height = size
+    smallest, ratio = c.setting("pan_and_scan_min_crop_size"), max(size) / min(size)
+    if ratio < c.setting("pan_and_scan_min_ratio_to_activate", 1.2):
+        return
+    count = min(max(size) // smallest, math.floor(ratio + 0.5))
+    count = min(max(2, count), c.setting("pan_and_scan_max_num_crops", 4))
+    across, down = (count, 1) if width >= height else (1, count)
+    crop_width, crop_height = math.ceil(width / across), math.ceil(height / down)
+    if min(crop_width, crop_height) < smallest:
+        return
+    crops: list[Piece] = []
+    for row in range(down):
+        for column in range(across):
+            left, top = column * crop_width, row * crop_height
+            real = min(crop_width, width - left) / side, min(crop_height, height - top) / side  # the last may be cut
+            xs, ys = _Axis().spans(side, real[0], left), _Axis().spans(side, real[1], top)
+            crops.append(ImageGrid(0, side, side, image=image, view="tile", xs=xs, ys=ys))
+    yield [dataclasses.replace(whole, view="thumbnail"), *crops]
+
+
+def padded_square(c: Context, image: int, size: Size) -> Guess:
+    """The longest edge to a fixed length, then padded to a square."""
+    tile, least = c.tile(), int(c.setting("min_size", 14))
+    new = max(round(size[0] * tile / max(size)), least), max(round(size[1] * tile / max(size)), least)
+    side = max(new)
+    x = _Axis(new[0] / size[0], (side - new[0]) // 2)
+    y = _Axis(new[1] / size[1], (side - new[1]) // 2)
+    yield [_grid(x, y, (side // c.patch, side // c.patch), (c.patch, c.patch), image=image)]
+
+
+TILED_BY_IMAGE_SIZES = (llava_next, llava_onevision)  # the layout follows from `image_sizes` among the inputs
+ONE_VIEW = (llava, square)  # one view is one image

@@ -1,0 +1,41 @@
+"""The one table of model families."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import families as tiny_models
+from revisit import ReVisiT
+from revisit.models import families
+from revisit.models.patch_maps import patches_per_side
+
+
+def test_every_family_that_is_called_tested_is_decoded_by_the_tests() -> None:
+    assert {family.model_type for family in families.tested()} == set(tiny_models.FAMILIES)
+
+
+def test_a_family_that_is_not_listed_knows_nothing_but_its_name() -> None:
+    family = families.of("some_new_model")
+    assert (family.layers, family.patch_map, family.vllm) == ("last", None, None)
+    assert family.tokens_per_side is patches_per_side
+    assert "some_new_model" in family.no_patch_map
+
+
+def test_the_paper_recommends_all_layers_for_qwen_and_the_last_for_the_others() -> None:
+    assert ReVisiT.recommended("qwen2_5_vl").layers == "all"
+    assert ReVisiT.recommended("llava").layers == "last"
+    assert {family.layers for name, family in families.FAMILIES.items() if name.startswith("qwen")} == {"all"}
+
+
+def test_vllm_classes_are_named_once() -> None:
+    modules = families.vllm_modules()
+    assert modules["LlavaForConditionalGeneration"] == "llava"
+    assert len(modules) == sum(family.vllm is not None for family in families.FAMILIES.values())
+
+
+def test_the_table_is_light() -> None:
+    code = (
+        "import sys, revisit.models.families; print(any(m in sys.modules for m in ('torch', 'transformers', 'numpy')))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
