@@ -9,6 +9,7 @@ from revisit import _moved
 
 if TYPE_CHECKING:
     from revisit.decoding.loop import generate
+    from revisit.decoding.method import Method
     from revisit.decoding.trace import Trace
     from revisit.errors import RevisitError
     from revisit.methods.apc import APC
@@ -40,6 +41,7 @@ _WHERE = {
     "DoLa": "revisit.methods.dola",
     "ICD": "revisit.methods.icd",
     "M3ID": "revisit.methods.m3id",
+    "Method": "revisit.decoding.method",
     "PAI": "revisit.methods.pai",
     "RITUAL": "revisit.methods.ritual",
     "SID": "revisit.methods.sid",
@@ -67,6 +69,7 @@ __all__ = [
     "Chain",
     "DeCo",
     "DoLa",
+    "Method",
     "ReVisiT",
     "RevisitError",
     "Trace",

@@ -47,6 +47,7 @@ def missing(package: str) -> RevisitError:
 def unknown(kind: str, name: str, known: Iterable[str]) -> RevisitError:
     """The error for a name that is not known, with the nearest known name if one is near."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    spelled = {known_name.lower(): known_name for known_name in names}
+    near = difflib.get_close_matches(name.lower(), spelled, n=1)
+    hint = f" Did you mean {spelled[near[0]]!r}?" if near else ""
     return RevisitError(f"Unknown {kind} {name!r}.{hint} Known: {', '.join(names)}.")

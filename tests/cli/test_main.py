@@ -19,7 +19,7 @@ import pytest
 import families
 import revisit
 from revisit import RevisitError, errors
-from revisit.cli.generate import parse_method
+from revisit.cli.generate import chosen_method
 from revisit.cli.main import main
 
 
@@ -117,15 +117,15 @@ def test_a_missing_extra_that_nobody_checked_for(run: Callable[..., Done], monke
 
 
 def test_the_methods_of_a_command_line() -> None:
-    assert parse_method("vcd", []) == ("vcd", {})
-    assert parse_method("revisit:alpha=1e-3:layers=all", ["alpha=0.1"]) == (
+    assert chosen_method("vcd", []) == ("vcd", {})
+    assert chosen_method("revisit:alpha=1e-3:layers=all", ["alpha=0.1"]) == (
         "revisit",
         {"alpha": "0.1", "layers": "all"},
     )
-    assert parse_method("revisit:layers=2,4,alpha=1e-3", []) == ("revisit", {"layers": "2,4", "alpha": "1e-3"})
-    assert parse_method("chain:methods=vcd,revisit", []) == ("chain", {"methods": "vcd,revisit"})
+    assert chosen_method("revisit:layers=2,4,alpha=1e-3", []) == ("revisit", {"layers": "2,4", "alpha": "1e-3"})
+    assert chosen_method("chain:methods=vcd,revisit", []) == ("chain", {"methods": "vcd,revisit"})
     with pytest.raises(RevisitError, match="settings are key=value"):
-        parse_method("revisit:all", [])
+        chosen_method("revisit:all", [])
 
 
 def test_a_busy_port(run: Callable[..., Done]) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import families
+from revisit.contrast import transforms
 from revisit.contrast.pixels import _owners, changed_pixels, content_seed, item_digests, units
 from revisit.methods import ritual
 
@@ -85,10 +86,10 @@ def test_unpacking_is_the_processors_layout() -> None:
         torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("name", ritual.TRANSFORMS)
+@pytest.mark.parametrize("name", transforms.TRANSFORMS)
 def test_transforms_keep_shape_and_depend_on_the_draw_only(name: str) -> None:
     picture = torch.randn(2, 3, 14, 20)
-    made = [ritual.TRANSFORMS[name](picture, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
+    made = [transforms.TRANSFORMS[name](picture, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)]
     assert made[0].shape == picture.shape
     assert bool(made[0].isfinite().all())
     assert torch.equal(made[0], made[1])

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from revisit.decoding.grammar import parse_assignments
 from revisit.errors import RevisitError
-from revisit.evaluation.config import EvalConfig, load_config, parse_assignments, parse_data, scope
+from revisit.evaluation.config import EvalConfig, load_config, parse_data, scope
 from revisit.evaluation.engines.base import Decoding
 from revisit.evaluation.plan import label
 from revisit.evaluation.scenes import parse_scenes
@@ -118,7 +119,7 @@ def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
         ({"sample": True, "beams": 2}, "either a temperature or num_beams"),
         ({"data": "nowhere/at/all"}, "'nowhere/at/all' does not exist"),
         ({"data": None, "model": "org/model"}, "Say where the benchmarks' files are"),
-        ({"method": "revisit:alpha"}, "wants key=value"),
+        ({"method": "revisit:alpha"}, "settings are key=value"),
         ({"method": [{"alpha": 1}]}, "needs its name"),
     ],
 )

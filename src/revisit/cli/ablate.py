@@ -116,8 +116,8 @@ def _base(given: Any, assignments: list[str], model: Any) -> Any:
     """The main configuration: the paper's layers for the model, then the file's base, then --set."""
     import dataclasses
 
+    from revisit.decoding.grammar import parse_assignments
     from revisit.decoding.method import parse_settings
-    from revisit.evaluation.config import parse_assignments
     from revisit.methods.revisit import ReVisiT
     from revisit.models.loading import load_config
 

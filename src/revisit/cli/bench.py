@@ -7,13 +7,13 @@ from typing import Any
 
 import typer
 
-from revisit.cli.generate import parse_method
+from revisit.cli.generate import chosen_method
 from revisit.errors import RevisitError
 
 
 def bench(
     methods_: list[str] = typer.Option(
-        ["revisit"], "--method", "-d", help="A method, with settings after colons: revisit:layers=all:alpha=1e-5."
+        ["revisit"], "--method", "-d", help="A method, with settings as in revisit:layers=all,alpha=1e-5."
     ),
     model: str = typer.Option("tiny", "--model", "-m", help="Local folder or hub id; 'tiny' is the embedded model."),
     random_weights: str = typer.Option(
@@ -49,7 +49,7 @@ def bench(
     from revisit.models.loading import as_dtype
     from revisit.step.compiled import kernel
 
-    wanted = {text: parse_method(text, []) for text in methods_}
+    wanted = {text: chosen_method(text, []) for text in methods_}
     chosen = {text: methods.get(name, **settings) for text, (name, settings) in wanted.items()}
     if threads is not None:
         torch.set_num_threads(threads)

@@ -18,7 +18,7 @@ def evaluate(
     context: typer.Context,
     model: list[str] = typer.Option(MODELS, "--model", "-m", help="Local folders or hub ids, separated by commas."),
     method: list[str] = typer.Option(
-        METHODS, help="Methods, separated by commas; settings as revisit:alpha=0.01:layers=all."
+        METHODS, help="Methods, separated by commas; settings as revisit:alpha=0.01,layers=all."
     ),
     benchmark: list[str] = typer.Option(BENCHMARKS, "--benchmark", "-b", help="Benchmarks, separated by commas."),
     data: list[str] = typer.Option(
@@ -71,8 +71,9 @@ def evaluate(
       revisit eval --config grid.yaml --set revisit.alpha=0.001
     """
     from revisit.benchmarks.language import require_data
+    from revisit.decoding.grammar import parse_assignments
     from revisit.evaluation.comparison import compare_folder
-    from revisit.evaluation.config import load_config, parse_assignments
+    from revisit.evaluation.config import load_config
     from revisit.evaluation.progress import Bars
     from revisit.evaluation.runner import Silent, run
     from revisit.report.tables import to_markdown
@@ -84,7 +85,7 @@ def evaluate(
         if name not in ("config", "quiet") and typed(context, name)
     }
     if "set" in given:
-        given["set"] = parse_assignments(set_)
+        given["set"] = parse_assignments(set_, "--set key=value or method.key=value")
     settings = load_config(config, {k: str(v) if isinstance(v, Path) else v for k, v in given.items()})
     need("scipy", "statsmodels")  # they are needed when the answers are there
     plan = settings.plan()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from revisit.cli.generate import PROMPT, beside, parse_method
+from revisit.cli.generate import PROMPT, beside, chosen_method
 from revisit.errors import RevisitError, need
 
 
@@ -47,7 +47,7 @@ def explain(
         if path:
             need("matplotlib")
             check_path(path)
-    method, settings = parse_method(method, set_)
+    method, settings = chosen_method(method, set_)
     chosen = [methods.get(method, **settings), *beside(method, versus)]
     pictures = [open_image(path) for path in images]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from revisit.cli.generate import parse_set
+from revisit.cli.generate import chosen_method
 
 commands = typer.Typer(help="Write a method as a folder that other programs load.", no_args_is_help=True)
 
@@ -32,7 +32,8 @@ def custom_generate(
     from revisit import methods
     from revisit.integrations.custom_generate import write
 
-    for path in write(folder, methods.get(method, **parse_set(set_)), overwrite=overwrite):
+    name, settings = chosen_method(method, set_)
+    for path in write(folder, methods.get(name, **settings), overwrite=overwrite):
         print(path)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -22,23 +21,15 @@ if TYPE_CHECKING:
 PROMPT = "Please describe this image in detail."
 
 
-def parse_set(assignments: list[str]) -> dict[str, str]:
-    """`key=value` strings as a dictionary."""
-    settings = {}
-    for assignment in assignments:
-        key, sign, value = assignment.partition("=")
-        if not sign or not key.strip():
-            raise RevisitError(f"--set wants key=value, not {assignment!r}; for example --set alpha=1e-3.")
-        settings[key.strip()] = value.strip()
-    return settings
+def chosen_method(text: str, assignments: list[str]) -> tuple[str, dict[str, Any]]:
+    """A method's name and settings, from its text and from `--set`, which comes on top; checked."""
+    from revisit.decoding.grammar import parse_assignments
+    from revisit.methods import get, parse_method
 
-
-def parse_method(text: str, assignments: list[str]) -> tuple[str, dict[str, str]]:
-    """A method's name and settings, from `name` or `name:key=value:key=value` and `--set`, which beats it."""
-    name, *own = re.split(r"[:,](?=\s*\w+\s*=)", text)
-    if ":" in name:
-        raise RevisitError(f"A method's settings are key=value, as in revisit:alpha=1e-3:layers=all, not {text!r}.")
-    return name.strip(), {**parse_set(own), **parse_set(assignments)}
+    name, own = parse_method(text)
+    settings = {**own, **parse_assignments(assignments)}
+    get(name, **settings)  # before the model is loaded: a wrong setting fails at once
+    return name, settings
 
 
 def check_sampling(sample: bool, temperature: float, top_p: float) -> None:
@@ -95,8 +86,7 @@ def generate(
     if (html or trace_) and beams > 1:
         raise RevisitError("--html and --trace show an answer step by step; beams change places, so leave out --beams.")
     check_sampling(sample, temperature, top_p)
-    method, settings = parse_method(method, set_)
-    methods.get(method, **settings)  # before the model: a wrong setting fails at once
+    method, settings = chosen_method(method, set_)
     others = beside(method, versus) if html else []
     paths = find_images(images, allow_url=allow_url)
     if not prompt.strip():
@@ -166,7 +156,8 @@ def beside(method: str, versus: list[str]) -> list[Method]:
     """The methods to show beside `method`: those named, without itself; "none" names none."""
     from revisit import methods
 
-    return [methods.get(name) for name in dict.fromkeys(versus) if name not in (method, "none")]
+    wanted = [(name, own) for name, own in methods.parse_methods(versus) if name not in (method, "none")]
+    return list(dict.fromkeys(methods.get(name, **own) for name, own in wanted))
 
 
 def numbered(path: Path, number: int, count: int) -> Path:

@@ -51,13 +51,13 @@ def score(
     """
     from revisit.benchmarks import get
     from revisit.benchmarks.io.answers import read_answers
-    from revisit.cli.generate import parse_set
+    from revisit.decoding.grammar import parse_assignments
 
     if download_nltk:
         from revisit.benchmarks import language
 
         language.download_data()
-    options: dict[str, Any] = dict(parse_set(set_))
+    options: dict[str, Any] = dict(parse_assignments(set_))
     named = {"parser": parser, "judge": judge, "judge_url": judge_url, "judge_model": judge_model}
     options |= {key: value for key, value in named.items() if value is not None}
     if judge_cache is not None:

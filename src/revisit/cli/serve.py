@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from revisit.cli.generate import parse_method
+from revisit.cli.generate import chosen_method
 
 
 def serve(
@@ -41,7 +41,7 @@ def serve(
     from revisit.serve.limits import Limits
     from revisit.serve.server import serve as run
 
-    method, settings = parse_method(method, set_)
+    method, settings = chosen_method(method, set_)
     run(
         model,
         host=host,

@@ -35,6 +35,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GENERATION_MODES_MAPPING
 
 from revisit.decoding.method import Method
+from revisit.decoding.registry import as_method
 from revisit.decoding.trace import RowTrace, StepRecord, Trace
 from revisit.errors import RevisitError
 from revisit.models.geometry import grids
@@ -75,14 +76,7 @@ def generate(model: Any, *args: Any, method: Method | None = None, trace: Trace 
     `method=None` decodes plainly. Pass a `Trace` to see what the method did. Prompts given as `inputs_embeds` need
     `vision_mask`, a (batch, length) mask of their vision positions.
     """
-    if method is None:
-        from revisit.decoding.plain import Plain
-
-        method = Plain()
-    if not isinstance(method, Method):
-        raise RevisitError(
-            f"method must be a decoding method such as revisit.ReVisiT(), not {method!r}; revisit.methods.get(name) makes one."
-        )
+    method = as_method(method, model)
     extra = {} if trace is None else {"trace": trace}
     if kwargs.get("stop_strings") is not None:
         kwargs = _stopping_at_strings(kwargs)

@@ -26,10 +26,10 @@ class Method:
     Pass it as `model.generate(..., custom_generate=method)` or `revisit.generate(model, ..., method=method)`.
     """
 
-    name: ClassVar[str]
-    summary: ClassVar[str]
-    cost: ClassVar[str]
-    source: ClassVar[str]
+    name: ClassVar[str]  # what it is called on a command line
+    summary: ClassVar[str] = ""  # one line of what it does
+    cost: ClassVar[str] = ""  # forwards, rows and prefills that it needs
+    source: ClassVar[str] = ""  # the paper
 
     def begin(self, run: Run) -> Refine:
         """Prepare for one call: what returns is given the raw logits of every step, before any other processor."""
@@ -138,6 +138,8 @@ def _parse(text: str, hint: Any, what: str, alone: bool = True) -> Any:
             pass
     elif get_origin(hint) is tuple:
         inner = get_args(hint)[0]
+        if inner is Any:
+            return text  # left to the settings' own reading
         return tuple(_parse(part.strip(), inner, what) for part in text.strip("[]()").split(",") if part.strip())
     elif hint is str or hint is Any or (get_origin(hint) is Literal and (alone or text in get_args(hint))):
         return text  # a wrong name alone is left to the settings' own check, which suggests the nearest

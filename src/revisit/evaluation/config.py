@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from revisit.benchmarks import base as benchmarks
+from revisit.decoding.grammar import parse_entry, parse_list
 from revisit.errors import RevisitError, unknown
 from revisit.evaluation.engines.base import ENGINES, Decoding
 from revisit.evaluation.plan import Plan
@@ -58,7 +59,7 @@ class EvalConfig:
         if self.engine not in ENGINES:
             raise unknown("engine", self.engine, ENGINES)
         methods, chosen = self._methods_and_benchmarks(None)
-        models = tuple(str(m) for m in _listed(self.model))
+        models = tuple(str(m) for m in parse_list(self.model, lambda _: True))
         decoding = Decoding(
             temperature=self.temperature if self.sample else None,
             top_p=self.top_p if self.sample and self.top_p != 1 else None,
@@ -109,8 +110,8 @@ class EvalConfig:
         def make(name: str, settings: dict[str, Any]) -> Any:
             return methods.get(name, **settings) if model is None else methods.recommended(name, model, **settings)
 
-        wanted = [_entry(entry, "method") for entry in _listed(self.method)]
-        tests = [_entry(entry, "benchmark") for entry in _listed(self.benchmark)]
+        wanted = methods.parse_methods(self.method)
+        tests = [parse_entry(entry, "benchmark") for entry in parse_list(self.benchmark, _is_benchmark)]
         fields = {name: {f.name for f in dataclasses.fields(methods.find(name))} for name, _ in wanted}
         scoped = scope(self.set, fields, [name for name, _ in tests])
         return (
@@ -180,17 +181,6 @@ def scope(
     return scoped
 
 
-def parse_assignments(texts: Sequence[str]) -> dict[str, str]:
-    """`key=value` strings as a mapping."""
-    assignments = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise RevisitError(f"--set wants key=value or method.key=value, not {text!r}.")
-        assignments[key.strip()] = value.strip()
-    return assignments
-
-
 def parse_data(given: Any, names: Sequence[str]) -> dict[str, str]:
     """Benchmark → place, from one place for all, or from `name=place` entries (or a mapping) with an optional rest."""
     if isinstance(given, Mapping):
@@ -229,20 +219,5 @@ def resolve_data(place: str, benchmark: str | None = None, limit: int | None = N
     return path
 
 
-def _listed(value: Any) -> list[Any]:
-    """A YAML list, or comma-separated names; every element of a list of strings may hold commas itself."""
-    entries = [value] if isinstance(value, (str, Mapping)) else list(value)
-    found: list[Any] = []
-    for entry in entries:
-        found += [part.strip() for part in entry.split(",") if part.strip()] if isinstance(entry, str) else [entry]
-    return found
-
-
-def _entry(entry: Any, kind: str) -> tuple[str, dict[str, Any]]:
-    """(name, own settings) of `name`, `name:key=value:key=value`, or `{name: …, key: value}`."""
-    if isinstance(entry, Mapping):
-        if "name" not in entry:
-            raise RevisitError(f"A {kind} with settings needs its name: {{name: …, …}}, not {dict(entry)!r}.")
-        return str(entry["name"]), {str(k): v for k, v in entry.items() if k != "name"}
-    name, *rest = str(entry).split(":")
-    return name, dict(parse_assignments(rest))
+def _is_benchmark(name: str) -> bool:
+    return name in benchmarks.names()

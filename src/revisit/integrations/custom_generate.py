@@ -39,7 +39,7 @@ def generate(model: Any, *args: Any, method: str = METHOD, settings: dict[str, A
         config = kwargs.get("generation_config") or model.generation_config
         settings = (getattr(config, "revisit", None) or {{}}) if method == "revisit" else {{}}
     own = SETTINGS if method == METHOD else {{}}
-    chosen = methods.get(method, **{{**own, **settings}})
+    chosen = methods.as_method(method, **{{**own, **settings}})
     return GenerationMixin.generate(model, *args, custom_generate=chosen, **kwargs)
 '''
 

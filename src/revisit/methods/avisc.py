@@ -14,8 +14,6 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
 from revisit.errors import RevisitError
 from revisit.methods.contrastive import Contrastive, cut
 
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 
 def contrast(logits: Tensor, blind: Tensor, alpha: float, beta: float) -> Tensor:
     """(1 + alpha)·l − alpha·l_blind where l allows it, -inf elsewhere; NaN of l_blind count as l.  (..., V), (..., V) -> (..., V)"""
-    blind = torch.where(blind.isnan(), logits, blind)
+    blind = logits.where(blind.isnan(), blind)
     return cut((1 + alpha) * logits - alpha * blind, logits, beta)
 
 
@@ -120,6 +118,8 @@ class AvisC(Contrastive):
                 "AvisC: this model computes its attention without transformers' attention interface, so it could not be seen: use "
                 "another method."
             )
+        import torch
+
         attention, hide = torch.stack(seen), mask.clone()
         for row in mask.any(-1).nonzero().squeeze(-1).tolist():
             columns = mask[row].nonzero().squeeze(-1)
@@ -129,6 +129,8 @@ class AvisC(Contrastive):
 
     def _blanked(self, states: Tensor, hide: Tensor) -> Tensor:
         """Input states with the hidden positions blanked; there may be later positions than the prompt's.  (rows, q, d)"""
+        import torch
+
         if self.blank == "noise":  # counted from the prompt's end, so that padding does not move it
             draw = torch.Generator().manual_seed(self.seed)
             noise = torch.randn(hide.shape[1], states.shape[2], generator=draw).flip(0)  # (T, d)

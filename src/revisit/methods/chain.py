@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from revisit.decoding.method import Method
+from revisit.decoding.registry import as_method, find, get, parse_methods
 from revisit.errors import RevisitError
 
 if TYPE_CHECKING:
@@ -39,22 +40,20 @@ class Chain(Method):
     def __post_init__(self) -> None:
         given: Any = self.methods
         if isinstance(given, str):
-            given = [name.strip() for name in given.split(",") if name.strip()]
+            given = [get(name, **settings) for name, settings in parse_methods(given.strip("[]() "))]
         if not isinstance(given, Sequence) or not given:
             raise RevisitError(
                 "Chain: methods must be a list of methods or of their names, such as [VCD(), ReVisiT()]."
             )
-        made = tuple(_made(method) for method in given)
+        made = tuple(as_method(method) for method in given)
         for method in made:
-            if not isinstance(method, Method) or isinstance(method, Chain):
-                raise RevisitError(f"Chain: {method!r} cannot be a link; it takes methods such as VCD() and ReVisiT().")
+            if isinstance(method, Chain):
+                raise RevisitError("Chain: a chain cannot be a link of another; list its methods instead.")
         object.__setattr__(self, "methods", made)
 
     @classmethod
     def official(cls, methods: Sequence[Any], **overrides: Any) -> Chain:
         """The published settings of each named method."""
-        from revisit.methods import find
-
         return cls(methods=tuple(find(m).official() if isinstance(m, str) else m for m in methods), **overrides)  # type: ignore[attr-defined]
 
     def settings(self) -> dict[str, Any]:
@@ -90,12 +89,3 @@ class Chain(Method):
             return scores
 
         return refine
-
-
-def _made(link: Any) -> Any:
-    """A method from its name, or from its name and settings."""
-    from revisit.methods import get
-
-    if isinstance(link, str):
-        return get(link)
-    return get(**link) if isinstance(link, dict) else link

@@ -9,10 +9,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from revisit.errors import RevisitError
 from revisit.methods.contrastive import Contrastive
@@ -32,7 +31,7 @@ REQUEST = (
 
 def bounded_divergence(p: Tensor, q: Tensor, power: float) -> Tensor:
     """½·Σ log2(|p − q|^power + 1)·(p + q): 0 for equal, 1 for disjoint distributions.  (..., V), (..., V) -> (...)"""
-    return 0.5 * (torch.log2((p - q).abs().pow(power) + 1) * (p + q)).sum(-1)
+    return 0.5 * (((p - q).abs().pow(power) + 1).log2() * (p + q)).sum(-1)
 
 
 def contrast(logits: Tensor, described: Tensor, power: float) -> Tensor:
@@ -40,7 +39,7 @@ def contrast(logits: Tensor, described: Tensor, power: float) -> Tensor:
     p, q = logits.softmax(-1), described.softmax(-1)
     d = bounded_divergence(p, q, power).unsqueeze(-1)
     scores = logits + (1 - d) * (logits - described)
-    return scores.masked_fill((p < d * p.amax(-1, keepdim=True)) | (logits == -torch.inf), -torch.inf)
+    return scores.masked_fill((p < d * p.amax(-1, keepdim=True)) | (logits == -math.inf), -math.inf)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-import torch
-
 from revisit.decoding.method import Method
 
 if TYPE_CHECKING:
@@ -24,8 +22,8 @@ if TYPE_CHECKING:
 def cut(scores: Tensor, logits: Tensor, beta: float) -> Tensor:
     """The scores, -inf where the model's own logits say p < beta · max p; beta 0 cuts nothing.  (..., V) -> (..., V)"""
     if beta == 0:
-        return scores.masked_fill(logits == -torch.inf, -torch.inf)
-    return scores.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(beta), -torch.inf)
+        return scores.masked_fill(logits == -math.inf, -math.inf)
+    return scores.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(beta), -math.inf)
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Contrastive(Method):
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
             contrast = branch.take().to(logits.device)  # (rows, V)
             scores = combine(logits, contrast, input_ids.shape[1] - start)
-            scores = torch.where(has_image[:, None].to(scores.device), scores, logits)
+            scores = scores.where(has_image[:, None].to(scores.device), logits)
             if run.beams:  # beams are compared with each other
                 scores = scores.log_softmax(-1)
             run.note_scores(input_ids, logits, scores, contrast, has_image)

@@ -10,10 +10,9 @@ No extra forward pass; the early layers are further rows of the head's own produ
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
-
-import torch
 
 from revisit.decoding.method import Method
 from revisit.errors import RevisitError, unknown
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
 
 def candidates(logits: Tensor, top_p: float, top_k: int) -> Tensor:
     """Mask of the likeliest tokens, up to the one that brings their mass to top_p, at most top_k.  (..., V) -> (..., V)"""
+    import torch
+
     best = logits.softmax(-1).topk(min(top_k, logits.shape[-1]), dim=-1)
     before = torch.nn.functional.pad(best.values.cumsum(-1)[..., :-1], (1, 0))  # mass of the likelier ones
     within = before < top_p if top_p < 1 else torch.ones_like(before, dtype=torch.bool)
@@ -40,7 +41,7 @@ def correct(logits: Tensor, early: Tensor, alpha: float, top_p: float, top_k: in
     m, layer = sure.max(-1)
     chosen = early.take_along_dim(layer[..., None, None], -2).squeeze(-2)  # (rows, V)
     scores = logits + (alpha * m).unsqueeze(-1) * chosen if alpha else logits
-    return scores.masked_fill(~keep, -torch.inf), layer
+    return scores.masked_fill(~keep, -math.inf), layer
 
 
 def correcting_layers(depth: int) -> tuple[int, ...]:

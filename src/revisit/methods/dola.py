@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-
 from revisit.decoding.method import Method
 from revisit.errors import RevisitError, unknown
 
@@ -32,9 +30,11 @@ def divergences(final: Tensor, early: Tensor) -> Tensor:
     With M = (P + Q)/2 it is the mean over tokens of ½·M·(ln M − ln P) + ½·M·(ln M − ln Q): the roles of the textbook's
     distributions are exchanged, and it has no upper bound.
     """
-    impossible = final == -torch.inf
+    import torch
+
+    impossible = final == -math.inf
     if bool(impossible.any()):  # tokens that the model cannot say at all are not compared
-        early = early.masked_fill(impossible.unsqueeze(-2), -torch.inf)
+        early = early.masked_fill(impossible.unsqueeze(-2), -math.inf)
     log_p = final.log_softmax(-1).masked_fill(impossible, 0.0)  # (rows, V)
     log_q = early.log_softmax(-1)  # (rows, layers, V)
     q = (
@@ -54,7 +54,7 @@ def contrast(final: Tensor, early: Tensor, relative_top: float) -> Tensor:
         return final - early  # as the original: no normalisation on either side
     logp = final.log_softmax(-1)
     keep = logp >= logp.amax(-1, keepdim=True) + math.log(relative_top)
-    return (logp - early.log_softmax(-1)).masked_fill(~keep, -torch.inf)
+    return (logp - early.log_softmax(-1)).masked_fill(~keep, -math.inf)
 
 
 def candidate_layers(spec: str | Sequence[int], depth: int, tied: bool) -> tuple[int, ...]:
@@ -129,7 +129,7 @@ class DoLa(Method):
             assert run.raw is not None
             early = exits.take(run.raw, model_dtype=self.precision == "model")  # (rows, layers, V)
             if len(layers) == 1:
-                best = torch.zeros(len(early), dtype=torch.long, device=early.device)
+                best = early.new_zeros(len(early)).long()
             else:
                 apart = divergences(run.raw, early)  # (rows, layers)
                 best = (apart if self.per_row else apart.mean(0, keepdim=True).expand_as(apart)).argmax(-1)

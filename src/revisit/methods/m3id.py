@@ -12,8 +12,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from revisit.methods.contrastive import Contrastive, cut
 from revisit.methods.prompts import Boundaries
 
@@ -43,7 +41,7 @@ def contrast(
     scores = logits + w * (logits - text) if w else logits
     if gate is not None:
         unsure = logits.softmax(-1).amax(-1, keepdim=True) < gate
-        scores = torch.where(unsure, scores, logits)
+        scores = scores.where(unsure, logits)
     return cut(scores, logits, beta)
 
 

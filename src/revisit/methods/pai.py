@@ -13,8 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from revisit.errors import RevisitError
 from revisit.methods.contrastive import Contrastive, cut
 from revisit.methods.prompts import Boundaries
@@ -35,7 +33,7 @@ def guide(logits: Tensor, text: Tensor, gamma: float, beta: float) -> Tensor:
 
 def amplify(scores: Tensor, image: Tensor, alpha: float) -> Tensor:
     """Attention scores with alpha · |score| added at the image's columns.  (rows, heads, n), (rows, n) -> (rows, heads, n)"""
-    return torch.where(image.unsqueeze(1) & scores.isfinite(), scores + alpha * scores.abs(), scores)
+    return (scores + alpha * scores.abs()).where(image.unsqueeze(1) & scores.isfinite(), scores)
 
 
 @dataclass(frozen=True)

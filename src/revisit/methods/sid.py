@@ -9,10 +9,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
-
-import torch
 
 from revisit.errors import RevisitError
 from revisit.methods.contrastive import Contrastive, cut
@@ -34,7 +33,7 @@ def contrast(logits: Tensor, induced: Tensor, alpha: float, beta: float) -> Tens
 
 def least_attended(attention: Tensor, image: Tensor, counts: Tensor) -> Tensor:
     """Mask of each row's `counts` image columns with the least attention, first on ties.  (rows, n) -> (rows, n)"""
-    order = attention.masked_fill(~image, torch.inf).argsort(dim=-1, stable=True)
+    order = attention.masked_fill(~image, math.inf).argsort(dim=-1, stable=True)
     rank = order.argsort(-1)  # place of each column in that order
     return image & (rank < counts.unsqueeze(-1))
 

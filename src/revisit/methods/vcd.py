@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from revisit.methods.contrastive import Contrastive, cut
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from revisit.decoding.loop import Run
@@ -25,6 +24,8 @@ STEPS = 1000
 
 def noise_coefficients(step: int) -> tuple[float, float]:
     """How much of the picture and how much noise there is after `step` (0 to 999) steps of diffusion."""
+    import torch
+
     beta = torch.sigmoid(torch.linspace(-6, 6, STEPS, dtype=torch.float64)) * (0.005 - 1e-5) + 1e-5
     kept = float((1 - beta).cumprod(0)[step])
     return kept**0.5, (1 - kept) ** 0.5
@@ -32,6 +33,8 @@ def noise_coefficients(step: int) -> tuple[float, float]:
 
 def add_noise(pixels: Tensor, step: int, generator: torch.Generator) -> Tensor:
     """The pixels with noise of the given step; the same shape."""
+    import torch
+
     signal, noise = noise_coefficients(step)
     return signal * pixels + noise * torch.randn(pixels.shape, generator=generator)
 

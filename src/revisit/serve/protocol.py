@@ -265,6 +265,7 @@ def read_picture(source: str, max_pixels: int, fetch: Callable[[str, int], Image
 def _method(value: Any, default: Method, make: Callable[..., Method] | None) -> tuple[Method, bool]:
     """The method of a request and whether it was asked for explicitly."""
     from revisit import methods
+    from revisit.decoding.grammar import parse_entry
 
     if value is None:
         return default, False
@@ -274,9 +275,9 @@ def _method(value: Any, default: Method, make: Callable[..., Method] | None) -> 
         or not isinstance(value.get("settings", {}), dict)
     ):
         raise Refusal(400, 'decoding must be {"method": name, "settings": {…}}.', param="decoding")
-    name = value.get("method", default.name)
     try:
-        return (make or methods.get)(str(name), **value.get("settings", {})), True
+        name, own = parse_entry(str(value.get("method", default.name)))
+        return (make or methods.get)(name, **{**own, **value.get("settings", {})}), True
     except (RevisitError, TypeError) as error:
         raise Refusal(400, str(error), param="decoding") from None
 

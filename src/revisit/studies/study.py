@@ -73,10 +73,9 @@ class Subject:
         from revisit.evaluation.runner import run
         from revisit.evaluation.store import read_answers, read_json
 
-        name, *settings = self.method.split(":")
         plan = Plan(
             models=(self.model,),
-            methods=(methods.get(name, **dict(part.split("=", 1) for part in settings)),),
+            methods=(methods.as_method(self.method),),
             benchmarks=(Chair(),),
             data={"chair": self.folder},
             output=Path(self.output) / CAPTIONS,  # beside results of the user's own, which may be about other items

@@ -47,7 +47,7 @@ class Revisit(lmms):
                 "The lmms-eval model `revisit` runs in one process: start it without torchrun or accelerate launch and "
                 "spread a large model with device_map=auto."
             )
-        self.method = methods.recommended(method, describe_model(pretrained, trust_remote_code), **settings)
+        self.method = methods.as_method(method, describe_model(pretrained, trust_remote_code), **settings)
         self.batch_size = int(batch_size) if str(batch_size).isdigit() else 1  # "auto" is not offered
         self.draw_seed = draw_seed
         self.engine = LocalEngine(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from revisit import settings
+from revisit.decoding.grammar import parse_entry
 from revisit.decoding.method import parse_settings
 from revisit.errors import RevisitError
 from revisit.methods.revisit import LAYER_SETS, ReVisiT, check_layers
@@ -21,11 +22,13 @@ LAYERS_SWITCH = "REVISIT_VLLM_LAYERS"
 def parse(extra_args: Mapping[str, Any] | None) -> ReVisiT | None:
     """The settings under "revisit", or None if the request did not opt in.
 
-    They may be a mapping (from Python), a JSON object in a string (vLLM's HTTP interface lets only strings, numbers and
-    lists through), or true / 1 for the defaults.
+    They may be a mapping (from Python), a JSON object or `revisit:alpha=1e-3,layers=all` in a string (vLLM's HTTP interface
+    lets only strings, numbers and lists through), or true / 1 for the defaults.
     """
     value = None if extra_args is None else extra_args.get(KEY)
-    if isinstance(value, str):
+    if isinstance(value, str) and value.partition(":")[0].strip() == ReVisiT.name:
+        value = parse_entry(value)[1] or True
+    elif isinstance(value, str):
         try:
             value = json.loads(value)
         except json.JSONDecodeError as error:

@@ -1,0 +1,205 @@
+"""Every decoding method by name: built in, registered in this process, from a file, or from an installed package.
+
+A method's module is imported when the method is asked for, and none of ours imports torch before it decodes, so listing
+them is fast. Methods from outside come in three ways: the decorator `register`, the text `path/to/file.py:Class`, and the
+entry points of the group `revisit.methods`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+from revisit.decoding.grammar import parse_entry, parse_list
+from revisit.decoding.method import Method, parse_settings
+from revisit.errors import RevisitError, unknown
+
+GROUP = "revisit.methods"
+BUILT_IN = {
+    "greedy": "revisit.decoding.plain:Plain",
+    "revisit": "revisit.methods.revisit:ReVisiT",
+    "dola": "revisit.methods.dola:DoLa",
+    "vcd": "revisit.methods.vcd:VCD",
+    "m3id": "revisit.methods.m3id:M3ID",
+    "code": "revisit.methods.code:CODE",
+    "deco": "revisit.methods.deco:DeCo",
+    "icd": "revisit.methods.icd:ICD",
+    "pai": "revisit.methods.pai:PAI",
+    "sid": "revisit.methods.sid:SID",
+    "ritual": "revisit.methods.ritual:RITUAL",
+    "avisc": "revisit.methods.avisc:AvisC",
+    "apc": "revisit.methods.apc:APC",
+    "chain": "revisit.methods.chain:Chain",
+}
+_registered: dict[str, type[Method]] = {}
+
+AnyMethod = TypeVar("AnyMethod", bound=type[Method])
+
+
+def register(cls: AnyMethod) -> AnyMethod:
+    """Class decorator: the method is known by its `name` to everything that takes a method's name in this process."""
+    check_class(cls, cls.__name__)
+    known = _registered.get(cls.name)
+    if cls.name in BUILT_IN or (known is not None and _origin(known) != _origin(cls)):
+        raise RevisitError(f"{cls.__name__}: there is a method named {cls.name!r} already; give this one another name.")
+    _registered[cls.name] = cls
+    return cls
+
+
+def names() -> list[str]:
+    """All method names, plain decoding first."""
+    return list(dict.fromkeys([*BUILT_IN, *_registered, *_installed()]))
+
+
+def find(name: str) -> type[Method]:
+    """The class of a method, by its registered name."""
+    if name in _registered:
+        return _registered[name]
+    if name in BUILT_IN:
+        module, _, cls = BUILT_IN[name].partition(":")
+        found: type[Method] = getattr(importlib.import_module(module), cls)
+        return found
+    if name in _installed():
+        return _from_package(_installed()[name])
+    raise unknown("method", name, names())
+
+
+def get(name: str, /, **settings: Any) -> Method:
+    """A method with the given settings; values may be strings, as typed on a command line."""
+    cls = find(name)
+    return cls(**parse_settings(cls, settings))
+
+
+def recommended(name: str, model: Any, /, **settings: Any) -> Method:
+    """A method with what is recommended for a loaded model, where the method knows that, and the given settings."""
+    return _recommended(find(name), model, settings)
+
+
+def parse_method(text: Any) -> tuple[str, dict[str, Any]]:
+    """(registered name, settings) of `name:key=value,...`, of `path/to/file.py:Class:key=value,...`, or of a mapping.
+
+    A class from a file is registered: from then on its own name finds it.
+    """
+    name, settings = parse_entry(text)
+    file, _, cls = name.rpartition(":")
+    if file.endswith(".py"):
+        return _from_file(Path(file), cls).name, settings
+    if ":" in name:
+        raise RevisitError(
+            f"A method's settings are key=value, as in revisit:alpha=1e-3,layers=all, not {name.partition(':')[2]!r}."
+        )
+    return name, settings
+
+
+def parse_methods(given: Any) -> list[tuple[str, dict[str, Any]]]:
+    """(name, settings) of every method in comma-separated text, or in a list of texts and mappings."""
+    return [parse_method(entry) for entry in parse_list(given, lambda name: name in names() or ".py:" in name)]
+
+
+def as_method(method: Any, model: Any = None, /, **settings: Any) -> Method:
+    """A method from whatever names one: a method, its class, text, a mapping with its name, or None for plain decoding.
+
+    A method is taken with the settings it has. Where only its class or name is given, what is recommended for `model` holds,
+    if a model is given and the method knows that. `settings` come on top.
+    """
+    if method is None:
+        method = "greedy"
+    if isinstance(method, Method):
+        return dataclasses.replace(method, **parse_settings(type(method), settings)) if settings else method
+    if isinstance(method, type) and issubclass(method, Method):
+        return _recommended(method, model, settings)
+    if not isinstance(method, (str, Mapping)):
+        raise RevisitError(
+            f"method must be a decoding method such as revisit.ReVisiT(), or its name such as 'revisit', not {method!r}."
+        )
+    name, own = parse_method(method)
+    return _recommended(find(name), model, {**own, **settings})
+
+
+def _recommended(cls: type[Method], model: Any, settings: Mapping[str, Any]) -> Method:
+    parsed = parse_settings(cls, dict(settings))
+    if model is None or not hasattr(cls, "recommended"):
+        return cls(**parsed)
+    made: Method = cls.recommended(model, **parsed)
+    return made
+
+
+def check_class(cls: Any, where: str) -> None:
+    """One sentence unless this class can be used as a method."""
+    if not isinstance(cls, type) or not issubclass(cls, Method):
+        raise RevisitError(f"{where} is no decoding method: it must be a class derived from revisit.Method.")
+    name = getattr(cls, "name", None)
+    if not isinstance(name, str) or not name.replace("-", "_").isidentifier():
+        raise RevisitError(f"{where} needs a name that can be typed, such as name = 'mine', not {name!r}.")
+    own = [key for key, hint in vars(cls).get("__annotations__", {}).items() if "ClassVar" not in str(hint)]
+    if not set(own) <= {field.name for field in dataclasses.fields(cls)}:
+        raise RevisitError(f"{where} has settings but is no dataclass: put @dataclass(frozen=True) above it.")
+
+
+def outside_source(method: Method | type[Method]) -> Path | None:
+    """The file of a method that is not part of this package; None for those that are."""
+    cls = method if isinstance(method, type) else type(method)
+    if cls.__module__.partition(".")[0] == "revisit":
+        return None
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return Path(file) if file else None
+
+
+def _origin(cls: type) -> tuple[str, str]:
+    return cls.__module__, cls.__qualname__
+
+
+def _from_file(path: Path, cls: str) -> type[Method]:
+    """A class of a Python file, registered."""
+    module = _module(path.expanduser())
+    if not hasattr(module, cls):
+        raise RevisitError(f"{path} has no class {cls!r}; write path/to/file.py:Class.")
+    found: type[Method] = getattr(module, cls)
+    check_class(found, f"{path}:{cls}")
+    return register(found)
+
+
+def _module(path: Path) -> Any:
+    """A file as a module of its own, run once in a process."""
+    if not path.is_file():
+        raise RevisitError(f"There is no file {str(path)!r} to take a method from.")
+    path = path.resolve()
+    name = f"revisit_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever a user's file may raise
+        del sys.modules[name]
+        raise RevisitError(f"{path} could not be run: {type(error).__name__}: {error}.") from error
+    return module
+
+
+@cache
+def _installed() -> dict[str, EntryPoint]:
+    """What installed packages offer under the group `revisit.methods`."""
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def _from_package(point: EntryPoint) -> type[Method]:
+    where = f"The method {point.name!r} of the installed package {point.dist.name if point.dist else point.value!r}"
+    try:
+        found = point.load()
+    except Exception as error:  # whatever another package may raise
+        raise RevisitError(f"{where} could not be loaded: {type(error).__name__}: {error}.") from error
+    check_class(found, where)
+    _registered.setdefault(point.name, found)
+    checked: type[Method] = found
+    return checked

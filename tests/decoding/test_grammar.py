@@ -1,0 +1,72 @@
+"""Methods and their settings in text: one grammar for the command line, YAML, ablations and requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import revisit
+from revisit.decoding.grammar import parse_assignments, parse_entry
+from revisit.errors import RevisitError
+from revisit.evaluation.config import EvalConfig
+from revisit.methods import as_method, parse_methods
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "settings"),
+    [
+        ("vcd", "vcd", {}),
+        ("revisit:alpha=1e-3", "revisit", {"alpha": "1e-3"}),
+        ("revisit:alpha=1e-3,layers=all", "revisit", {"alpha": "1e-3", "layers": "all"}),
+        ("revisit:alpha=1e-3:layers=all", "revisit", {"alpha": "1e-3", "layers": "all"}),
+        ("revisit: layers = 0,2,4 , alpha = 0.1", "revisit", {"layers": "0,2,4", "alpha": "0.1"}),
+        ("icd:sentence=Look: nothing, really.", "icd", {"sentence": "Look: nothing, really."}),
+        ("chain:methods=[vcd:alpha=2,revisit]", "chain", {"methods": "[vcd:alpha=2,revisit]"}),
+        ("my/file.py:Mine:alpha=2", "my/file.py:Mine", {"alpha": "2"}),
+        ({"name": "vcd", "alpha": 2.0}, "vcd", {"alpha": 2.0}),
+    ],
+)
+def test_one_entry(text: Any, name: str, settings: dict[str, Any]) -> None:
+    assert parse_entry(text) == (name, settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("greedy,revisit", ["greedy", "revisit"]),
+        ("revisit:alpha=0.01:layers=all,greedy", ["revisit", "greedy"]),
+        ("revisit:alpha=0.01,layers=0,2,4,greedy", ["revisit", "greedy"]),
+        ("chain:methods=vcd,revisit", ["chain"]),
+        ("greedy,chain:methods=vcd,revisit", ["greedy", "chain"]),
+        ("chain:methods=[vcd,revisit],greedy", ["chain", "greedy"]),
+        (["greedy", "chain:methods=vcd,revisit", "dola"], ["greedy", "chain", "dola"]),
+        (["greedy", {"name": "revisit", "alpha": 0.01}], ["greedy", "revisit"]),
+    ],
+)
+def test_a_list_of_methods(text: Any, names: list[str]) -> None:
+    assert [name for name, _ in parse_methods(text)] == names
+
+
+def test_a_chain_is_one_method_for_every_reader() -> None:
+    text = "chain:methods=vcd,revisit"
+    chain = revisit.Chain([revisit.VCD(), revisit.ReVisiT()])
+    assert as_method(text) == chain
+    planned, _ = EvalConfig(method=[text])._methods_and_benchmarks(None)
+    assert planned == (chain,)
+    assert as_method("chain:methods=[vcd:alpha=2,revisit:layers=0,2]") == revisit.Chain(
+        [revisit.VCD(alpha=2.0), revisit.ReVisiT(layers=(0, 2))]
+    )
+
+
+@pytest.mark.parametrize("text", ["alpha", "=3", " = 3"])
+def test_an_assignment_needs_a_key_and_a_value(text: str) -> None:
+    with pytest.raises(RevisitError, match="Settings are written"):
+        parse_assignments([text])
+
+
+def test_a_mapping_needs_a_name() -> None:
+    with pytest.raises(RevisitError, match="needs its name"):
+        parse_entry({"alpha": 1})
+    with pytest.raises(RevisitError, match="needs a name before its settings"):
+        parse_entry(":alpha=1")
