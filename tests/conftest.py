@@ -14,6 +14,11 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: threads only get in each other's way
 
+from revisit.models.cpu import WITHOUT_AMX, refuses_amx  # torch is not imported yet
+
+if refuses_amx():
+    os.environ["ONEDNN_MAX_CPU_ISA"] = WITHOUT_AMX
+
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
 sys.path.insert(0, str(ROOT / "tests"))

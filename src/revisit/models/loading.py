@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from revisit.errors import RevisitError
+from revisit.models import cpu
 
 EMBEDDED = "tiny"
 
@@ -57,6 +58,9 @@ def load(
         on_accelerator = device_map is not None or torch.cuda.is_available()
         dtype = "auto" if on_accelerator or kwargs.get("quantization_config") else torch.float32
     config = load_config(name, trust_remote_code=trust_remote_code, **_hub_arguments(kwargs))
+    on_cpu = str(device_map) == "cpu" if torch.cuda.is_available() else True
+    if on_cpu and (getattr(config, "dtype", None) if dtype == "auto" else dtype) in (torch.bfloat16, torch.float16):
+        cpu.check_half_precision()
     try:
         model = AutoModelForImageTextToText.from_pretrained(
             name,
