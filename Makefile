@@ -43,7 +43,7 @@ test-vllm: .venv-vllm/.installed  ## the vLLM plug-in inside real engines (CPU),
 	touch $@
 
 test-ray: .venv-ray/.installed  ## evaluation on a two-node Ray cluster of this machine, one node of which is killed
-	.venv-ray/bin/python -m pytest -o addopts= -W default tests/evaluation/test_ray_engine.py tests/evaluation/test_spread.py
+	.venv-ray/bin/python -m pytest -o addopts= -W default tests/evaluation/test_ray_engine.py tests/evaluation/test_dispatch.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .

@@ -19,8 +19,9 @@ from pathlib import Path
 import torch
 
 from revisit import methods
+from revisit.decoding.settings import Decoding
 from revisit.evaluation.config import describe_model
-from revisit.evaluation.engines.base import Answer, Decoding, Job
+from revisit.evaluation.engines.base import Answer, Job
 from revisit.evaluation.engines.local import LocalEngine
 from revisit.evaluation.scenes import scene_folder
 

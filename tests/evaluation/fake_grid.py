@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, ratio
-from revisit.evaluation.engines.base import Answer, BatchEngine, Decoding, Job
+from revisit.decoding.settings import Decoding
+from revisit.evaluation.engines.base import Answer, BatchEngine, Job
 from revisit.evaluation.plan import Plan
 from revisit.evaluation.runner import run
 

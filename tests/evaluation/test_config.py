@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from revisit.decoding.grammar import parse_assignments
+from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.evaluation.config import EvalConfig, load_config, parse_data, scope
-from revisit.evaluation.engines.base import Decoding
 from revisit.evaluation.plan import label
 from revisit.evaluation.scenes import parse_scenes
 

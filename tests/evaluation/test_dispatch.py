@@ -11,15 +11,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from revisit.errors import RevisitError
-from revisit.evaluation.engines.dispatch import Lost, spread
+from revisit.evaluation.engines.dispatch import Lost, dispatch
 
 
 class Fake:
     """Workers that finish in any order, and die when the dice say so, taking their work with them."""
 
-    def __init__(self, seed: int, death: float, stillborn: float = 0.0, poison: int | None = None) -> None:
+    def __init__(self, seed: int, death: float, failed_starts: float = 0.0, poison: int | None = None) -> None:
         self.dice = random.Random(seed)
-        self.death, self.stillborn, self.poison = death, stillborn, poison
+        self.death, self.failed_starts, self.poison = death, failed_starts, poison
         self.handles: dict[int, tuple[int, Any]] = {}  # handle -> (worker, batch or None)
         self.dead: set[int] = set()
         self.discarded: set[int] = set()
@@ -43,7 +43,7 @@ class Fake:
 
     def result(self, handle: int) -> Any:
         worker, batch = self.handles[handle]
-        chance = self.stillborn if batch is None else self.death
+        chance = self.failed_starts if batch is None else self.death
         if worker in self.dead or self.dice.random() < chance or (self.poison is not None and batch == self.poison):
             self.dead.add(worker)
             raise Lost
@@ -58,7 +58,7 @@ class Fake:
 def test_every_batch_comes_back_once_while_workers_die(seed: int, count: int, workers: int) -> None:
     pool = Fake(seed, death=0.05)
     try:
-        done = list(spread(range(1000, 1000 + count), pool, workers))
+        done = list(dispatch(range(1000, 1000 + count), pool, workers))
     except RevisitError:  # three deaths over one batch, which dice may bring about
         assume(False)
     assert sorted(done) == list(range(1000, 1000 + count))
@@ -67,12 +67,12 @@ def test_every_batch_comes_back_once_while_workers_die(seed: int, count: int, wo
 
 def test_a_batch_that_kills_every_worker_is_named_as_the_cause() -> None:
     with pytest.raises(RevisitError, match="smaller batch size"):
-        list(spread(range(10), Fake(0, 0.0, poison=7), 2))
+        list(dispatch(range(10), Fake(0, 0.0, poison=7), 2))
 
 
 def test_workers_that_never_start_end_the_run() -> None:
     with pytest.raises(RevisitError, match="loading the model"):
-        list(spread(range(10), Fake(0, 0.0, stillborn=1.0), 2))
+        list(dispatch(range(10), Fake(0, 0.0, failed_starts=1.0), 2))
 
 
 def test_a_cluster_without_room_is_not_waited_for_forever() -> None:
@@ -81,7 +81,7 @@ def test_a_cluster_without_room_is_not_waited_for_forever() -> None:
             return None
 
     with pytest.raises(RevisitError, match="0 of 2 started"):
-        list(spread(range(10), Full(0, 0.0), 2))
+        list(dispatch(range(10), Full(0, 0.0), 2))
 
 
 def test_an_error_of_the_work_itself_is_raised() -> None:
@@ -93,5 +93,5 @@ def test_an_error_of_the_work_itself_is_raised() -> None:
 
     pool = Broken(0, 0.0)
     with pytest.raises(ValueError, match="no such layer"):
-        list(spread(range(10), pool, 2))
+        list(dispatch(range(10), pool, 2))
     assert pool.discarded == {1, 2}

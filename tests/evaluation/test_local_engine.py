@@ -14,11 +14,13 @@ from PIL import Image
 
 from families import build
 from revisit import ReVisiT
+from revisit.decoding import batch
+from revisit.decoding.batch import ItemDraw, until_end
 from revisit.decoding.plain import Plain
+from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
-from revisit.evaluation.engines import local
-from revisit.evaluation.engines.base import Answer, Decoding, Job, open_engine
-from revisit.evaluation.engines.local import ItemDraw, LocalEngine, fingerprint, model_folder, until_end
+from revisit.evaluation.engines.base import Answer, Job, open_engine
+from revisit.evaluation.engines.local import LocalEngine, fingerprint, model_folder
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +156,7 @@ def test_running_out_of_memory_says_what_to_do(
     def fail(*args: object, **kwargs: object) -> None:
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(local, "generate", fail)
+    monkeypatch.setattr(batch, "generate", fail)
     with pytest.raises(RevisitError, match="smaller --batch-size than 4"):
         answers(engine, Plain(), Decoding(4), [jobs[:4]])
 

@@ -22,8 +22,9 @@ from ray.cluster_utils import Cluster
 
 import families
 from revisit.benchmarks.base import Item, Scores, ratio
+from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
-from revisit.evaluation.engines.base import BadImage, Decoding, Job
+from revisit.evaluation.engines.base import BadImage, Job
 from revisit.evaluation.engines.ray import RayEngine
 from revisit.evaluation.plan import Plan
 from revisit.evaluation.runner import run

@@ -15,8 +15,9 @@ from vllm_worker import SETTINGS
 
 import families
 from revisit.decoding.plain import Plain
+from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
-from revisit.evaluation.engines.base import Answer, BadImage, Decoding, Job, open_engine
+from revisit.evaluation.engines.base import Answer, BadImage, Job, open_engine
 from revisit.evaluation.engines.local import LocalEngine
 from revisit.evaluation.engines.vllm import VllmEngine
 from revisit.methods import get

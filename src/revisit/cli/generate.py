@@ -34,7 +34,7 @@ def chosen_method(text: str, assignments: list[str]) -> tuple[str, dict[str, Any
 
 def check_sampling(sample: bool, temperature: float, top_p: float) -> None:
     """One sentence for values that cannot be sampled with, or that would not act."""
-    from revisit.evaluation.engines.base import Decoding
+    from revisit.decoding.settings import Decoding
 
     if not sample and (temperature != 1 or top_p != 1):
         raise RevisitError("--temperature and --top-p act on sampling only: add --sample, or leave them out.")

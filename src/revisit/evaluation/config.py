@@ -19,8 +19,9 @@ from typing import Any
 
 from revisit.benchmarks import base as benchmarks
 from revisit.decoding.grammar import parse_entry, parse_list
+from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, unknown
-from revisit.evaluation.engines.base import ENGINES, Decoding
+from revisit.evaluation.engines.base import ENGINES
 from revisit.evaluation.plan import Plan
 
 SCENES = "scenes"

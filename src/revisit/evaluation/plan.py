@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from revisit.benchmarks.base import Benchmark
+from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
-from revisit.evaluation.engines.base import Decoding
 
 
 class Named(Protocol):

@@ -19,9 +19,10 @@ from typing import Any, Protocol
 
 from revisit.benchmarks.base import Benchmark, Item, PerUnit, Scores
 from revisit.decoding.registry import outside_source
+from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.evaluation import statistics
-from revisit.evaluation.engines.base import Answer, BadImage, Decoding, Engine, Job, open_engine
+from revisit.evaluation.engines.base import Answer, BadImage, Engine, Job, open_engine
 from revisit.evaluation.environment import environment
 from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.store import SCHEMA, Cell, Line, digest, file_digest, locked, read_results, write_json

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    StoppingCriteria,
-    StoppingCriteriaList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
-from transformers.generation.streamers import BaseStreamer
-
-from revisit.decoding.loop import generate
-from revisit.decoding.trace import RowTrace, Trace
+from revisit.decoding.batch import decode_batch, end_tokens
+from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
-from revisit.evaluation.engines.local import ItemDraw, end_tokens
 from revisit.models.prompts import encode, vision_texts
 from revisit.serve.batcher import Ticket
-from revisit.serve.protocol import Ask, Reply, Sampling
+from revisit.serve.protocol import Ask, Reply
 from revisit.serve.text import Unfolding
 
 
@@ -98,24 +84,17 @@ class Decoder:
     def _generate(self, tickets: Sequence[Ticket], inputs: Any, lengths: Sequence[int]) -> None:
         rows = [Progress(ticket, self._text, self.end) for ticket in tickets]
         method = tickets[0].ask.method
-        trace = Trace()
-        generate(
+        found = decode_batch(
             self.model,
-            **inputs,
-            method=method,
-            trace=trace,
-            do_sample=False,  # draws are made row by row
-            temperature=None,
-            top_p=None,
-            top_k=None,
-            max_new_tokens=max(t.ask.max_tokens for t in tickets),
-            pad_token_id=self.processor.tokenizer.pad_token_id,
-            logits_processor=LogitsProcessorList([RowSampling([t.ask.sampling for t in tickets])]),
-            stopping_criteria=StoppingCriteriaList([RowsDone(rows)]),
-            streamer=Distribute(rows),
+            self.processor,
+            inputs,
+            method,
+            [decoding_of(ticket.ask) for ticket in tickets],
+            [ticket.ask.sampling.seed for ticket in tickets],
+            lambda row, token: rows[row].take(token),
         )
-        for row, length, counters in zip(rows, lengths, trace.rows, strict=True):
-            row.close(length, method.name, counters)
+        for row, length, answer in zip(rows, lengths, found, strict=True):
+            row.close(length, method.name, answer.counters())
 
     def _text(self, tokens: Sequence[int]) -> str:
         text: str = self.processor.tokenizer.decode(tokens, skip_special_tokens=True)
@@ -130,98 +109,39 @@ class Progress:
         self.text = Unfolding(decode, ticket.ask.stop)
         self.finish: str | None = None
 
-    def take(self, token: int) -> None:
-        """The next token of this row; tokens after its end are the batch's padding."""
-        if self.finish is not None:
-            return
+    def take(self, token: int) -> bool:
+        """The next token of this row; whether nothing more is wanted of it."""
         if token in self.end:
             self.text.tokens.append(token)
             self.finish = "stop"
-            return
+            return True
         self.ticket.show(self.text.feed(token))
         if self.text.stopped:
             self.finish = "stop"
         elif len(self.text.tokens) >= self.ticket.ask.max_tokens:
             self.finish = "length"
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing more is wanted of this row: it ended, or nobody waits for it any more."""
         return self.finish is not None or self.ticket.abandoned
 
-    def close(self, prompt_tokens: int, method: str, counters: RowTrace) -> None:
+    def close(self, prompt_tokens: int, method: str, counters: Mapping[str, float]) -> None:
         """Hand over what was made."""
         if self.finish is None and self.ticket.abandoned:
             return  # the ticket says why
         self.ticket.show(self.text.finish())
         about = {
             "method": method,
-            "steps": counters.steps,
-            "applied": counters.applied,
-            "changed": counters.changed,
-            "vision_tokens": counters.vision_tokens,
+            **{name: int(counters[name]) for name in ("steps", "applied", "changed", "vision_tokens")},
         }
         self.ticket.succeed(
             Reply(self.text.shown, self.finish or "length", prompt_tokens, len(self.text.tokens), about)
         )
 
 
-class Distribute(BaseStreamer):  # type: ignore[misc]
-    """Gives every row its tokens as transformers' loop makes them."""
-
-    def __init__(self, rows: Sequence[Progress]) -> None:
-        self.rows, self.prompt = rows, True
-
-    def put(self, value: Tensor) -> None:
-        if self.prompt:  # the first thing a streamer is given
-            self.prompt = False
-            return
-        for row, token in zip(self.rows, value.reshape(-1).tolist(), strict=True):
-            row.take(token)
-
-    def end(self) -> None:
-        """Rows are closed by whoever started them."""
-
-
-class RowsDone(StoppingCriteria):  # type: ignore[misc]
-    """Which rows have ended; the loop pads them until all have."""
-
-    def __init__(self, rows: Sequence[Progress]) -> None:
-        self.rows = rows
-        self.calls = 0
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        self.calls += 1
-        # The streamer is told of a token after this is asked, so a limit on tokens is counted here.
-        ended = [row.done or self.calls >= row.ticket.ask.max_tokens for row in self.rows]
-        return torch.tensor(ended, device=input_ids.device)
-
-
-class RowSampling(LogitsProcessor):  # type: ignore[misc]
-    """Temperature, top-k, top-p and the draw, each row by its own settings; greedy rows pass unchanged."""
-
-    def __init__(self, rows: Sequence[Sampling]) -> None:
-        self.rows = [(number, warpers(s)) for number, s in enumerate(rows) if s.temperature is not None]
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        for number, chain in self.rows:
-            row = slice(number, number + 1)
-            scores[row] = chain(input_ids[row], scores[row])  # type: ignore[arg-type]
-        return scores
-
-
-def warpers(sampling: Sampling) -> LogitsProcessorList:
-    """What a sampled row's logits go through; the last step leaves one token."""
-    assert sampling.temperature is not None
-    chain = LogitsProcessorList()
-    if sampling.temperature != 1:
-        chain.append(TemperatureLogitsWarper(sampling.temperature))
-    if sampling.top_k is not None:
-        chain.append(TopKLogitsWarper(sampling.top_k))
-    if sampling.top_p < 1:
-        chain.append(TopPLogitsWarper(sampling.top_p))
-    chain.append(ItemDraw([sampling.seed]))
-    return chain
+def decoding_of(ask: Ask) -> Decoding:
+    """A request's sampling settings as every engine reads them."""
+    sampling = ask.sampling
+    if sampling.temperature is None:
+        return Decoding(ask.max_tokens)
+    return Decoding(ask.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k)
 
 
 def plain_template(ask: Ask, image_token: str) -> str:

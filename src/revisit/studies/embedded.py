@@ -21,13 +21,15 @@ import torch
 from revisit.benchmarks import chair, pope
 from revisit.benchmarks.base import Scores
 from revisit.benchmarks.chair_words import WORDS
-from revisit.decoding.loop import generate
+from revisit.decoding.batch import decode_prompts
 from revisit.decoding.method import Method
+from revisit.decoding.plain import Plain
+from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.evaluation.statistics import paired, wilson
 from revisit.methods.revisit import ReVisiT
 from revisit.models.loading import load
-from revisit.models.prompts import answers, prepare
+from revisit.models.prompts import prepare
 from revisit.tiny import text
 from revisit.tiny.catalog import BY_NOUN, CATEGORIES
 from revisit.tiny.dice import Dice
@@ -69,10 +71,9 @@ def ask(
     out: list[str] = []
     for start in range(0, len(asked), batch):
         part = asked[start : start + batch]
-        inputs = prepare(processor, [question for _, question in part], [[render(drawn)] for drawn, _ in part])
-        with torch.inference_mode():
-            made = generate(model, **inputs, method=method, max_new_tokens=new_tokens, do_sample=False)
-        out += answers(processor, made, inputs)
+        prompts, images = [question for _, question in part], [[render(drawn)] for drawn, _ in part]
+        found = decode_prompts(model, processor, prompts, images, method or Plain(), Decoding(new_tokens))
+        out += [answer.text for answer in found]
     return out
 
 

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.cache_utils import DynamicLayer
 
+from revisit.decoding.batch import decode_batch
 from revisit.decoding.loop import PIXEL_INPUTS, generate
 from revisit.decoding.method import Method
 from revisit.decoding.plain import Plain
-from revisit.evaluation.engines.base import Answer, Decoding, Job
-from revisit.evaluation.engines.local import LocalEngine
+from revisit.decoding.settings import Decoding
+from revisit.evaluation.engines.base import Answer, Job
+from revisit.evaluation.engines.local import LocalEngine, as_answers, memory_advice
 from revisit.methods.revisit import ReVisiT
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import prepare
@@ -127,11 +129,20 @@ class SharingEngine(LocalEngine):
             if not prefill.usable:
                 together = []
         for method in together:
-            # its time is what it would have taken alone: the prefill counts for each
-            started = time.perf_counter() - spent
-            found = self.decode(method, decoding, jobs, prefill.inputs, started, **prefill.arguments(method))
+            started = time.perf_counter()
+            with memory_advice(len(jobs)):
+                found = decode_batch(
+                    model,
+                    processor,
+                    prefill.inputs,
+                    method,
+                    [decoding] * len(jobs),
+                    [job.seed for job in jobs],
+                    **prefill.arguments(method),
+                )
             self.shared += len(jobs)
-            yield method, found
+            # Its time is what it would have taken alone: the prefill counts for each.
+            yield method, as_answers(found, spent + time.perf_counter() - started)
         for method in methods:
             if method not in together:
                 yield method, self.answer(method, decoding, jobs, images)

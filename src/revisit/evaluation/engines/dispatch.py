@@ -1,4 +1,4 @@
-"""Work spread over workers that may die: every batch is answered exactly once, whoever survives.
+"""Work given to workers that may die: every batch is answered exactly once, whoever survives.
 
 Nothing here knows what a worker is; `Pool` says how to start one, give it work and hear of it.
 """
@@ -47,7 +47,7 @@ class _Worker:
     work: dict[Any, Any] = field(default_factory=dict)  # handle -> batch
 
 
-def spread(batches: Iterable[Batch], pool: Pool, workers: int, patience: int = 3) -> Iterator[Any]:
+def dispatch(batches: Iterable[Batch], pool: Pool, workers: int, patience: int = 3) -> Iterator[Any]:
     """The results of all batches, in the order they come; work of lost workers goes to others.
 
     A lost worker is replaced as soon as the pool has room for it. `patience` is how many waits in a row may end with
@@ -58,7 +58,7 @@ def spread(batches: Iterable[Batch], pool: Pool, workers: int, patience: int = 3
     losses: dict[int, int] = {}
     crew: dict[Any, _Worker] = {}  # by handle: a worker's own while it starts, then those of its work
     team: list[_Worker] = []
-    idle = stillborn = 0
+    idle = failed_starts = 0
 
     def hire() -> None:
         worker, ready = pool.start()
@@ -76,11 +76,11 @@ def spread(batches: Iterable[Batch], pool: Pool, workers: int, patience: int = 3
             crew[handle] = member
 
     def lose(member: _Worker) -> None:
-        nonlocal stillborn
-        stillborn = 0 if member.ready else stillborn + 1
-        if stillborn >= ATTEMPTS * workers:
+        nonlocal failed_starts
+        failed_starts = 0 if member.ready else failed_starts + 1
+        if failed_starts >= ATTEMPTS * workers:
             raise RevisitError(
-                f"{stillborn} workers in a row died while loading the model; their machines probably lack the memory for it."
+                f"{failed_starts} workers in a row died while loading the model; their machines probably lack the memory for it."
             )
         for handle in [h for h, m in crew.items() if m is member]:
             del crew[handle]

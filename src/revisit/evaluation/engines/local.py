@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 import revisit
-from revisit.decoding.loop import generate
-from revisit.decoding.plain import Plain
-from revisit.decoding.trace import RowTrace, Trace
+from revisit.decoding.batch import Decoded, decode_prompts
+from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
-from revisit.evaluation.engines.base import Answer, BatchEngine, Decoding, Job
+from revisit.evaluation.engines.base import Answer, BatchEngine, Job
 from revisit.evaluation.environment import code_digest, version
 from revisit.evaluation.store import digest, file_digest
 from revisit.models.loading import load, resolve
-from revisit.models.prompts import prepare
 
 # Files of a model folder that cannot change an answer.
 _IGNORED = {".md", ".txt", ".png", ".jpg", ".gitattributes", ".log", ".jsonl", ".csv", ".bin", ".pt", ".pth", ".h5"}
@@ -88,71 +79,12 @@ class LocalEngine(BatchEngine):
 
     def answer(self, method: Any, decoding: Decoding, jobs: Sequence[Job], images: Sequence[list[Any]]) -> list[Answer]:
         """Rows without a picture are decoded plainly: no method here has anything to say about them."""
-        answers: list[Answer | None] = [None] * len(jobs)
-        for rows, how in (
-            ([i for i, pictures in enumerate(images) if pictures], method),
-            ([i for i, pictures in enumerate(images) if not pictures], Plain()),
-        ):
-            if rows:
-                found = self._decode(how, decoding, [jobs[i] for i in rows], [images[i] for i in rows])
-                for i, answer in zip(rows, found, strict=True):
-                    answers[i] = answer
-        return [answer for answer in answers if answer is not None]
-
-    def _decode(
-        self, method: Any, decoding: Decoding, jobs: Sequence[Job], images: Sequence[list[Any]]
-    ) -> list[Answer]:
         model, processor = self.loaded
         started = time.perf_counter()
-        inputs = prepare(processor, [job.prompt for job in jobs], images, model.device)
-        return self.decode(method, decoding, jobs, inputs, started)
-
-    def decode(
-        self, method: Any, decoding: Decoding, jobs: Sequence[Job], inputs: Any, started: float, **more: Any
-    ) -> list[Answer]:
-        """The answers to prepared prompts; `more` goes to generate (a cache that holds the prompts, say)."""
-        model, processor = self.loaded
-        trace = Trace()
-        output = self._generate(
-            len(jobs),
-            model,
-            **inputs,
-            **more,
-            method=method,
-            trace=trace,
-            do_sample=False,  # draws are made by `processors`, row by row
-            temperature=None,
-            top_p=None,
-            top_k=None,
-            num_beams=decoding.num_beams,
-            max_new_tokens=decoding.max_new_tokens,
-            pad_token_id=processor.tokenizer.pad_token_id,
-            logits_processor=processors(decoding, [job.seed for job in jobs]),
-        )
-        new = output[:, inputs["input_ids"].shape[1] :].tolist()
-        seconds = (time.perf_counter() - started) / len(jobs)
-        tokens = [until_end(row, end_tokens(model)) for row in new]
-        texts = processor.batch_decode(tokens, skip_special_tokens=True)
-        copies = len(trace.rows) // len(jobs)
-        return [
-            Answer(
-                text.strip(),
-                tuple(row),
-                counters(trace.rows[number * copies : (number + 1) * copies]),
-                seconds,
-            )
-            for number, (text, row) in enumerate(zip(texts, tokens, strict=True))
-        ]
-
-    @staticmethod
-    def _generate(rows: int, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return generate(*args, **kwargs)
-        except torch.OutOfMemoryError as error:
-            advice = (
-                f"run the same command with a smaller --batch-size than {rows}" if rows > 1 else "use a smaller model"
-            )
-            raise RevisitError(f"The device ran out of memory with {rows} answers at once: {advice}.") from error
+        prompts, seeds = [job.prompt for job in jobs], [job.seed for job in jobs]
+        with memory_advice(len(jobs)):
+            found = decode_prompts(model, processor, prompts, images, method, decoding, seeds)
+        return as_answers(found, time.perf_counter() - started)
 
     def close(self) -> None:
         """Frees the weights, so that the next model of a grid finds room."""
@@ -161,63 +93,20 @@ class LocalEngine(BatchEngine):
             torch.cuda.empty_cache()
 
 
-class ItemDraw(LogitsProcessor):
-    """Draws each row's token with a generator of its own, and leaves only that token possible.
-
-    The draw is the inverse of the cumulative distribution at one uniform number per step, so an item's answer is the
-    same in any batch.
-    """
-
-    def __init__(self, seeds: Sequence[int]) -> None:
-        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
-        chosen = torch.full_like(scores, -torch.inf)  # (rows, vocabulary)
-        for row, generator in enumerate(self.generators):
-            cumulative = scores[row].double().softmax(-1).cumsum(-1)  # (vocabulary,)
-            point = torch.rand((), generator=generator, dtype=torch.float64).to(scores.device) * cumulative[-1]
-            chosen[row, torch.searchsorted(cumulative, point, right=True).clamp(max=scores.shape[-1] - 1)] = 0
-        return chosen
+@contextmanager
+def memory_advice(rows: int) -> Iterator[None]:
+    """One sentence instead of the traceback of a device that has no memory left."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        advice = f"run the same command with a smaller --batch-size than {rows}" if rows > 1 else "use a smaller model"
+        raise RevisitError(f"The device ran out of memory with {rows} answers at once: {advice}.") from error
 
 
-def processors(decoding: Decoding, seeds: Sequence[int]) -> LogitsProcessorList:
-    """What follows the method: nothing for greedy decoding, temperature, top-k, top-p and the draw for sampling."""
-    found = LogitsProcessorList()
-    if decoding.temperature is None:
-        return found
-    if decoding.temperature != 1:
-        found.append(TemperatureLogitsWarper(decoding.temperature))
-    if decoding.top_k is not None:
-        found.append(TopKLogitsWarper(decoding.top_k))
-    if decoding.top_p is not None and decoding.top_p < 1:
-        found.append(TopPLogitsWarper(decoding.top_p))
-    found.append(ItemDraw(seeds))
-    return found
-
-
-def end_tokens(model: Any) -> set[int]:
-    """The ids that end an answer."""
-    ids = model.generation_config.eos_token_id
-    return set(ids) if isinstance(ids, (list, tuple)) else set() if ids is None else {ids}
-
-
-def until_end(tokens: Sequence[int], end: set[int]) -> list[int]:
-    """The tokens up to and with the first that ends the answer; what follows is the batch's padding."""
-    for place, token in enumerate(tokens):
-        if token in end:
-            return list(tokens[: place + 1])
-    return list(tokens)
-
-
-def counters(rows: Sequence[RowTrace]) -> dict[str, float]:
-    """One item's counters, its beams added up."""
-    sizes = [size for row in rows for size in row.set_sizes]
-    found: dict[str, float] = {
-        name: sum(getattr(row, name) for row in rows) for name in ("steps", "applied", "changed")
-    }
-    found["vision_tokens"] = rows[0].vision_tokens
-    found["plausible"] = sum(sizes)
-    return found
+def as_answers(found: Sequence[Decoded], seconds: float) -> list[Answer]:
+    """Decoded rows as the runner stores them, each with its share of the time."""
+    share = seconds / max(1, len(found))
+    return [Answer(row.text, row.tokens, row.counters(), share, row.finish) for row in found]
 
 
 def model_folder(name: str) -> Path:

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
-from revisit.evaluation.engines.base import BadImage, Decoding, Engine, Job, Outcome
-from revisit.evaluation.engines.dispatch import Lost, spread
+from revisit.evaluation.engines.base import BadImage, Engine, Job, Outcome
+from revisit.evaluation.engines.dispatch import Lost, dispatch
 
 WAIT = 120.0  # seconds between signs of life
 
@@ -69,7 +70,7 @@ class RayEngine(Engine):
     def stream(self, method: Any, decoding: Decoding, batches: Iterable[Sequence[Job]]) -> Iterator[list[Outcome]]:
         """Batches go to whichever worker is free; those of a worker that dies go to another."""
         pool = Actors(self, method, decoding)
-        return spread((list(batch) for batch in batches), pool, self.workers or self._default_workers())
+        return dispatch((list(batch) for batch in batches), pool, self.workers or self._default_workers())
 
     def _default_workers(self) -> int:
         gpus = int(self.ray.cluster_resources().get("GPU", 0))
@@ -93,7 +94,7 @@ def check_reachable(address: str | None) -> None:
 
 
 class Actors:
-    """Ray actors as a `spread.Pool`."""
+    """Ray actors as a `dispatch.Pool`."""
 
     def __init__(self, engine: RayEngine, method: Any, decoding: Decoding) -> None:
         self.engine, self.method, self.decoding = engine, method, decoding

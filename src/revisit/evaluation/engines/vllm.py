@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, need
-from revisit.evaluation.engines.base import Answer, BadImage, Decoding, Engine, Job, Outcome, decode_images
+from revisit.evaluation.engines.base import Answer, BadImage, Engine, Job, Outcome, decode_images
 
 TOGETHER = 128  # jobs handed to vLLM at once; it cuts its own batches
 PROCESSORS = {False: "revisit.integrations.vllm:V1", True: "revisit.integrations.vllm:V2"}
@@ -114,6 +115,8 @@ class VllmEngine(Engine):
     def _answer(self, method: Any, decoding: Decoding, jobs: Sequence[Job]) -> list[Outcome]:
         from vllm import SamplingParams
 
+        from revisit.decoding.batch import decode_texts
+
         decoded = [(job, decode_images(job)) for job in jobs]
         outcomes = [Outcome(job, images) for job, images in decoded if isinstance(images, BadImage)]
         good = [(job, images) for job, images in decoded if not isinstance(images, BadImage)]
@@ -132,9 +135,11 @@ class VllmEngine(Engine):
         ]
         outputs = self.llm.generate([self._prompt(job, images) for job, images in good], parameters, use_tqdm=False)
         tokens = [tuple(output.outputs[0].token_ids) for output in outputs]
-        texts = self.processor.batch_decode(tokens, skip_special_tokens=True)
-        for (job, _), row, text in zip(good, tokens, texts, strict=True):
-            outcomes.append(Outcome(job, Answer(text.strip(), row, {"steps": len(row)})))
+        for (job, _), output, row, text in zip(
+            good, outputs, tokens, decode_texts(self.processor, tokens), strict=True
+        ):
+            finish = output.outputs[0].finish_reason or "length"
+            outcomes.append(Outcome(job, Answer(text, row, {"steps": len(row)}, finish=finish)))
         return outcomes
 
     def _prompt(self, job: Job, images: list[Any]) -> dict[str, Any]:

@@ -10,12 +10,14 @@ from typing import Any
 from lmms_eval.api.model import lmms
 
 from revisit import methods
+from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
-from revisit.evaluation.engines.base import Decoding, Job
+from revisit.evaluation.engines.base import Job
 from revisit.evaluation.engines.local import LocalEngine
 from revisit.evaluation.runner import job_seed
 from revisit.models.loading import describe_model
 from revisit.models.prompts import vision_texts
+from revisit.settings import world_size
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +44,7 @@ class Revisit(lmms):
         **settings: Any,
     ) -> None:
         super().__init__()
-        if settings.world_size() > 1:
+        if world_size() > 1:
             raise RevisitError(
                 "The lmms-eval model `revisit` runs in one process: start it without torchrun or accelerate launch and "
                 "spread a large model with device_map=auto."

@@ -1,0 +1,223 @@
+"""One batch decoded and split into answers: evaluation, the server and the studies all decode here.
+
+Every row has decoding settings and a seed of its own, and its answer is what it would get alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from revisit.decoding.loop import generate
+from revisit.decoding.plain import Plain
+from revisit.decoding.settings import Decoding
+from revisit.decoding.trace import RowTrace, Trace
+from revisit.errors import RevisitError
+from revisit.models.prompts import new_tokens, prepare
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from revisit.decoding.method import Method
+
+# (row, token) -> whether the row ends here; called for every token of a row until the row has ended.
+OnToken = Callable[[int, int], bool]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One answer: its text without surrounding blanks, its tokens up to and with the end token, and why it ended."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish: Literal["stop", "length"]
+    traces: tuple[RowTrace, ...]  # one per beam
+
+    def counters(self) -> dict[str, float]:
+        """Steps that the method saw, acted on and changed, and the sizes of its plausible sets, beams added up."""
+        found: dict[str, float] = {
+            name: sum(getattr(row, name) for row in self.traces) for name in ("steps", "applied", "changed")
+        }
+        found["vision_tokens"] = self.traces[0].vision_tokens
+        found["plausible"] = sum(size for row in self.traces for size in row.set_sizes)
+        return found
+
+
+def decode_prompts(
+    model: Any,
+    processor: Any,
+    prompts: Sequence[str],
+    images: Sequence[Sequence[Image]],
+    method: Method,
+    decoding: Decoding | None = None,
+    seeds: Sequence[int] | None = None,
+) -> list[Decoded]:
+    """The answers to prompts with their pictures; prompts without a picture are decoded plainly under every method."""
+    answers: dict[int, Decoded] = {}
+    for rows, used in (
+        ([row for row, pictures in enumerate(images) if pictures], method),
+        ([row for row, pictures in enumerate(images) if not pictures], Plain()),
+    ):
+        if rows:
+            inputs = prepare(processor, [prompts[row] for row in rows], [images[row] for row in rows], model.device)
+            own = None if seeds is None else [seeds[row] for row in rows]
+            found = decode_batch(model, processor, inputs, used, [decoding or Decoding()] * len(rows), own)
+            answers.update(zip(rows, found, strict=True))
+    return [answers[row] for row in range(len(prompts))]
+
+
+def decode_batch(
+    model: Any,
+    processor: Any,
+    inputs: Any,
+    method: Method,
+    decodings: Sequence[Decoding],
+    seeds: Sequence[int] | None = None,
+    on_token: OnToken | None = None,
+    **more: Any,
+) -> list[Decoded]:
+    """The answers to prepared prompts, one per row of `inputs`, each by its own settings and seed.
+
+    All rows share the number of beams. `more` goes to generate, for example a cache that holds the prompts.
+    """
+    (beams,) = {decoding.num_beams for decoding in decodings} or {1}
+    if on_token is not None and beams > 1:
+        raise RevisitError("Beam search cannot be streamed: leave out the beams, or wait for the whole answer.")
+    limits = [decoding.max_new_tokens for decoding in decodings]
+    seeds = list(range(len(decodings))) if seeds is None else seeds
+    trace, end = Trace(), end_tokens(model)
+    criteria = StoppingCriteriaList()
+    if on_token is not None or len(set(limits)) > 1:
+        criteria.append(RowEnds(limits, end, on_token))
+    output = generate(
+        model,
+        **inputs,
+        **more,
+        method=method,
+        trace=trace,
+        do_sample=False,  # draws are made row by row
+        temperature=None,
+        top_p=None,
+        top_k=None,
+        num_beams=beams,
+        max_new_tokens=max(limits),
+        pad_token_id=processor.tokenizer.pad_token_id,
+        logits_processor=LogitsProcessorList([RowSampling(decodings, seeds)]) if _draws(decodings) else None,
+        stopping_criteria=criteria,
+    )
+    rows = new_tokens(output, inputs).tolist()
+    ends = criteria[0].lengths if criteria else [None] * len(rows)
+    tokens = [until_end(row[:length], end) for row, length in zip(rows, ends, strict=True)]
+    texts = decode_texts(processor, tokens)
+    return [
+        Decoded(
+            text,
+            tuple(row),
+            "length" if len(row) == limit and row[-1] not in end else "stop",
+            tuple(trace.rows[number * beams : (number + 1) * beams]),
+        )
+        for number, (text, row, limit) in enumerate(zip(texts, tokens, limits, strict=True))
+    ]
+
+
+def decode_texts(processor: Any, tokens: Sequence[Sequence[int]]) -> list[str]:
+    """Token ids as answers: no special tokens, no surrounding blanks."""
+    return [text.strip() for text in processor.batch_decode([list(row) for row in tokens], skip_special_tokens=True)]
+
+
+def end_tokens(model: Any) -> set[int]:
+    """The ids that end an answer."""
+    ids = model.generation_config.eos_token_id
+    return set(ids) if isinstance(ids, (list, tuple)) else set() if ids is None else {ids}
+
+
+def until_end(tokens: Sequence[int], end: set[int]) -> list[int]:
+    """The tokens up to and with the first that ends the answer; what follows is the batch's padding."""
+    for place, token in enumerate(tokens):
+        if token in end:
+            return list(tokens[: place + 1])
+    return list(tokens)
+
+
+class RowEnds(StoppingCriteria):  # type: ignore[misc]
+    """Ends each row at its own limit, or where `on_token` says so; `lengths` are the rows' tokens, None while they go on."""
+
+    def __init__(self, limits: Sequence[int], end: set[int], on_token: OnToken | None) -> None:
+        self.limits, self.end, self.on_token = limits, end, on_token
+        self.lengths: list[int | None] = [None] * len(limits)
+        self.steps = 0
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        self.steps += 1
+        for row, token in enumerate(input_ids[:, -1].tolist()):
+            if self.lengths[row] is None:
+                stop = self.on_token is not None and self.on_token(row, token)
+                if stop or token in self.end or self.steps >= self.limits[row]:
+                    self.lengths[row] = self.steps
+        return torch.tensor([length is not None for length in self.lengths], device=input_ids.device)
+
+
+class RowSampling(LogitsProcessor):  # type: ignore[misc]
+    """Temperature, top-k, top-p and the draw by each row's own settings; greedy rows pass unchanged."""
+
+    def __init__(self, decodings: Sequence[Decoding], seeds: Sequence[int]) -> None:
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for row, how in enumerate(decodings):
+            if how.temperature is not None:
+                groups.setdefault((how.temperature, how.top_k, how.top_p), []).append(row)
+        self.groups = [(rows, warpers(*how, [seeds[row] for row in rows])) for how, rows in groups.items()]
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        scores = scores.clone() if self.groups else scores
+        for rows, chain in self.groups:
+            scores[rows] = chain(input_ids[rows], scores[rows])  # type: ignore[arg-type]
+        return scores
+
+
+def _draws(decodings: Sequence[Decoding]) -> bool:
+    return any(decoding.temperature is not None for decoding in decodings)
+
+
+def warpers(temperature: float, top_k: int | None, top_p: float | None, seeds: Sequence[int]) -> LogitsProcessorList:
+    """What the logits of sampled rows go through; the last step leaves one token a row."""
+    chain = LogitsProcessorList()
+    if temperature != 1:
+        chain.append(TemperatureLogitsWarper(temperature))
+    if top_k is not None:
+        chain.append(TopKLogitsWarper(top_k))
+    if top_p is not None and top_p < 1:
+        chain.append(TopPLogitsWarper(top_p))
+    chain.append(ItemDraw(seeds))
+    return chain
+
+
+class ItemDraw(LogitsProcessor):  # type: ignore[misc]
+    """Draws each row's token with a generator of its own, and leaves only that token possible.
+
+    The draw is the inverse of the cumulative distribution at one uniform number per step, so an item's answer is the
+    same in any batch.
+    """
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        chosen = torch.full_like(scores, -torch.inf)  # (rows, vocabulary)
+        for row, generator in enumerate(self.generators):
+            cumulative = scores[row].double().softmax(-1).cumsum(-1)  # (vocabulary,)
+            point = torch.rand((), generator=generator, dtype=torch.float64).to(scores.device) * cumulative[-1]
+            chosen[row, torch.searchsorted(cumulative, point, right=True).clamp(max=scores.shape[-1] - 1)] = 0
+        return chosen
