@@ -100,8 +100,6 @@ def test_a_file_gives_a_class_that_its_name_finds_from_then_on(file: Path) -> No
     assert parse_method(f"{file}:Mine") == ("mine", {})  # the file runs once
     assert as_method("mine:weight=2") == made
     assert "mine" in names()
-    assert registry.outside_source(made) == file
-    assert registry.outside_source(revisit.VCD()) is None
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,10 @@ from revisit.decoding.batch import ItemDraw, until_end
 from revisit.decoding.plain import Plain
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
+from revisit.evaluation import identity
 from revisit.evaluation.engines.base import Answer, Job, open_engine
-from revisit.evaluation.engines.local import LocalEngine, fingerprint, model_folder
+from revisit.evaluation.engines.local import LocalEngine
+from revisit.evaluation.identity import fingerprint, model_folder
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +148,7 @@ def test_a_cached_hub_snapshot_is_known_by_the_names_of_its_blobs(
     snapshot.mkdir(parents=True)
     (blobs / ("a" * 64)).write_bytes(b"weights")
     (snapshot / "model.safetensors").symlink_to(blobs / ("a" * 64))
-    monkeypatch.setattr(local, "file_digest", lambda path: pytest.fail("read a file whose hash is its name"))
+    monkeypatch.setattr(identity, "file_digest", lambda path: pytest.fail("read a file whose hash is its name"))
     assert len(fingerprint(snapshot)) == 64
 
 

@@ -174,7 +174,7 @@ class RowSampling(LogitsProcessor):  # type: ignore[misc]
     """Temperature, top-k, top-p and the draw by each row's own settings; greedy rows pass unchanged."""
 
     def __init__(self, decodings: Sequence[Decoding], seeds: Sequence[int]) -> None:
-        groups: dict[tuple[Any, ...], list[int]] = {}
+        groups: dict[tuple[float, int | None, float | None], list[int]] = {}
         for row, how in enumerate(decodings):
             if how.temperature is not None:
                 groups.setdefault((how.temperature, how.top_k, how.top_p), []).append(row)

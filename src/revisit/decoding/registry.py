@@ -144,15 +144,6 @@ def check_class(cls: Any, where: str) -> None:
         raise RevisitError(f"{where} has settings but is no dataclass: put @dataclass(frozen=True) above it.")
 
 
-def outside_source(method: Method | type[Method]) -> Path | None:
-    """The file of a method that is not part of this package; None for those that are."""
-    cls = method if isinstance(method, type) else type(method)
-    if cls.__module__.partition(".")[0] == "revisit":
-        return None
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return Path(file) if file else None
-
-
 def _origin(cls: type) -> tuple[str, str]:
     return cls.__module__, cls.__qualname__
 

@@ -1,8 +1,7 @@
-"""Where a number was made: versions, machine, commit. Versions that could change an answer are part of its identity."""
+"""Where a number was made: versions, machine, commit."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import subprocess
@@ -15,16 +14,6 @@ from typing import Any
 PACKAGE = Path(__file__).resolve().parents[1]
 REPORTED = ("torch", "transformers", "tokenizers", "numpy", "pillow", "scipy", "statsmodels", "nltk", "datasets")
 
-# What may change the text a model gives: everything below the benchmarks. Editing a scorer keeps the answers.
-_DECODING = (
-    *(
-        f"{room}/**/*.{kind}"
-        for room in ("decoding", "step", "taps", "contrast", "methods", "models")
-        for kind in ("py", "c")
-    ),
-    *("evaluation/engines/base.py", "evaluation/engines/local.py", "studies/shared.py"),
-)
-
 
 def version(distribution: str) -> str | None:
     """The installed version of a distribution, or None; nothing is imported."""
@@ -32,15 +21,6 @@ def version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-@cache
-def code_digest() -> str:
-    """SHA-256 of this package's decoding sources: a changed method never meets answers of its older self."""
-    state = hashlib.sha256()
-    for path in sorted(path for pattern in _DECODING for path in PACKAGE.glob(pattern)):
-        state.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return state.hexdigest()
 
 
 @cache
@@ -64,7 +44,6 @@ def environment() -> dict[str, Any]:
 
     return {
         "revisit": revisit.__version__,
-        "code": code_digest(),
         "git": git_commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),

