@@ -118,6 +118,12 @@ def test_the_picture_in_the_documentation_is_this_graph() -> None:
     )
 
 
+def test_the_page_on_the_architecture_names_every_package() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    missing = [room for room in package_graph() if f"`{room}`" not in page]
+    assert not missing, f"ARCHITECTURE.md says nothing about {missing}"
+
+
 def test_a_circle_through_a_function_is_seen(tmp_path: Path) -> None:
     for room, text in (("a", "from revisit.b import x"), ("b", "def f():\n    import revisit.a")):
         (tmp_path / room).mkdir()
