@@ -185,12 +185,12 @@ def hostile(url: str) -> dict[str, int]:
     }
 
 
-def inside(url: str) -> int:
+def inside(url: str) -> float:
     """Requests that wait or are decoded."""
     import httpx
 
     lines = httpx.get(url + "/metrics", timeout=60).text.splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith(("revisit_queue_length", "revisit_running")))
+    return sum(float(line.split()[1]) for line in lines if line.startswith(("revisit_queue_length", "revisit_running")))
 
 
 def load(options: argparse.Namespace) -> dict[str, Any]:
@@ -340,6 +340,7 @@ def served(model: Any, processor: Any, alpha: float, count: int, tokens: int) ->
 
     from revisit import ReVisiT
     from revisit.serve.app import Service, build
+    from revisit.serve.connections import configure
     from revisit.serve.decoder import Decoder
     from revisit.serve.limits import Limits
 
@@ -347,7 +348,7 @@ def served(model: Any, processor: Any, alpha: float, count: int, tokens: int) ->
     decoder.end = set()  # answers of full length, as for the others
     model.generation_config.eos_token_id = None
     service = Service(decoder, "tiny", ReVisiT(alpha=alpha), Limits(batch=16, batch_wait=0.1))
-    server = uvicorn.Server(uvicorn.Config(build(service), host="127.0.0.1", port=0, log_level="critical"))
+    server = uvicorn.Server(configure(build(service), service.limits, service.metrics, host="127.0.0.1", port=0))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

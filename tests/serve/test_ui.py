@@ -14,6 +14,10 @@ from PIL import Image
 
 import families
 from revisit.serve import ui
+from revisit.serve.limits import Limits
+from revisit.serve.ui_answer import AnswerJob
+from revisit.serve.ui_page import method_settings
+from revisit.serve.ui_state import RecentItems, UiState, described
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +74,7 @@ def test_two_methods_stream_and_the_page_can_be_saved(app: Any) -> None:
     for kind, data in told:
         if kind == "step":
             steps[data["answer"]].append(data)
-    run = app.state.room.runs.get(told[-1][1]["run"])
+    run = app.state.ui.runs.get(told[-1][1]["run"])
     for number, answer in enumerate(run.answers):
         assert [data["step"]["t"] for data in steps[number]] == [step.text for step in answer.steps]
         assert [data["step"].get("i") for data in steps[number]] == [step.index for step in answer.steps]
@@ -87,12 +91,13 @@ def test_two_methods_stream_and_the_page_can_be_saved(app: Any) -> None:
     [
         ({"prompt": "  "}, "question is empty"),
         ({"model": "other"}, "Unknown model 'other'"),
-        ({"methods": []}, "Choose one to 4"),
+        ({"methods": []}, "at least 1 item"),
         ({"methods": [{"name": "revisti"}]}, "Did you mean 'revisit'"),
         ({"methods": [{"name": "revisit", "settings": {"alpha": "2"}}]}, "alpha must be"),
-        ({"max_new_tokens": 0}, "1 to 1024 tokens"),
+        ({"max_new_tokens": 0}, "greater than or equal to 1"),
+        ({"max_new_tokens": 2000}, "1 to 1024 tokens"),
         ({"image": "gone"}, "no longer in memory"),
-        ({"methods": "x"}, "not what this page sends"),
+        ({"methods": "x"}, "methods: must be a valid array"),
     ],
 )
 def test_bad_questions_are_answered_with_a_sentence(app: Any, changes: dict[str, Any], says: str) -> None:
@@ -121,37 +126,39 @@ def test_a_30_megapixel_photo_is_taken_and_shown_small(app: Any) -> None:
     assert grid["xs"][0][0] == pytest.approx(2 * 6000 / 33, abs=0.01)  # 33 × 28 are seen, of which 2 columns are cut
 
 
-def test_a_file_that_is_too_large(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ui, "MOST_BYTES", 1000)
-    reply = call(app, "POST", "/api/image", content=b"x" * 1001)
-    assert reply.status_code == 413
+def small(**limits: Any) -> Any:
+    return ui.create_app(["llava"], loader=lambda _name: families.build("llava"), limits=Limits(**limits))
+
+
+def test_a_file_that_is_too_large() -> None:
+    assert call(small(body_bytes=1000), "POST", "/api/image", content=b"x" * 1001).status_code == 413
 
 
 def test_whoever_leaves_stops_the_work(app: Any) -> None:
     """The reader goes away after the first step: the decode ends long before its 1,000 tokens, and the turn is free."""
-    room = app.state.room
-    question = room.read(json.dumps(ask(upload(app), max_new_tokens=1000)).encode())
+    state = app.state.ui
+    question = state.read(json.dumps(ask(upload(app), max_new_tokens=1000)).encode())
 
-    async def read_a_little(job: ui.Job) -> None:
+    async def read_a_little(job: AnswerJob) -> None:
         async for text in (stream := job.stream()):
             if text.startswith("event: step"):
                 break
         await stream.aclose()  # type: ignore[attr-defined]
 
-    job = ui.Job(room, question)
+    job = AnswerJob(state, question)
     asyncio.run(read_a_little(job))
     job.thread.join(60)
     assert not job.thread.is_alive()
     left = [data for kind, data in list(job.events.queue) if kind == "step"]
     assert len(left) < 1900
-    assert room.turn.acquire(timeout=1)
-    room.turn.release()
+    assert state.turn.acquire(timeout=1)
+    state.turn.release()
 
 
 def test_a_second_question_waits_for_its_turn(app: Any) -> None:
-    room = app.state.room
-    with room.turn:
-        job = ui.Job(room, room.read(json.dumps(ask(upload(app), max_new_tokens=2)).encode()))
+    state = app.state.ui
+    with state.turn:
+        job = AnswerJob(state, state.read(json.dumps(ask(upload(app), max_new_tokens=2)).encode()))
         kind, data = job.events.get(timeout=30)
         assert (kind, "Another question" in data["text"]) == ("wait", True)
     job.thread.join(60)
@@ -167,31 +174,31 @@ def test_other_pages_cannot_reach_it(app: Any) -> None:
 def test_the_page_offers_every_method_with_its_settings(app: Any) -> None:
     text = call(app, "GET", "/").text
     assert "http://" not in text.replace("http://www.w3.org", "")
-    revisit = next(method for method in ui.method_settings("llava") if method["name"] == "revisit")
+    revisit = next(method for method in method_settings("llava") if method["name"] == "revisit")
     settings = {setting["name"]: setting for setting in revisit["settings"]}
     assert settings["alpha"] == {"name": "alpha", "kind": "text", "default": "1e-05", "slider": True}
     assert settings["divergence"]["choices"] == ["jsd", "official", "kl", "cosine"]
     assert settings["normalize"]["kind"] == "flag"
-    greedy = next(method for method in ui.method_settings("llava") if method["name"] == "greedy")
+    greedy = next(method for method in method_settings("llava") if method["name"] == "greedy")
     assert greedy["settings"] == []
 
 
 def test_settings_are_those_recommended_for_the_model() -> None:
     def alpha(model: str) -> str:
-        revisit = next(method for method in ui.method_settings(ui.described(model)) if method["name"] == "revisit")
+        revisit = next(method for method in method_settings(described(model)) if method["name"] == "revisit")
         return next(str(setting["default"]) for setting in revisit["settings"] if setting["name"] == "alpha")
 
     assert (alpha("tiny"), alpha("llava")) == ("0.001", "1e-05")
-    room = ui.Room(("tiny",), lambda _: (None, None))
-    body = {"image": room.images.put(families.picture(0)), "prompt": "hi", "model": "tiny"}
-    chosen = room.read(json.dumps({**body, "methods": [{"name": "revisit"}, {"name": "greedy"}]}).encode()).methods
+    state = UiState(("tiny",), lambda _: (None, None))
+    body = {"image": state.images.put(families.picture(0)), "prompt": "hi", "model": "tiny"}
+    chosen = state.read(json.dumps({**body, "methods": [{"name": "revisit"}, {"name": "greedy"}]}).encode()).methods
     assert chosen[0].settings()["alpha"] == 0.001
     own = [{"name": "revisit", "settings": {"alpha": "0.1"}}]
-    assert room.read(json.dumps({**body, "methods": own}).encode()).methods[0].settings()["alpha"] == 0.1
+    assert state.read(json.dumps({**body, "methods": own}).encode()).methods[0].settings()["alpha"] == 0.1
 
 
 def test_the_shelf_forgets_the_oldest() -> None:
-    shelf = ui.Shelf[int](2)
+    shelf = RecentItems[int](2)
     names = [shelf.put(n) for n in range(3)]
     assert [shelf.get(name) for name in names] == [None, 1, 2]
 
@@ -200,9 +207,9 @@ def test_an_error_in_the_model_is_told(app: Any) -> None:
     def broken(_name: str) -> Any:
         raise OSError("disk gone")
 
-    room = ui.Room(("llava",), broken)
-    image = room.images.put(families.picture(1))
-    job = ui.Job(room, room.read(json.dumps(ask(image)).encode()))
+    state = UiState(("llava",), broken)
+    image = state.images.put(families.picture(1))
+    job = AnswerJob(state, state.read(json.dumps(ask(image)).encode()))
     job.thread.join(30)
     kind, data = list(job.events.queue)[-1]
     assert (kind, data["text"]) == ("error", "The model could not answer: OSError: disk gone")

@@ -61,7 +61,7 @@ def generate(
     versus: list[str] = typer.Option(["greedy"], help="Methods shown beside it in --html; 'none' for none."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object per answer."),
     stream: bool = typer.Option(False, "--stream", help="Print the answer as it is made."),
-    allow_url: bool = typer.Option(False, "--allow-url", help="Allow images from http(s) URLs."),
+    allow_url: bool = typer.Option(False, "--allow-url", help="Fetch images from public http(s) URLs."),
     dtype: str = typer.Option(None, help="float32, float16, bfloat16 or auto."),
     device_map: str = typer.Option(None, help="Passed to transformers, for example auto."),
     trust_remote_code: bool = typer.Option(
@@ -175,7 +175,8 @@ def _print_trace(answer: Answer, layout: Layout) -> None:
 
 
 def _open(path: str, allow_url: bool) -> Any:
-    from revisit.models.images import fetch_image, open_image
+    from revisit.models.images import open_image
+    from revisit.models.remote import fetch_image
 
     return fetch_image(path) if allow_url and path.startswith(("http://", "https://")) else open_image(Path(path))
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 200_000_000
+# Pillow reads more formats, some of them by starting other programs (EPS): files from others are held to these.
+WEB_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+FORMATS = (*WEB_FORMATS, "TIFF", "PPM", "AVIF")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".avif"}
 
 
@@ -34,8 +37,8 @@ def open_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image:
         raise RevisitError(f"The image file {str(path)!r} may not be read: {error.strerror}.") from error
 
 
-def read_image(source: Any, what: str, *, max_pixels: int = MAX_PIXELS, formats: Sequence[str] | None = None) -> Image:
-    """The picture in a binary file object (or bytes); `what` names it in messages, `formats` limits the file types."""
+def read_image(source: Any, what: str, *, max_pixels: int = MAX_PIXELS, formats: Sequence[str] = FORMATS) -> Image:
+    """The picture in a binary file object (or bytes); `what` names it in messages, `formats` are the file types read."""
     import warnings
 
     from PIL import Image, UnidentifiedImageError
@@ -45,7 +48,8 @@ def read_image(source: Any, what: str, *, max_pixels: int = MAX_PIXELS, formats:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the limit below is ours, and odd tags do not matter
-            image: Image.Image = Image.open(source, formats=None if formats is None else list(formats))
+            Image.init()
+            image: Image.Image = Image.open(source, formats=[name for name in formats if name in Image.OPEN])
             width, height = image.size
             if width * height > max_pixels:
                 raise RevisitError(
@@ -123,23 +127,7 @@ def find_images(arguments: Sequence[str], *, allow_url: bool = False) -> list[st
     return found
 
 
-def fetch_image(url: str, *, max_pixels: int = MAX_PIXELS, max_bytes: int = MAX_BYTES, timeout: float = 30.0) -> Image:
-    """The picture behind an http(s) URL, of bounded size."""
-    import http.client
-    import urllib.error
-    import urllib.request
-
-    try:
-        with urllib.request.urlopen(url, timeout=timeout) as reply:
-            data = reply.read(max_bytes + 1)
-    except (urllib.error.URLError, OSError, ValueError, http.client.HTTPException) as error:
-        raise RevisitError(f"The image at {url!r} could not be fetched: {error}.") from None
-    if len(data) > max_bytes:
-        raise RevisitError(f"The image at {url!r} is larger than {max_bytes:,} bytes.")
-    return read_image(data, url, max_pixels=max_pixels)
-
-
-def image_from_data_uri(uri: str, *, max_pixels: int = MAX_PIXELS, formats: Sequence[str] | None = None) -> Image:
+def image_from_data_uri(uri: str, *, max_pixels: int = MAX_PIXELS, formats: Sequence[str] = WEB_FORMATS) -> Image:
     """The picture in a `data:image/...;base64,` URI."""
     header, _, payload = uri.partition(",")
     if not header.startswith("data:image/") or not header.endswith(";base64"):

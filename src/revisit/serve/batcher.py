@@ -6,6 +6,7 @@ Requests share a batch if they share a decoding method; everything else about th
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections import deque
@@ -13,27 +14,30 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from revisit.errors import RevisitError
+from revisit.serve.errors import ApiError, shorten
 from revisit.serve.limits import Limits
 from revisit.serve.metrics import Metrics
-from revisit.serve.protocol import Ask, Refusal, Reply
+from revisit.serve.replies import Reply
+from revisit.serve.requests import ChatRequest
 
+logger = logging.getLogger(__name__)
 Decode = Callable[[Sequence["Ticket"], int], None]
 
 
 class Ticket:
     """One request between the web side, which awaits `events`, and the model's thread, which fills it.
 
-    Events are ("text", str), then one of ("reply", Reply) and ("error", Refusal).
+    Events are ("text", str), then one of ("reply", Reply) and ("error", ApiError).
     """
 
-    def __init__(self, ask: Ask, prompt: str, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
-        self.ask, self.prompt = ask, prompt
+    def __init__(self, request: ChatRequest, prompt: str, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
+        self.request, self.prompt = request, prompt
         self.arrived = time.monotonic()
         self.deadline = self.arrived + seconds
         self.events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
         self.first: float | None = None  # seconds to the first token
         self.finished = False
-        self.pixels = sum(image.width * image.height for image in ask.images)
+        self.pixels = sum(image.width * image.height for image in request.images)
         self.gone = False  # set by the web side when nobody waits any more
         self._loop = loop
 
@@ -58,16 +62,16 @@ class Ticket:
 
     def fail(self, error: BaseException) -> None:
         """The error as the client will see it; details of anything unexpected stay in the server's log."""
-        if isinstance(error, Refusal):
-            refusal = error
+        if isinstance(error, ApiError):
+            shown = error
         elif isinstance(error, RevisitError):
-            refusal = Refusal(400, str(error))
+            shown = ApiError(400, shorten(str(error), 600))
         else:
-            refusal = Refusal(500, "The server failed on this request; its log says why.")
-        self._end("error", refusal)
+            shown = ApiError(500, "The server failed on this request; its log says why.")
+        self._end("error", shown)
 
     def time_out(self) -> None:
-        self.fail(Refusal(504, "The answer was not finished within the time allowed.", code="timeout"))
+        self.fail(ApiError(504, "The answer was not finished within the time allowed.", code="timeout"))
 
     def _end(self, kind: str, value: Any) -> None:
         if not self.finished:
@@ -84,8 +88,8 @@ class Ticket:
 class Batcher:
     """The queue and the model's thread."""
 
-    def __init__(self, decode: Decode, limits: Limits, metrics: Metrics, log: Callable[[str], None] = print) -> None:
-        self.decode, self.limits, self.metrics, self.log = decode, limits, metrics, log
+    def __init__(self, decode: Decode, limits: Limits, metrics: Metrics) -> None:
+        self.decode, self.limits, self.metrics = decode, limits, metrics
         self._waiting: deque[Ticket] = deque()
         self._ready = threading.Condition()
         self._stopping = False
@@ -109,14 +113,14 @@ class Batcher:
         """Queue a ticket; refuses when the queue is full or the server is shutting down."""
         with self._ready:
             if self._stopping:
-                raise Refusal(503, "The server is shutting down.")
+                raise ApiError(503, "The server is shutting down.")
             if len(self._waiting) >= self.limits.queue:
-                raise Refusal(
+                raise ApiError(
                     429, f"{len(self._waiting)} requests are waiting already; try again later.", code="queue_full"
                 )
             held = sum(other.pixels for other in (*self._waiting, *self._batch))
             if held and held + ticket.pixels > self.limits.held_pixels:
-                raise Refusal(
+                raise ApiError(
                     429, "The images of the waiting requests fill the memory; try again later.", code="queue_full"
                 )
             self._waiting.append(ticket)
@@ -136,11 +140,11 @@ class Batcher:
             self._batch = []
 
     def _run(self, batch: list[Ticket]) -> None:
-        self.metrics.observe(self.metrics.batch, len(batch))
+        self.metrics.batch.observe(len(batch))
         try:
             self.decode(batch, self.limits.prompt_tokens)
         except BaseException as error:  # the thread must outlive any batch
-            self.log(f"A batch of {len(batch)} failed: {type(error).__name__}: {error}")
+            logger.error("A batch of %d failed: %s: %s", len(batch), type(error).__name__, error, exc_info=error)
             for ticket in batch:
                 ticket.fail(error)
         for ticket in batch:
@@ -168,7 +172,7 @@ class Batcher:
                     if not ticket.gone:
                         ticket.time_out()
                     ticket.finished = True
-                elif len(batch) < self.limits.batch and ticket.ask.method == first.ask.method:
+                elif len(batch) < self.limits.batch and ticket.request.method == first.request.method:
                     batch.append(ticket)
                 else:
                     rest.append(ticket)
@@ -176,4 +180,4 @@ class Batcher:
             return batch
 
     def _count(self, first: Ticket) -> int:
-        return sum(ticket.ask.method == first.ask.method for ticket in self._waiting)
+        return sum(ticket.request.method == first.request.method for ticket in self._waiting)

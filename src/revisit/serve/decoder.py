@@ -10,8 +10,9 @@ from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.models.prompts import encode, vision_texts
 from revisit.serve.batcher import Ticket
-from revisit.serve.protocol import Ask, Reply
-from revisit.serve.text import Unfolding
+from revisit.serve.detokenizer import IncrementalDetokenizer
+from revisit.serve.replies import Reply
+from revisit.serve.requests import ChatRequest
 
 
 class Decoder:
@@ -24,9 +25,9 @@ class Decoder:
 
     # -- before the queue -----------------------------------------------------------------------------------------
 
-    def prompt(self, ask: Ask) -> str:
+    def prompt(self, request: ChatRequest) -> str:
         """The conversation as the model's chat template writes it; refuses texts that imitate an image."""
-        for message in ask.messages:
+        for message in request.messages:
             for part in message["content"]:
                 for token in self.special:
                     if token in part.get("text", ""):
@@ -35,10 +36,10 @@ class Decoder:
                         )
         if getattr(self.processor, "chat_template", None) is not None:
             text: str = self.processor.apply_chat_template(
-                list(ask.messages), add_generation_prompt=True, tokenize=False
+                list(request.messages), add_generation_prompt=True, tokenize=False
             )
             return text
-        return plain_template(ask, getattr(self.processor, "image_token", "<image>"))
+        return plain_template(request, getattr(self.processor, "image_token", "<image>"))
 
     def text_length(self, text: str) -> int:
         """Tokens of a prompt, each image counted as one: a lower bound that needs no image processing."""
@@ -78,19 +79,19 @@ class Decoder:
 
     def _encode(self, tickets: Sequence[Ticket]) -> Any:
         return encode(
-            self.processor, [t.prompt for t in tickets], [list(t.ask.images) for t in tickets], self.model.device
+            self.processor, [t.prompt for t in tickets], [list(t.request.images) for t in tickets], self.model.device
         )
 
     def _generate(self, tickets: Sequence[Ticket], inputs: Any, lengths: Sequence[int]) -> None:
         rows = [Progress(ticket, self._text, self.end) for ticket in tickets]
-        method = tickets[0].ask.method
+        method = tickets[0].request.method
         found = decode_batch(
             self.model,
             self.processor,
             inputs,
             method,
-            [decoding_of(ticket.ask) for ticket in tickets],
-            [ticket.ask.sampling.seed for ticket in tickets],
+            [decoding_of(ticket.request) for ticket in tickets],
+            [ticket.request.sampling.seed for ticket in tickets],
             lambda row, token: rows[row].take(token),
         )
         for row, length, answer in zip(rows, lengths, found, strict=True):
@@ -106,7 +107,7 @@ class Progress:
 
     def __init__(self, ticket: Ticket, decode: Callable[[Sequence[int]], str], end: set[int]) -> None:
         self.ticket, self.end = ticket, end
-        self.text = Unfolding(decode, ticket.ask.stop)
+        self.text = IncrementalDetokenizer(decode, ticket.request.stop)
         self.finish: str | None = None
 
     def take(self, token: int) -> bool:
@@ -118,7 +119,7 @@ class Progress:
         self.ticket.show(self.text.feed(token))
         if self.text.stopped:
             self.finish = "stop"
-        elif len(self.text.tokens) >= self.ticket.ask.max_tokens:
+        elif len(self.text.tokens) >= self.ticket.request.max_tokens:
             self.finish = "length"
         return self.finish is not None or self.ticket.abandoned
 
@@ -136,20 +137,20 @@ class Progress:
         )
 
 
-def decoding_of(ask: Ask) -> Decoding:
+def decoding_of(request: ChatRequest) -> Decoding:
     """A request's sampling settings as every engine reads them."""
-    sampling = ask.sampling
+    sampling = request.sampling
     if sampling.temperature is None:
-        return Decoding(ask.max_tokens)
-    return Decoding(ask.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k)
+        return Decoding(request.max_tokens)
+    return Decoding(request.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k)
 
 
-def plain_template(ask: Ask, image_token: str) -> str:
+def plain_template(request: ChatRequest, image_token: str) -> str:
     """A conversation for models without a chat template."""
     names = {"system": "", "user": "USER: ", "assistant": "ASSISTANT: "}
     turns = [
         names[message["role"]]
         + "".join(f"{image_token}\n" if part["type"] == "image" else part["text"] for part in message["content"])
-        for message in ask.messages
+        for message in request.messages
     ]
     return " ".join([*turns, "ASSISTANT:"])

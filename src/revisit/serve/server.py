@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
+import logging
 import socket
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, need
 from revisit.serve.limits import Limits
 
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the host."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def check_exposure(host: str, api_key: str | None, anonymous: bool) -> None:
-    """A server that others can reach needs a key, or an explicit word that it shall have none."""
-    if not is_loopback(host) and api_key is None and not anonymous:
-        raise RevisitError(
-            f"On {host!r} others could use this server: set REVISIT_API_KEY (or --api-key), or say --anonymous if that is wanted."
-        )
+logger = logging.getLogger(__name__)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -44,6 +27,12 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
+def address(listening: socket.socket) -> str:
+    """http://host:port of a socket."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def serve(
     model: str,
     *,
@@ -55,25 +44,29 @@ def serve(
     api_key: str | None = None,
     anonymous: bool = False,
     allow_url: bool = False,
+    allow_hosts: Sequence[str] = (),
     name: str | None = None,
     dtype: str | None = None,
     device_map: str | None = None,
     trust_remote_code: bool = False,
+    announce: Callable[[str], None] = logger.info,
 ) -> None:
     """Load a model and serve it; returns after SIGTERM or Ctrl-C, when all begun requests are answered.
 
-    Requests that name no method get this one, with what is recommended for the model and these settings.
+    Requests that name no method get this one, with what is recommended for the model and these settings. `announce` is
+    told the address when everything is ready.
     """
-    check_exposure(host, api_key, anonymous)
-    try:
-        import uvicorn
-    except ImportError:
-        raise RevisitError("The server needs its extra: pip install 'revisit-decoding[serve]'.") from None
+    need("fastapi", "uvicorn", "prometheus_client")
+    import uvicorn
+
     from revisit import methods
     from revisit.models.loading import load
+    from revisit.serve.access import allowed_hosts, check_exposure
     from revisit.serve.app import Service, build
+    from revisit.serve.connections import configure
     from revisit.serve.decoder import Decoder
 
+    check_exposure(host, api_key, anonymous)
     limits = limits or Limits()
     methods.get(method, **(settings or {}))  # before the model: a wrong setting fails at once
     with listen(host, port) as listening:
@@ -83,23 +76,11 @@ def serve(
             name or model,
             methods.recommended(method, loaded, **(settings or {})),
             limits,
-            api_key=api_key,
+            api_key=api_key or None,
             allow_url=allow_url,
-            log=lambda text: print(f"revisit: {text}", file=sys.stderr, flush=True),
+            hosts=allowed_hosts(host, allow_hosts),
         )
-        config = uvicorn.Config(
-            build(service),
-            log_level="warning",
-            timeout_graceful_shutdown=int(limits.seconds) + 5,
-            timeout_keep_alive=15,
-            backlog=1024,
-            h11_max_incomplete_event_size=64 << 10,
-        )
-        address = f"[{host}]" if ":" in host else host
-        place = f"http://{address}:{listening.getsockname()[1]}/v1"
-        print(
-            f"Serving {service.name} with {service.method.name} at {place} (Ctrl-C ends it).",
-            file=sys.stderr,
-            flush=True,
-        )
+        config = configure(build(service), limits, service.metrics)
+        place = f"{address(listening)}/v1"
+        announce(f"Serving {service.name} with {service.method.name} at {place} (Ctrl-C ends it).")
         uvicorn.Server(config).run(sockets=[listening])

@@ -1,4 +1,4 @@
-"""Pictures behind URLs, where the operator allows them: from public addresses only.
+"""Images behind URLs, where the user allows them: from public addresses only.
 
 The name is resolved once and the connection goes to the address that was checked, so a name that changes its answer
 in between gains nothing. Redirects are not followed.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from revisit.errors import RevisitError
-from revisit.models.images import read_image
+from revisit.models.images import MAX_BYTES, MAX_PIXELS, WEB_FORMATS, read_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -34,10 +34,8 @@ def public_address(host: str, port: int) -> str:
     return sorted(found)[0]
 
 
-def fetch_public(
-    url: str, *, max_pixels: int, max_bytes: int, formats: tuple[str, ...], timeout: float = 20.0
-) -> Image:
-    """The picture behind an http(s) URL, of bounded size and within `timeout` seconds."""
+def fetch_image(url: str, *, max_pixels: int = MAX_PIXELS, max_bytes: int = MAX_BYTES, timeout: float = 20.0) -> Image:
+    """The image behind an http(s) URL, of bounded size and within `timeout` seconds."""
     deadline = time.monotonic() + timeout
     try:
         parts = urlsplit(url)
@@ -76,4 +74,4 @@ def fetch_public(
         raw.close()
     if len(data) > max_bytes:
         raise RevisitError(f"The image behind the URL is larger than {max_bytes:,} bytes.")
-    return read_image(data, "URL", max_pixels=max_pixels, formats=formats)
+    return read_image(data, "URL", max_pixels=max_pixels, formats=WEB_FORMATS)

@@ -29,6 +29,7 @@ from revisit.decoding.plain import Plain
 from revisit.methods.revisit import ReVisiT
 from revisit.models.prompts import encode
 from revisit.serve.app import Service, build
+from revisit.serve.connections import configure
 from revisit.serve.decoder import Decoder
 from revisit.serve.limits import Limits
 
@@ -40,7 +41,7 @@ class Running:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        config = uvicorn.Config(build(service), host="127.0.0.1", port=0, log_level="critical")
+        config = configure(build(service), service.limits, service.metrics, host="127.0.0.1", port=0)
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()
@@ -133,14 +134,13 @@ def test_concurrent_requests_share_batches_and_none_changes_another(running: Run
         )
         return answer.choices[0].message.content
 
-    before = running.service.metrics.batch.total
-    batches = sum(running.service.metrics.batch.counts)
+    before, batches = _metric(running, "revisit_batch_size_sum"), _metric(running, "revisit_batch_size_count")
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
         answers = list(pool.map(ask, range(12)))
     wanted = [expected(n, 4 + n, ReVisiT(alpha=0.01), "Tell me " * (n % 4) + "this.") for n in range(12)]
     assert answers == wanted
-    assert running.service.metrics.batch.total - before == 12
-    assert sum(running.service.metrics.batch.counts) - batches < 12
+    assert _metric(running, "revisit_batch_size_sum") - before == 12
+    assert _metric(running, "revisit_batch_size_count") - batches < 12
 
 
 def test_sampling_repeats_with_its_seed_in_any_company(client: openai.OpenAI) -> None:
@@ -331,7 +331,7 @@ def test_a_failure_of_ours_is_said_and_counted(running: Running, monkeypatch: py
     def broken(*_: Any) -> None:
         raise KeyError("ours")
 
-    monkeypatch.setattr(running.service, "_read", broken)
+    monkeypatch.setattr(running.service, "read", broken)
     reply = post(running, messages=messages(1))
     assert reply.status_code == 500
     assert "its log says why" in reply.json()["error"]["message"]

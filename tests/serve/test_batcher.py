@@ -13,16 +13,18 @@ import pytest
 from revisit.decoding.plain import Plain
 from revisit.methods.revisit import ReVisiT
 from revisit.serve.batcher import Batcher, Ticket
+from revisit.serve.errors import ApiError
 from revisit.serve.limits import Limits
 from revisit.serve.metrics import Metrics
-from revisit.serve.protocol import Ask, Refusal, Reply, Sampling
+from revisit.serve.replies import Reply
+from revisit.serve.requests import ChatRequest, Sampling
 
 REPLY = Reply("x", "stop", 1, 1)
 
 
 def ticket(method: Any = None, seconds: float = 60) -> Ticket:
-    ask = Ask([], [], method or ReVisiT(), 5, Sampling())
-    return Ticket(ask, "", seconds, asyncio.get_running_loop())
+    request = ChatRequest([], [], method or ReVisiT(), 5, Sampling())
+    return Ticket(request, "", seconds, asyncio.get_running_loop())
 
 
 async def outcome(one: Ticket) -> Any:
@@ -78,14 +80,14 @@ def test_a_full_queue_refuses_and_stopping_finishes_what_was_begun() -> None:
         waiting = [ticket(), ticket()]
         for one in waiting:
             batcher.submit(one)
-        with pytest.raises(Refusal) as caught:
+        with pytest.raises(ApiError) as caught:
             batcher.submit(ticket())
         assert caught.value.status == 429
         stopper = threading.Thread(target=batcher.stop)
         stopper.start()
         while batcher.alive:
             await asyncio.sleep(0.01)
-        with pytest.raises(Refusal) as caught:
+        with pytest.raises(ApiError) as caught:
             batcher.submit(ticket())
         assert caught.value.status == 503
         gate.open.set()
@@ -96,22 +98,22 @@ def test_a_full_queue_refuses_and_stopping_finishes_what_was_begun() -> None:
     run(test)
 
 
-def test_a_batch_that_fails_is_reported_without_its_details_and_the_next_one_runs() -> None:
+def test_a_batch_that_fails_is_reported_without_its_details_and_the_next_one_runs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def test() -> None:
-        log: list[str] = []
-
         def decode(tickets: Sequence[Ticket], limit: int) -> None:
-            if len(log) == 0:
+            if not caplog.records:
                 raise RuntimeError("secret path")
             tickets[0].succeed(REPLY)
 
-        batcher = Batcher(decode, Limits(batch_wait=0), Metrics(), log.append)
+        batcher = Batcher(decode, Limits(batch_wait=0), Metrics())
         bad = ticket()
         batcher.submit(bad)
-        refusal = await outcome(bad)
-        assert refusal.status == 500
-        assert "secret" not in refusal.message
-        assert "secret path" in log[0]
+        error = await outcome(bad)
+        assert error.status == 500
+        assert "secret" not in error.message
+        assert "secret path" in caplog.records[0].getMessage()
         good = ticket()
         batcher.submit(good)
         assert await outcome(good) is REPLY

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from revisit.serve.text import Unfolding
+from revisit.serve.detokenizer import IncrementalDetokenizer
 
 
 def decode(tokens: Sequence[int]) -> str:
@@ -15,8 +15,8 @@ def decode(tokens: Sequence[int]) -> str:
     return bytes(tokens).decode("utf-8", errors="replace")
 
 
-def unfold(text: str, stops: Sequence[str] = ()) -> tuple[list[str], Unfolding]:
-    row = Unfolding(decode, stops)
+def unfold(text: str, stops: Sequence[str] = ()) -> tuple[list[str], IncrementalDetokenizer]:
+    row = IncrementalDetokenizer(decode, stops)
     pieces = [row.feed(byte) for byte in text.encode()]
     return [*pieces, row.finish()], row
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 
-class Unfolding:
+class IncrementalDetokenizer:
     """The text of one answer as its tokens arrive, cut at the first stop text.
 
     `feed` returns what is new and final. Held back are bytes of unfinished characters and anything that may turn out

@@ -1,0 +1,106 @@
+"""Who may ask: the Host header, the key, and bodies of bounded size that arrive in bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from fastapi import Request
+
+from revisit.errors import RevisitError
+from revisit.serve.errors import ApiError, quoted
+from revisit.serve.limits import Limits
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_exposure(host: str, api_key: str | None, anonymous: bool) -> None:
+    """A server that others can reach needs a key, or an explicit word that it shall have none."""
+    if not is_loopback(host) and not api_key and not anonymous:
+        raise RevisitError(
+            f"On {host!r} others could use this server: set REVISIT_API_KEY (or --api-key), or say --anonymous if that is wanted."
+        )
+
+
+def allowed_hosts(host: str, more: Collection[str] = ()) -> tuple[str, ...]:
+    """The names a server at `host` answers to: its own, those of this machine, and those its operator added.
+
+    "*" stands for any. A server at every address (0.0.0.0) answers to any name unless some were added: it has a key, or
+    was declared open to all.
+    """
+    everywhere = host in ("0.0.0.0", "::") and not more
+    return ("*",) if everywhere else (*LOOPBACK, host.lower(), *(name.lower() for name in more))
+
+
+def check_host(request: Request, allowed: Collection[str]) -> None:
+    """Refuse requests under other names: pages of other sites reach a local server that way (DNS rebinding)."""
+    header = request.headers.get("host", "")
+    try:
+        name = urlsplit(f"//{header}").hostname or ""
+    except ValueError:
+        name = ""
+    if "*" not in allowed and name not in allowed:
+        raise ApiError(
+            403,
+            f"This server does not answer to the name {quoted(header)}; its operator can add it with --allow-host.",
+            code="unknown_host",
+        )
+
+
+def bearer(request: Request) -> str:
+    """The key in an Authorization header of the form `Bearer KEY`; empty if there is none."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def same_key(given: str, wanted: str) -> bool:
+    """Whether two keys are equal, in time that does not tell how much of them is."""
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), wanted.encode())
+
+
+def check_key(request: Request, api_key: str | None) -> None:
+    """Refuse requests without the key, where there is one."""
+    if api_key is not None and not same_key(bearer(request), api_key):
+        raise ApiError(
+            401, "The API key is missing or wrong; send it as 'Authorization: Bearer KEY'.", code="invalid_api_key"
+        )
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """The request's body, of bounded size and in bounded time."""
+    limit = limits.body_bytes
+    too_large = ApiError(413, f"The request is larger than the {limit:,} bytes allowed.", code="body_too_large")
+    declared = request.headers.get("content-length", "0")
+    if not (declared.isascii() and declared.isdigit()) or len(declared) > 18 or int(declared) > limit:
+        raise too_large
+    body = bytearray()
+
+    async def receive() -> None:
+        async for part in request.stream():
+            if len(body) + len(part) > limit:
+                raise too_large
+            body.extend(part)
+
+    try:
+        await asyncio.wait_for(receive(), limits.body_seconds)
+    except asyncio.TimeoutError:
+        raise ApiError(408, "The request did not arrive in time.") from None
+    return bytes(body)
+
+
+def is_json(request: Request) -> bool:
+    """Whether the request says that its body is JSON."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"

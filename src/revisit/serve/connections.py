@@ -1,0 +1,189 @@
+"""Bounds on connections: how many, of whom, and how long a slow one is waited for.
+
+uvicorn bounds idle connections and the size of headers. What it does not bound is the time to send headers and bodies or
+to read an answer, the connections of one client, and connections that have not sent a whole request; those are bounded
+here, on top of its HTTP protocol. A few connections more than the bound are accepted for `/health` alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.responses import JSONResponse
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from revisit.errors import RevisitError
+from revisit.serve.errors import ApiError
+from revisit.serve.limits import Limits
+from revisit.serve.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+OWN_FILES = 64  # descriptors kept free for the model, threads and logs
+HEADER_BYTES = 64 << 10
+
+
+class ConnectionGuard:
+    """Which connections are open, by client, and whether there is room for one more."""
+
+    def __init__(self, limits: Limits, metrics: Metrics | None = None) -> None:
+        self.limits, self.metrics = limits, metrics or Metrics()
+        self.backlog, self.most = room(limits)
+        self.open: dict[GuardedProtocol, None] = {}  # those counted, oldest first
+        self.reserved: dict[GuardedProtocol, None] = {}  # those for /health alone
+        self.by_client: Counter[str] = Counter()
+        self.metrics.connections.set_function(lambda: len(self.open) + len(self.reserved))
+
+    def admit(self, connection: GuardedProtocol) -> None:
+        """Take a connection in: as any other, or, where there is no room, for /health alone."""
+        client, most_of_client = connection.address, self.limits.client_connections
+        if self.by_client[client] >= most_of_client:
+            self._close_oldest([other for other in self.open if other.address == client])
+        if len(self.open) >= self.most:
+            self._close_oldest(list(self.open))
+        if len(self.open) < self.most and self.by_client[client] < most_of_client:
+            self.open[connection] = None
+            self.by_client[client] += 1
+            return
+        connection.app = only_health(connection.app)
+        if len(self.reserved) >= self.limits.health_connections:
+            self._close_oldest(list(self.reserved))
+        if len(self.reserved) < self.limits.health_connections:
+            self.reserved[connection] = None
+        else:
+            connection.give_up("too many connections")
+
+    def forget(self, connection: GuardedProtocol) -> None:
+        """A connection is closed."""
+        if connection in self.open:
+            del self.open[connection]
+            self.by_client[connection.address] -= 1
+            if not self.by_client[connection.address]:
+                del self.by_client[connection.address]
+        self.reserved.pop(connection, None)
+
+    def _close_oldest(self, connections: list[GuardedProtocol]) -> None:
+        """Make room by closing the first connection that has no request under way."""
+        for connection in connections:
+            if not connection.busy:
+                connection.give_up("displaced")
+                self.forget(connection)
+                return
+
+
+class GuardedProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 with time limits for headers, body and reading the answer, inside a guard's bounds."""
+
+    guard: ConnectionGuard
+    address = ""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self.guard.admit(self)
+        if not transport.is_closing():
+            self._start("headers", self.guard.limits.header_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.guard.forget(self)
+        for name in list(self._timers):
+            self._stop(name)
+        super().connection_lost(exc)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request has arrived, at least its headers, and is not answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def data_received(self, data: bytes) -> None:
+        if not self.busy and "headers" not in self._timers:
+            self._start("headers", self.guard.limits.header_seconds)
+        super().data_received(data)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.transport.is_closing():
+            return
+        if self.conn.their_state is not h11.IDLE:
+            self._stop("headers")
+        if self.conn.their_state is not h11.SEND_BODY:
+            self._stop("body")
+        elif "body" not in self._timers:
+            self._start("body", self.guard.limits.body_seconds + 1)  # the application says 408 first
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._start("answer", self.guard.limits.write_seconds)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop("answer")
+
+    def _start(self, name: str, seconds: float) -> None:
+        self._stop(name)
+        self._timers[name] = self.loop.call_later(seconds, self.give_up, f"slow {name}")
+
+    def _stop(self, name: str) -> None:
+        if (timer := self._timers.pop(name, None)) is not None:
+            timer.cancel()
+
+    def give_up(self, reason: str) -> None:
+        """Close without waiting for the client."""
+        self.guard.metrics.refused_connections.labels(reason).inc()
+        logger.debug("closed a connection: %s", reason)
+        self.transport.abort()
+
+
+def only_health(app: Any) -> Any:
+    """The application for connections beyond the bound: /health is answered, everything else is told to come back."""
+
+    async def limited(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/health":
+            await app(scope, receive, send)
+        else:
+            error = ApiError(503, "Too many connections are open; try again later.", code="too_many_connections")
+            await JSONResponse(error.body(), 503, {"retry-after": "1", "connection": "close"})(scope, receive, send)
+
+    return limited
+
+
+def room(limits: Limits) -> tuple[int, int]:
+    """(backlog, connections): what the process's file descriptors leave room for, at most what the limits say."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 128, limits.connections
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if files == resource.RLIM_INFINITY:
+        return 128, limits.connections
+    backlog = min(128, files // 4)
+    most = min(limits.connections, files - OWN_FILES - backlog - limits.health_connections)
+    if most < 1:
+        raise RevisitError(
+            f"Only {files} open files are allowed, too few for a server; raise the limit (ulimit -n 1024)."
+        )
+    return backlog, most
+
+
+def configure(app: Any, limits: Limits, metrics: Metrics | None = None, **options: Any) -> uvicorn.Config:
+    """uvicorn's settings for an application within these limits."""
+    guard = ConnectionGuard(limits, metrics)
+    protocol = type("Protocol", (GuardedProtocol,), {"guard": guard})
+    return uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        log_level="warning",
+        timeout_graceful_shutdown=int(limits.seconds) + 5,
+        timeout_keep_alive=max(1, round(limits.idle_seconds)),
+        backlog=guard.backlog,
+        h11_max_incomplete_event_size=HEADER_BYTES,
+        server_header=False,
+        proxy_headers=False,
+        **options,
+    )

@@ -1,0 +1,253 @@
+"""From the body of a chat request to a request that can be decoded, cheap checks first."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
+
+from revisit.decoding.grammar import LIST_OF_METHODS, parse_entry, parse_list
+from revisit.decoding.plain import Plain
+from revisit.errors import RevisitError, unknown
+from revisit.models.images import image_from_data_uri
+from revisit.serve.errors import ApiError, from_validation, quoted, shorten
+from revisit.serve.limits import Limits
+from revisit.serve.schema import UNSUPPORTED, Body, ChatBody
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from revisit.decoding.method import Method
+
+URL_CHARACTERS = 2048  # of an address; data URIs are bounded by the body
+Model = TypeVar("Model", bound=Body)
+FetchImage = Callable[[str, int], "Image"]  # (url, most pixels)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one request draws its tokens; without a temperature it takes the best."""
+
+    temperature: float | None = None
+    top_p: float = 1.0
+    top_k: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A request that passed every check: its images are decoded, its method is made."""
+
+    messages: Sequence[Mapping[str, Any]]  # as chat templates want them: {"role", "content": [{"type", "text"?}]}
+    images: Sequence[Image]
+    method: Method
+    max_tokens: int
+    sampling: Sampling
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    usage_chunk: bool = False
+    id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+def parse(model: type[Model], body: bytes, limits: Limits, fields: tuple[str, ...] = ()) -> Model:
+    """The body as its model; refuses bodies of more values than allowed before they are parsed."""
+    if sum(body.count(mark) for mark in (b",", b"[", b"{")) > limits.json_values:
+        raise ApiError(400, f"The request has more than the {limits.json_values:,} commas and brackets allowed.")
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise from_validation(error, fields) from None
+
+
+def parse_chat(body: bytes, model: str, limits: Limits) -> ChatBody:
+    """A chat request for this model that is within the limits; nothing is tokenized or decoded yet."""
+    known = tuple(name for name in ChatBody.model_fields if name not in UNSUPPORTED)
+    chat = parse(ChatBody, body, limits, known)
+    if chat.model != model:
+        raise ApiError(
+            404,
+            f"There is no model {quoted(chat.model)} here; this server has {model!r}.",
+            param="model",
+            code="model_not_found",
+        )
+    check_sizes(chat, limits)
+    return chat
+
+
+def check_sizes(chat: ChatBody, limits: Limits) -> None:
+    """Counts and lengths within the limits, or `ApiError`."""
+    parts = [part for message in chat.messages for part in message.parts]
+    sources = image_sources(chat)
+    longest = max((len(message.parts) for message in chat.messages), default=0)
+    for count, most, what in (
+        (len(chat.messages), limits.messages, "messages"),
+        (longest, limits.parts, "parts in one message"),
+        (sum(len(part.text or "") for part in parts), limits.characters, "characters of text"),
+        (len(sources), limits.images, "images"),
+    ):
+        if count > most:
+            raise ApiError(400, f"The request has {count:,} {what}; at most {most:,} are allowed.", param="messages")
+    for source in sources:
+        if not source.startswith("data:") and len(source) > URL_CHARACTERS:
+            raise ApiError(400, f"An image's URL may have {URL_CHARACTERS:,} characters at most.", param="messages")
+    for name in ("max_tokens", "max_completion_tokens"):
+        if (asked := getattr(chat, name)) is not None and asked > limits.new_tokens:
+            raise ApiError(400, f"{name} must be from 1 to {limits.new_tokens}, not {quoted(asked)}.", param=name)
+
+
+def check_settings(settings: Mapping[str, Any], limits: Limits) -> None:
+    """Settings of bounded number, length and depth."""
+    values, waiting = 0, [(value, 0) for value in settings.values()]
+    while waiting:
+        value, depth = waiting.pop()
+        values += 1
+        inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+        if values + len(inner) > limits.settings or depth > 4:
+            raise ApiError(
+                400, f"The method's settings hold more than {limits.settings} values or are nested.", param="decoding"
+            )
+        if isinstance(value, str) and len(value) > limits.setting_characters:
+            raise ApiError(
+                400,
+                f"A setting has {len(value):,} characters; at most {limits.setting_characters:,} are allowed.",
+                param="decoding",
+            )
+        waiting += [(item, depth + 1) for item in inner]
+
+
+def image_sources(chat: ChatBody) -> list[str]:
+    """The images' URIs in order of appearance."""
+    return [part.image_url.url for message in chat.messages for part in message.parts if part.image_url]
+
+
+def read_request(
+    chat: ChatBody,
+    *,
+    default: Method,
+    limits: Limits,
+    model: Any,
+    fetch: FetchImage | None = None,
+) -> ChatRequest:
+    """The request that a checked body stands for, with what is recommended for `model`.
+
+    `fetch` gets images behind URLs; None refuses them.
+    """
+    sources = image_sources(chat)
+    method = (
+        default
+        if chat.decoding is None
+        else make_method(chat.decoding.method or default.name, chat.decoding.settings, limits, model)
+    )
+    if not sources and chat.decoding is not None and method.name != "greedy":
+        raise ApiError(
+            400,
+            f"There is no image in this conversation for the method {method.name!r} to look at: send one, or leave out 'decoding'.",
+            param="decoding",
+        )
+    images: list[Image] = []
+    for source in sources:
+        left = limits.request_pixels - sum(image.width * image.height for image in images)
+        images.append(read_source(source, min(limits.image_pixels, left), fetch))
+    stop = (chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop or ())
+    return ChatRequest(
+        messages=[_for_template(message) for message in chat.messages],
+        images=images,
+        method=method if sources else Plain(),  # there is nothing to look at, whoever shares the batch
+        max_tokens=chat.max_completion_tokens or chat.max_tokens or limits.default_new_tokens,
+        sampling=_sampling(chat),
+        stop=stop,
+        stream=bool(chat.stream),
+        usage_chunk=bool(chat.stream and chat.stream_options and chat.stream_options.include_usage),
+    )
+
+
+def _for_template(message: Any) -> dict[str, Any]:
+    content = [{"type": "image"} if part.image_url else {"type": "text", "text": part.text} for part in message.parts]
+    return {"role": "system" if message.role == "developer" else message.role, "content": content}
+
+
+def make_method(name: str, settings: Mapping[str, Any], limits: Limits, model: Any) -> Method:
+    """The method that a request asks for; what is wrong with its settings is said, with long values cut.
+
+    Only methods that this process knows by name: text such as `file.py:Class` runs a file, which is for the command line.
+    """
+    from revisit import methods
+
+    check_settings(settings, limits)
+    try:
+        name, own = parse_entry(name)
+        chosen = {**own, **settings}
+        if LIST_OF_METHODS in chosen:
+            chosen[LIST_OF_METHODS] = _links(chosen[LIST_OF_METHODS], limits)
+        return methods.recommended(_known(name), model, **chosen)
+    except (RevisitError, TypeError, ValueError, OverflowError) as error:
+        raise ApiError(400, _without_long_values(str(error), settings), param="decoding") from None
+
+
+def _links(given: Any, limits: Limits) -> list[dict[str, Any]]:
+    """The methods of a chain, each a known name and its settings."""
+    from revisit import methods
+
+    entries = parse_list(
+        given.strip("[]() ") if isinstance(given, str) else given, lambda name: name in methods.names()
+    )
+    if len(entries) > limits.chain_links:
+        raise RevisitError(f"The chain has {len(entries):,} methods; at most {limits.chain_links} are allowed.")
+    links = []
+    for entry in entries:
+        name, settings = parse_entry(entry)
+        if name == "chain" or LIST_OF_METHODS in settings:
+            raise RevisitError("A chain cannot be a link of another; list its methods instead.")
+        links.append({**settings, "name": _known(name)})
+    return links
+
+
+def _known(name: str) -> str:
+    from revisit import methods
+
+    if name not in methods.names():
+        raise unknown("method", shorten(name, 100), methods.names())
+    return name
+
+
+def _without_long_values(message: str, settings: Mapping[str, Any]) -> str:
+    for value in settings.values():
+        if len(text := repr(value)) > 100:
+            message = message.replace(text, quoted(value))
+    return shorten(message, 600)
+
+
+def read_source(source: str, max_pixels: int, fetch: FetchImage | None) -> Image:
+    """The image in a data URI, or behind a URL where that is allowed; never a file of the server."""
+    try:
+        if source.startswith("data:"):
+            return image_from_data_uri(source, max_pixels=max_pixels)
+        if source.startswith(("http://", "https://")):
+            if fetch is None:
+                raise ApiError(
+                    400,
+                    "Images behind URLs are not fetched by this server; send the image itself as a data URI.",
+                    param="messages",
+                )
+            return fetch(source, max_pixels)
+    except RevisitError as error:
+        raise ApiError(400, shorten(str(error), 400), param="messages") from None
+    raise ApiError(
+        400, f"An image must be a data URI (data:image/png;base64,…), not {quoted(source)}.", param="messages"
+    )
+
+
+def _sampling(chat: ChatBody) -> Sampling:
+    if not chat.temperature:  # greedy, where top_p and top_k change nothing
+        return Sampling()
+    return Sampling(
+        max(float(chat.temperature), 1e-5),  # logits divided by less could overflow
+        max(float(chat.top_p), 1e-6) if chat.top_p is not None else 1.0,
+        chat.top_k,
+        chat.seed if chat.seed is not None else secrets.randbits(62),
+    )

@@ -1,0 +1,200 @@
+"""The OpenAI chat protocol as far as it is spoken here: what a request may hold, field by field.
+
+`python -m revisit.serve.schema` prints the JSON schema. Anything a client asks for that would not be done is refused;
+nothing is ignored silently except fields that change no answer.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
+
+# field -> the only values that ask for nothing
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "n": (1, None),
+    "logprobs": (False, None),
+    "top_logprobs": (0, None),
+    "tools": ([], None),
+    "tool_choice": ("none", None),
+    "functions": ([], None),
+    "function_call": ("none", None),
+    "response_format": ({"type": "text"}, None),
+    "frequency_penalty": (0, None),
+    "presence_penalty": (0, None),
+    "logit_bias": ({}, None),
+    "audio": (None,),
+    "modalities": (["text"], None),
+    "reasoning_effort": (None,),
+}
+
+
+class Body(BaseModel):
+    """JSON that is taken as it is: no field is guessed, no number is made from a text, none is infinite."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+class ImageUrl(Body):
+    """Where an image is."""
+
+    url: str = Field(description="A data URI (data:image/png;base64,…); an http(s) URL where the server allows it.")
+    detail: Literal["auto", "low", "high"] | None = Field(None, description="Of no effect.")
+
+
+class Part(Body):
+    """A text or an image."""
+
+    type: Literal["text", "image_url"]
+    text: str | None = Field(None, description="With type text.")
+    image_url: ImageUrl | None = Field(None, description="With type image_url; a text alone is taken as its url.")
+
+    @field_validator("image_url", mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"url": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _complete(self) -> Part:
+        if (self.text is None) == (self.type == "text") or (self.image_url is None) == (self.type == "image_url"):
+            raise ValueError(
+                'a part must be {"type": "text", "text": …} or {"type": "image_url", "image_url": {"url": …}}.'
+            )
+        return self
+
+
+def _text_or_list(value: Any) -> str:
+    return "as_text" if isinstance(value, str) else "as_list"
+
+
+Parts = Annotated[
+    Annotated[str, Tag("as_text")] | Annotated[list[Part], Field(min_length=1), Tag("as_list")],
+    Discriminator(_text_or_list),
+]
+StopText = Annotated[str, Field(min_length=1, max_length=256)]
+Stop = Annotated[
+    Annotated[StopText, Tag("as_text")] | Annotated[list[StopText], Field(max_length=4), Tag("as_list")],
+    Discriminator(_text_or_list),
+]
+
+
+class Message(Body):
+    """One turn of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"] = Field(description="developer means system.")
+    content: Parts
+    name: Any = Field(None, description="Of no effect.")
+    refusal: None = Field(None, description="As answers have it.")
+
+    @property
+    def parts(self) -> list[Part]:
+        return [Part(type="text", text=self.content, image_url=None)] if isinstance(self.content, str) else self.content
+
+    @model_validator(mode="after")
+    def _images_are_the_users(self) -> Message:
+        if self.role in ("system", "developer") and any(part.image_url for part in self.parts):
+            raise ValueError("images belong in user messages.")
+        return self
+
+
+class StreamOptions(Body):
+    """Options of a streamed answer."""
+
+    include_usage: bool | None = Field(None, description="End the stream with a chunk of token counts.")
+    include_obfuscation: bool | None = Field(None, description="Of no effect.")
+
+
+class DecodingChoice(Body):
+    """The decoding method of this request."""
+
+    method: str | None = Field(
+        None, max_length=64, description="A name of `revisit methods`; the server's if left out."
+    )
+    settings: dict[Annotated[str, Field(max_length=64)], Any] = Field(
+        default_factory=dict, description="The method's settings, as on the command line or as JSON values."
+    )
+
+
+class ChatBody(Body):
+    """The body of POST /v1/chat/completions."""
+
+    model: str = Field(description="The name of the served model.")
+    messages: list[Message] = Field(min_length=1, description="The conversation; the last message is the user's.")
+    max_tokens: int | None = Field(None, ge=1, description="Longest answer, in tokens.")
+    max_completion_tokens: int | None = Field(None, ge=1, description="The same, and beats max_tokens.")
+    temperature: float | None = Field(None, ge=0, le=2, description="0 or nothing: the likeliest token is taken.")
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=1, le=1 << 20)
+    seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 63) - 1, description="Repeats a sampled answer.")
+    stop: Stop | None = Field(None, description="Texts before which the answer ends, four at most.")
+    stream: bool | None = Field(None, description="Send the answer as server-sent events.")
+    stream_options: StreamOptions | None = None
+    decoding: DecodingChoice | None = Field(None, description="The decoding method; the server's own if left out.")
+
+    n: Any = None
+    logprobs: Any = None
+    top_logprobs: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    response_format: Any = None
+    frequency_penalty: Any = None
+    presence_penalty: Any = None
+    logit_bias: Any = None
+    audio: Any = None
+    modalities: Any = None
+    reasoning_effort: Any = None
+
+    user: Any = Field(None, description="Of no effect, like the following.")
+    metadata: Any = None
+    store: Any = None
+    safety_identifier: Any = None
+    service_tier: Any = None
+    prompt_cache_key: Any = None
+
+    @field_validator(*UNSUPPORTED)
+    @classmethod
+    def _not_asked_for(cls, value: Any, info: Any) -> Any:
+        if value not in UNSUPPORTED[info.field_name]:
+            raise ValueError("this is not supported here; leave it out.")
+        return value
+
+    @field_validator("messages")
+    @classmethod
+    def _ends_with_the_user(cls, messages: list[Message]) -> list[Message]:
+        if messages[-1].role != "user":
+            raise ValueError("the last message must be the user's.")
+        return messages
+
+
+class MethodChoice(Body):
+    """One of the methods that a question on the page is asked with."""
+
+    name: str = Field(max_length=64)
+    settings: dict[Annotated[str, Field(max_length=64)], Any] | None = None
+
+
+class Question(Body):
+    """The body of the page's POST /api/run."""
+
+    image: str = Field(max_length=64, description="The id that /api/image or /api/sample gave.")
+    prompt: str
+    model: str = Field(max_length=1024)
+    methods: list[MethodChoice] = Field(min_length=1, max_length=4)
+    max_new_tokens: int = Field(128, ge=1)
+
+
+if __name__ == "__main__":
+    import json
+    import sys
+
+    sys.stdout.write(json.dumps(ChatBody.model_json_schema(), indent=2) + "\n")
