@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from revisit import _moved
 
 if TYPE_CHECKING:
+    from revisit.benchmarks.base import Benchmark
     from revisit.decoding.loop import generate
     from revisit.decoding.method import Method
     from revisit.decoding.trace import Trace
@@ -35,6 +36,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "APC": "revisit.methods.apc",
     "AvisC": "revisit.methods.avisc",
+    "Benchmark": "revisit.benchmarks.base",
     "CODE": "revisit.methods.code",
     "Chain": "revisit.methods.chain",
     "DeCo": "revisit.methods.deco",
@@ -66,6 +68,7 @@ __all__ = [
     "SID",
     "VCD",
     "AvisC",
+    "Benchmark",
     "Chain",
     "DeCo",
     "DoLa",

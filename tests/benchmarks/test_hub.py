@@ -241,7 +241,7 @@ def test_fetched_loaded_and_scored(name: str, made: Callable[[str], Path], tmp_p
     about = json.loads((folder / "source.json").read_text())
     assert (about["benchmark"], about["source"], about["revision"]) == (name, str(source), None)
     assert (about["rows"], about["items"]) == (len(items), len(items))
-    assert about["splits"] == list(hub.DATASETS[name].splits)
+    assert about["splits"] == list(get(name).hub.splits)
     assert about["pictures"] == len({image for item in items for image in item.images})
     again = hub.get(name, tmp_path / "again", str(source))
     assert again["fingerprint"] == about["fingerprint"]  # the content's, not the time's or the place's

@@ -21,8 +21,6 @@ def test_every_golden_choice(golden):
         read = mmmu.read_choice(response, options)
         assert (read is None) == case["random_fallback"], case
         assert read in (None, case["parsed"]), case
-        assert (mmmu.read_choice_lmms_eval(response, options) or "RANDOM") == case["lmms_eval"], case
-        assert mmmu.read_choice_vlmevalkit(response, options) == case["vlmevalkit_exact_matching"], case
 
 
 def _stored(reading: str | float) -> str:

@@ -29,6 +29,7 @@ from revisit.benchmarks.base import (
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer, align
 from revisit.benchmarks.pope import parse_vlmevalkit
+from revisit.benchmarks.registry import register
 from revisit.errors import RevisitError
 
 SOURCE = "https://github.com/junyangwang0410/AMBER (data/ and the pictures linked there)"
@@ -212,6 +213,7 @@ def score_answers(rows: Iterable[tuple[str, str, str, str]]) -> Scores:
 # ------------------------------------------------------------------------------------------------- benchmark
 
 
+@register
 @dataclass(frozen=True)
 class Amber(Benchmark):
     """`part`: "all", "generative" or "discriminative". `similarity`: "spacy" (official) or "exact". `parser`:
@@ -222,6 +224,8 @@ class Amber(Benchmark):
     parser: str = "official"
 
     name: ClassVar[str] = "amber"
+    title: ClassVar[str] = "AMBER"
+    needs_nltk: ClassVar[bool] = True
     max_new_tokens: ClassVar[int] = 512
     headline: ClassVar[str] = "CHAIR"
     truth: ClassVar[str] = "--annotations"
@@ -236,6 +240,11 @@ class Amber(Benchmark):
         Metric("recall", "higher", 1, 1),
         Metric("F1", "higher", 1, 1),
         Metric("AMBER", "higher", 1, 1),
+    )
+
+    by_hand: ClassVar[str] = (
+        "AMBER is not fetched from the hub: put the data folder of https://github.com/junyangwang0410/AMBER at "
+        "DIR/amber/data and the pictures that its README links to at DIR/amber/image."
     )
 
     def __post_init__(self) -> None:

@@ -6,34 +6,35 @@ It never sees a model: `load` gives prompts and images, `score` takes the answer
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
 import math
-import types
-import typing
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-if TYPE_CHECKING:
-    from revisit.benchmarks.io.answers import Answer
-
+from revisit.benchmarks.io.answers import Answer, align
+from revisit.benchmarks.io.files import Record, folder
 from revisit.errors import RevisitError, unknown
 
-# Registry name -> (module below this package, class). Modules are imported on first use only.
-_REGISTRY: dict[str, tuple[str, str]] = {
-    "chair": ("chair", "Chair"),
-    "pope": ("pope", "Pope"),
-    "repope": ("pope", "RePope"),
-    "hallusionbench": ("hallusionbench", "HallusionBench"),
-    "vqav2": ("vqav2", "VQAv2"),
-    "mmmu": ("mmmu", "MMMU"),
-    "llava_bench": ("llava_bench", "LlavaBench"),
-    "amber": ("amber", "Amber"),
-    "mme": ("mme", "MME"),
-}
+if TYPE_CHECKING:
+    from revisit.benchmarks.io.drafts import Draft
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """Where a benchmark's rows are: the first of `repos` that exists; `columns` must be there, whatever else is."""
+
+    repos: tuple[str, ...]
+    splits: tuple[str, ...]
+    columns: tuple[str, ...]
+    configs: tuple[str, ...] = ()  # configurations in the order to read them; the only one if empty
+    large: bool = False  # too large to be fetched whole for a few items
+
+
+def lmms(name: str) -> tuple[str, ...]:
+    """lmms-eval's datasets moved from the first to the second owner in July 2026."""
+    return (f"lmms-lab/{name}", f"lmms-lab-encoder/{name}")
 
 
 @dataclass(frozen=True)
@@ -92,24 +93,45 @@ def ratio(units: Iterable[tuple[float, float]]) -> float:
     return numerator / denominator if denominator else math.nan
 
 
+@dataclass(frozen=True)
 class Benchmark:
-    """Base of all benchmarks; subclasses are frozen dataclasses whose fields are the options."""
+    """Base of all benchmarks: a frozen dataclass whose fields are its options.
 
-    name: ClassVar[str]
+    A subclass states the class attributes below, and defines `load` and `score`; `files` and `match` have to be defined
+    only where the defaults here do not fit.
+    """
+
+    name: ClassVar[str]  # how commands call it
+    title: ClassVar[str] = ""  # how a report calls it; the name if empty
     max_new_tokens: ClassVar[int]
-    metrics: ClassVar[tuple[Metric, ...]]
+    metrics: ClassVar[tuple[Metric, ...]]  # their names, directions and printed form
     headline: ClassVar[str]  # the metric a one-number summary shows
-    truth: ClassVar[str]  # the option of `revisit score` that names the file to score against
+    parts: ClassVar[str] = "every sub-setting"  # caption of the table with metrics such as "coco_random/F1"
+    truth: ClassVar[str] = "--questions"  # the option of `revisit score` that names the file to score against
     partial: ClassVar[bool] = False  # whether the official script scores whatever was answered
+    data_files: ClassVar[tuple[str, ...]] = ()  # annotation files, in DATA/<name>/ or in DATA itself
+    source: ClassVar[str] = "its authors"  # where they come from, as the end of a sentence
+    needs_nltk: ClassVar[bool] = False  # whether scoring reads NLTK's data
+    hub: ClassVar[HubDataset | None] = None  # where `revisit data get` finds it on the hub
+    by_hand: ClassVar[str] = ""  # what to download where no command can
+
+    def __init_subclass__(cls) -> None:
+        if "title" not in vars(cls):
+            cls.title = vars(cls).get("name", "")
 
     @property
     def version(self) -> str:
         """Names the scoring rule, options included; two numbers compare only under one version."""
-        raise NotImplementedError  # every benchmark defines it
+        return f"{self.name}-1"
+
+    def home(self, data_dir: Path) -> Path:
+        """The folder of its annotation files: `data_dir/<name>`, or `data_dir` itself if they are there."""
+        return folder(data_dir, self.name, *self.data_files)
 
     def files(self, data_dir: Path) -> list[Path]:
         """The annotation files (not the images) that `load` reads, for checksums; raises if one is missing."""
-        raise NotImplementedError  # every benchmark defines it
+        home = self.home(data_dir)
+        return [require(home / file, f"{self.title}'s {file}", self.source) for file in self.data_files]
 
     def load(self, data_dir: Path) -> list[Item]:
         """All items in official order; raises one clear sentence when a file has to be fetched by hand first."""
@@ -121,7 +143,15 @@ class Benchmark:
 
     def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
         """Items, and their answers by id, for answers from files: judged against `truth`, or by what they carry."""
-        raise NotImplementedError  # every benchmark defines it
+        if len(truth) != 1:
+            raise RevisitError(f"{self.title} needs {self.truth}: one file, with the others beside it.")
+        items = self.load(truth[0].parent)
+        return items, align([item.id for item in items], answers, ("id", "question_id"))
+
+    @classmethod
+    def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
+        """Writes the rows of its hub dataset as the files that `load` reads."""
+        raise NotImplementedError  # every benchmark with a hub dataset defines it
 
     def adapted(self, answers: list[Answer], chosen: Mapping[str, Any]) -> Benchmark:
         """This benchmark with options that the answers themselves suggest, unless the user has `chosen` them."""
@@ -134,52 +164,6 @@ class Benchmark:
             if metric.name == last:
                 return metric
         return Metric(name, better=None, decimals=4)
-
-
-def names() -> tuple[str, ...]:
-    """The registered benchmark names, sorted."""
-    return tuple(sorted(_REGISTRY))
-
-
-def get(name: str, **options: Any) -> Benchmark:
-    """The benchmark `name` with `options`; string values (from a command line) are parsed to the field's type."""
-    key = name.lower().replace("-", "_")
-    if key not in _REGISTRY:
-        raise unknown("benchmark", name, _REGISTRY)
-    module, cls_name = _REGISTRY[key]
-    cls: Any = getattr(importlib.import_module(f"revisit.benchmarks.{module}"), cls_name)
-    hints = typing.get_type_hints(cls)
-    fields = {f.name for f in dataclasses.fields(cls)}
-    for option in options:
-        if option not in fields:
-            raise unknown(f"option of benchmark {key!r}:", option, fields)
-    benchmark: Benchmark = cls(**{k: _parse(k, v, hints[k]) for k, v in options.items()})
-    return benchmark
-
-
-def _parse(name: str, value: Any, kind: Any) -> Any:
-    """`value` as `kind` if it is a string that has to be one of bool, int, float, Path or tuple."""
-    if not isinstance(value, str):
-        return value
-    members = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    if type(None) in members and value.lower() in ("none", ""):
-        return None
-    for member in members:
-        origin = typing.get_origin(member) or member
-        if origin is tuple:
-            return tuple(part.strip() for part in value.split(",") if part.strip())
-        if origin is bool:
-            if value.lower() in ("true", "yes", "1", "on"):
-                return True
-            if value.lower() in ("false", "no", "0", "off"):
-                return False
-            raise RevisitError(f"Option {name!r} must be true or false, not {value!r}.")
-        if origin in (int, float, Path):
-            try:
-                return origin(value)
-            except ValueError as error:
-                raise RevisitError(f"Option {name!r} must be a {origin.__name__}, not {value!r}.") from error
-    return value
 
 
 def check_choice(kind: str, value: str, allowed: Iterable[str]) -> None:

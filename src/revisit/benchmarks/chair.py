@@ -24,6 +24,7 @@ from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answe
 from revisit.benchmarks.chair_words import CATEGORIES, PAIRS, WORDS
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer
+from revisit.benchmarks.registry import register
 from revisit.errors import RevisitError, unknown
 
 PROMPT = "Please describe this image in detail."
@@ -64,24 +65,13 @@ class CaptionScore:
         return [(word, node) for word, node in pairs if node not in self.ground_truth]
 
     @property
-    def hallucination_places(self) -> list[int]:
-        """The official `hallucination_idxs`."""
-        pairs = zip(self.parse.places, self.parse.nodes, strict=True)
-        return [place for place, node in pairs if node not in self.ground_truth]
-
-    @property
     def recalled(self) -> set[str]:
         """The distinct categories that are both mentioned and in the picture."""
         return set(self.parse.nodes) & self.ground_truth
 
     @property
-    def chair_i(self) -> float:
-        """Hallucinated mentions / mentions."""
-        return len(self.hallucinated) / len(self.parse.nodes) if self.parse.nodes else 0.0
-
-    @property
     def precision(self) -> float:
-        """Correct mentions / mentions, repeats counted; 0 without mentions (unlike 1 - chair_i)."""
+        """Correct mentions / mentions, repeats counted; 0 without mentions."""
         mentions = len(self.parse.nodes)
         return (mentions - len(self.hallucinated)) / mentions if mentions else 0.0
 
@@ -282,6 +272,7 @@ def sample_ids(name: str) -> list[int]:
     return [int(i) for i in _samples()[name]["ids"]]
 
 
+@register
 @dataclass(frozen=True)
 class Chair(Benchmark):
     """`ids`: "auto" (the committed seed42-500 list if the folder holds those pictures, else every picture of the
@@ -290,6 +281,8 @@ class Chair(Benchmark):
     ids: str = "auto"
 
     name: ClassVar[str] = "chair"
+    title: ClassVar[str] = "CHAIR"
+    needs_nltk: ClassVar[bool] = True
     max_new_tokens: ClassVar[int] = 512
     headline: ClassVar[str] = "CHAIRs"
     truth: ClassVar[str] = "--ground-truth"
@@ -299,6 +292,12 @@ class Chair(Benchmark):
         Metric("Recall", "higher", 100, 1),
         Metric("F1", "higher", 100, 1),
         Metric("Len", None, 100, 1),
+    )
+
+    by_hand: ClassVar[str] = (
+        "CHAIR is not fetched from the hub: unpack the COCO 2014 validation pictures "
+        "(http://images.cocodataset.org/zips/val2014.zip) to DIR/val2014 and instances_val2014.json and "
+        "captions_val2014.json (http://images.cocodataset.org/annotations/annotations_trainval2014.zip) to DIR/annotations."
     )
 
     @property

@@ -15,19 +15,22 @@ from typing import Any, ClassVar
 
 from revisit.benchmarks.base import (
     Benchmark,
+    HubDataset,
     Item,
     Metric,
     PerUnit,
     Scores,
     check_answers,
     check_choice,
+    lmms,
     ratio,
-    require,
 )
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer
+from revisit.benchmarks.io.drafts import ARRAY, Draft
 from revisit.benchmarks.judge import Judge
 from revisit.benchmarks.pope import parse_vlmevalkit
+from revisit.benchmarks.registry import register
 from revisit.errors import RevisitError
 
 SOURCE = "https://github.com/tianyi-lab/HallusionBench (the figures: its hallusion_bench.zip), or `revisit data get`"
@@ -120,44 +123,6 @@ def figure_counts(rows: list[Row], right: Mapping[str, bool]) -> dict[str, float
     return {"fig_correct": good, "fig_wrong": bad, "fig_inconsistent": len(figures) - good - bad, "fig_score": share}
 
 
-def yes_bias(rows: list[Row], right: Mapping[str, bool]) -> dict[str, float]:
-    """The official yes/no bias, which compares correctness (not the prediction) with the gold answer."""
-    gold = {item_key(r): int(r["gt_answer"]) for r in rows}
-    as_gold = ratio((float(right[k] == g), 1.0) for k, g in gold.items())
-    wrong = [(1.0 - g, 1.0) for k, g in gold.items() if not right[k]]
-    return {"diff": as_gold - sum(gold.values()) / len(gold), "fp": ratio(wrong)}
-
-
-def failure(row: Row, label: str, original: str, same: bool) -> str | None:
-    """The official diagnosis of an answer: "LH" language, "VI" vision, "Mix" either, None where there is none.
-
-    `original` is the label of the same question on figure 0; `same` whether the answer agrees with that one.
-    """
-    visual, is_original = str(row["visual_input"]), str(row["figure_id"]) == "0"
-    if row["category"] == "VD":
-        if label == "1":
-            return None
-        return "Mix" if not is_original and (original, label, same) == ("1", "0", True) else "VI"
-    if is_original:
-        return "LH" if label == "0" else None
-    if label == "1":
-        return None
-    if original == "0":
-        return "LH" if label == "0" and same else "Mix"
-    if original == "1" and label == "0" and visual == "2" and same:
-        return "LH"
-    return "VI"
-
-
-def failure_counts(rows: list[Row], labels: Mapping[str, str], same: Mapping[str, str]) -> dict[str, int]:
-    """How many answers fail in each of the three ways (the official *_cg counts)."""
-    first = {key(r, "question_id"): labels[item_key(r)] for r in rows if str(r["figure_id"]) == "0"}
-    kinds = [
-        failure(r, labels[item_key(r)], first.get(key(r, "question_id"), ""), same[item_key(r)] == "1") for r in rows
-    ]
-    return {f"{kind}_cg": kinds.count(kind) for kind in ("LH", "VI", "Mix")}
-
-
 def score_labels(rows: Iterable[Row], labels: Mapping[str, str], note: str = "") -> Scores:
     """The accuracies in percent: over everything (the official leaderboard row), and over VD and VS apart."""
     rows = list(rows)
@@ -189,6 +154,7 @@ def score_labels(rows: Iterable[Row], labels: Mapping[str, str], note: str = "")
 # ------------------------------------------------------------------------------------------------- benchmark
 
 FIELDS = ("category", "subcategory", "set_id", "figure_id", "question_id", "visual_input")
+HUB_COLUMNS = (*FIELDS, "question", "gt_answer_details", "gt_answer", "filename")
 
 
 def check_row(row: Row, where: str) -> None:
@@ -223,6 +189,7 @@ def carried_label(answer: Answer) -> str | None:
 RULE_NOTE = "Rule-judged (yes/no extraction against the gold answer); the official judge is a language model."
 
 
+@register
 @dataclass(frozen=True)
 class HallusionBench(Benchmark):
     """`judge`: "rule"; "model" with `judge_url`, `judge_model` and a file `judge_cache` that keeps its replies; or
@@ -240,9 +207,12 @@ class HallusionBench(Benchmark):
     no_image: bool = True
 
     name: ClassVar[str] = "hallusionbench"
+    title: ClassVar[str] = "HallusionBench"
+    source: ClassVar[str] = SOURCE
+    data_files: ClassVar[tuple[str, ...]] = ("HallusionBench.json",)
+    hub: ClassVar[HubDataset | None] = HubDataset(lmms("HallusionBench"), ("image", "non_image"), HUB_COLUMNS)
     max_new_tokens: ClassVar[int] = 128
     headline: ClassVar[str] = "aAcc"
-    truth: ClassVar[str] = "--questions"
     metrics: ClassVar[tuple[Metric, ...]] = tuple(
         Metric(name, "higher", 1, 2) for name in ("qAcc", "fAcc", "aAcc", "easy_aAcc", "hard_aAcc")
     )
@@ -257,10 +227,6 @@ class HallusionBench(Benchmark):
     def version(self) -> str:
         judge = f"model:{self.judge_model}" if self.judge == "model" else self.judge
         return f"hallusionbench-{judge}-1"
-
-    def files(self, data_dir: Path) -> list[Path]:
-        folder = files.folder(data_dir, "hallusionbench", "HallusionBench.json")
-        return [require(folder / "HallusionBench.json", "HallusionBench.json", SOURCE)]
 
     def load(self, data_dir: Path) -> list[Item]:
         path = self.files(data_dir)[0]
@@ -277,6 +243,22 @@ class HallusionBench(Benchmark):
             image = next((place for place in places if place.exists()), places[0])
             items.append(Item(item_key(row), row.need("question"), (image,) if name else (), {"row": dict(row)}))
         return items
+
+    @classmethod
+    def write_rows(cls, rows: Iterable[files.Record], out: Draft) -> None:
+        """One list of questions; a question without a figure has no file name, as in the official file."""
+        for row in rows:
+            fields = {name: row[name] for name in (*HUB_COLUMNS, "sample_note") if name in row}
+            entry = {name: value if value is None else str(value) for name, value in fields.items()}
+            out.once(item_key(entry), row.where)
+            row.need_choice("gt_answer", ("0", "1"))
+            entry["filename"] = None
+            if str(row["visual_input"]) != "0":
+                if not row["filename"]:
+                    raise RevisitError(f"{row.where} has a figure without a file name.")
+                entry["filename"] = str(row["filename"]).removeprefix("./")
+                out.picture(f"hallusionbench/{entry['filename']}", row.get("image"), row.where, named=True)
+            out.add("hallusionbench/HallusionBench.json", entry, ARRAY)
 
     def adapted(self, answers: list[Answer], chosen: Mapping[str, Any]) -> Benchmark:
         """Labels that a result file carries are taken, unless another judge was asked for."""

@@ -14,10 +14,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers, check_choice, ratio, require
+from revisit.benchmarks.base import (
+    Benchmark,
+    HubDataset,
+    Item,
+    Metric,
+    Scores,
+    check_answers,
+    check_choice,
+    lmms,
+    ratio,
+)
 from revisit.benchmarks.io import files
-from revisit.benchmarks.io.answers import Answer, align
+from revisit.benchmarks.io.answers import Answer
+from revisit.benchmarks.io.drafts import Draft
 from revisit.benchmarks.judge import Judge
+from revisit.benchmarks.registry import register
 from revisit.errors import RevisitError
 
 SOURCE = "the hub dataset liuhaotian/llava-bench-in-the-wild, or `revisit data get llava_bench DIR`"
@@ -93,6 +105,7 @@ def _reviews(answers: list[Answer]) -> tuple[list[Item], dict[str, str]]:
     return items, texts
 
 
+@register
 @dataclass(frozen=True)
 class LlavaBench(Benchmark):
     """`judge`: "none" (answers only), "model" with `judge_url`, `judge_model`, `judge_cache`, or "reviews", which
@@ -104,9 +117,16 @@ class LlavaBench(Benchmark):
     judge_cache: Path | None = None
 
     name: ClassVar[str] = "llava_bench"
+    title: ClassVar[str] = "LLaVA-Bench"
+    source: ClassVar[str] = SOURCE
+    data_files: ClassVar[tuple[str, ...]] = FILES
+    hub: ClassVar[HubDataset | None] = HubDataset(
+        lmms("llava-bench-in-the-wild"),
+        ("train",),
+        ("question_id", "question", "image", "caption", "gpt_answer", "category", "image_id"),
+    )
     max_new_tokens: ClassVar[int] = 1024
     headline: ClassVar[str] = "all"
-    truth: ClassVar[str] = "--questions"
     metrics: ClassVar[tuple[Metric, ...]] = (
         *(Metric(name, "higher", 1, 1) for name in ("all", "conv", "detail", "complex")),
         Metric("words", None, 1, 1),
@@ -121,15 +141,10 @@ class LlavaBench(Benchmark):
     def version(self) -> str:
         return f"llava_bench-{self.judge_model if self.judge == 'model' else self.judge}-1"
 
-    def files(self, data_dir: Path) -> list[Path]:
-        folder = files.folder(data_dir, "llava_bench", *FILES)
-        return [require(folder / name, f"LLaVA-Bench's {name}", SOURCE) for name in FILES]
-
     def load(self, data_dir: Path) -> list[Item]:
         questions, context, reference = map(files.read_records, self.files(data_dir))
         captions = {row.need("image"): row.need("caption") for row in context}
         answers = {row.need("question_id"): row.need("text") for row in reference}
-        folder = files.folder(data_dir, "llava_bench", *FILES)
         items = []
         for row in questions:
             image, number = row.need_text("image"), row.need("question_id")
@@ -137,9 +152,27 @@ class LlavaBench(Benchmark):
                 where = FILES[1] if image not in captions else FILES[2]
                 raise RevisitError(f"{row.where}: {where} has nothing for image {image} and question {number}.")
             meta = {"category": row.need("category"), "context": captions[image], "reference": answers[number]}
-            picture = files.find_image(folder, image, "images", ".")
+            picture = files.find_image(self.home(data_dir), image, "images", ".")
             items.append(Item(str(number), row.need_text("text"), (picture,), meta))
         return items
+
+    @classmethod
+    def write_rows(cls, rows: Iterable[files.Record], out: Draft) -> None:
+        """The official three files; a picture's description is written once."""
+        questions, context, reference = (f"llava_bench/{name}" for name in FILES)
+        for row in rows:
+            number = row.need_int("question_id")
+            out.once(number, row.where)
+            place = f"llava_bench/images/{Path(str(row['image_id'])).stem}"
+            fresh = place not in out.pictures
+            image = Path(out.picture(place, row["image"], row.where)).name
+            if fresh:
+                caption = row["caption"] if isinstance(row["caption"], str) else "\n".join(row["caption"])
+                out.add(context, {"id": Path(place).name, "image": image, "caption": caption})
+            category = row.need_choice("category", EMPHASIS)
+            question = {"image": image, "text": row["question"], "category": category, "question_id": number}
+            out.add(questions, question)
+            out.add(reference, {"question_id": number, "prompt": row["question"], "text": row["gpt_answer"]})
 
     def adapted(self, answers: list[Answer], chosen: Mapping[str, Any]) -> Benchmark:
         """A file of reviews is summed up, not judged again."""
@@ -149,10 +182,7 @@ class LlavaBench(Benchmark):
     def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
         if self.judge == "reviews":
             return _reviews(answers)
-        if len(truth) != 1:
-            raise RevisitError("LLaVA-Bench needs --questions questions.jsonl, with context and reference beside it.")
-        items = self.load(truth[0].parent)
-        return items, align([item.id for item in items], answers, ("question_id", "id"))
+        return super().match(answers, truth)
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         check_answers(items, answers)

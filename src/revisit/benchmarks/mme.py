@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from revisit.benchmarks.base import Benchmark, Item, Metric, PerUnit, Scores, check_answers, ratio
+from revisit.benchmarks.base import Benchmark, HubDataset, Item, Metric, PerUnit, Scores, check_answers, lmms, ratio
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer
+from revisit.benchmarks.io.drafts import Draft
+from revisit.benchmarks.registry import register
 from revisit.errors import RevisitError, unknown
 
 PERCEPTION = (
@@ -71,6 +73,7 @@ def score_answers(rows: Iterable[tuple[str, str, str, str]]) -> Scores:
     return Scores(totals | metrics, per_item, {"pictures": float(len(per_item["acc"]))}, notes)
 
 
+@register
 @dataclass(frozen=True)
 class MME(Benchmark):
     """`categories`: which ones (all that are there if empty), such as "existence,count,position,color"."""
@@ -78,9 +81,13 @@ class MME(Benchmark):
     categories: tuple[str, ...] = ()
 
     name: ClassVar[str] = "mme"
+    title: ClassVar[str] = "MME"
+    source: ClassVar[str] = SOURCE
+    hub: ClassVar[HubDataset | None] = HubDataset(
+        lmms("MME"), ("test",), ("question_id", "image", "question", "answer", "category")
+    )
     max_new_tokens: ClassVar[int] = 16
     headline: ClassVar[str] = "acc_plus"
-    truth: ClassVar[str] = "--questions"
     metrics: ClassVar[tuple[Metric, ...]] = tuple(
         Metric(name, "higher", 1, 2)
         for name in ("acc", "acc_plus", "score", "perception", "cognition", "hallucination")
@@ -94,6 +101,29 @@ class MME(Benchmark):
     @property
     def version(self) -> str:
         return "mme-official-1"
+
+    @classmethod
+    def write_rows(cls, rows: Iterable[files.Record], out: Draft) -> None:
+        """A text file with both questions beside each picture; a picture whose second question is cut off is left out."""
+        waiting: dict[str, str] = {}  # place -> its first question
+        for row in rows:
+            category = row.need_choice("category", PERCEPTION + COGNITION, lower=False)
+            question, gold = str(row["question"]).strip(), row.need_choice("answer", ("yes", "no"))
+            place = f"mme/{category}/{Path(str(row['question_id'])).stem}"
+            if "\n" in question:
+                raise RevisitError(f"{row.where}: the question has several lines, which MME's files cannot hold.")
+            if place in out.pictures:
+                raise RevisitError(
+                    f"{row.where} is a third question about {row['question_id']}; MME has two per picture."
+                )
+            line = f"{question}\t{gold.capitalize()}\n"
+            if place in waiting:
+                out.picture(place, row["image"], row.where)
+                out.text(f"{place}.txt", waiting.pop(place) + line)
+            else:
+                waiting[place] = line
+        if waiting and not out.pictures:
+            raise RevisitError("MME asks two questions per picture, and these rows hold no such pair; raise --limit.")
 
     def files(self, data_dir: Path) -> list[Path]:
         """The question files: `<category>/questions_answers_YN/*.txt` or `<category>/*.txt`."""

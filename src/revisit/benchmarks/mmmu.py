@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers, check_choice, ratio, require
+from revisit.benchmarks.base import Benchmark, HubDataset, Item, Metric, Scores, check_answers, check_choice, ratio
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer, by_id
+from revisit.benchmarks.io.drafts import Draft, has_picture
+from revisit.benchmarks.registry import register
 from revisit.errors import RevisitError
 
 SOURCE = "`revisit data get mmmu DIR`, which reads the hub dataset MMMU/MMMU"
@@ -118,54 +120,6 @@ def parse_multiple_choice(response: str, options: Mapping[str, str], guess: Gues
     return letter if letter is not None else (guess or seeded_guess())(list(options))
 
 
-def read_choice_lmms_eval(response: str, options: Mapping[str, str]) -> str | None:
-    """lmms-eval's reading: a letter needs no blank before it, and "A." counts; None where it guesses."""
-    text = _trim(response)
-    for form in ("({})", "{} ", "{}."):
-        found = [letter for letter in options if form.format(letter) in text]
-        if found:
-            # The place is looked up with blanks on both sides whatever was found, so it may be nowhere (-1).
-            place = form if form == "({})" else " {} "
-            return _last(found, lambda letter: text.rfind(place.format(letter)))  # noqa: B023
-    return _option_text(text, options)
-
-
-_REFUSALS = (
-    "Sorry, I can't help with images of people yet.",
-    "I can't process this file.",
-    "I'm sorry, but without the image provided",
-    "Cannot determine the answer",
-)
-_STATED = re.compile(r"answer\s+is\s+\**([ABCD])", re.IGNORECASE)
-
-
-def read_choice_vlmevalkit(response: str, options: Mapping[str, str]) -> str:
-    """VLMEvalKit without a judge: one letter among the last five words, or one option's text; else "Z"."""
-    letter = _kit_letter(response, options)
-    if letter:
-        return letter
-    lower = response.lower()
-    if len(lower) > 2 * sum(len(text) for text in options.values()):
-        return "Z"
-    found = [letter for letter, text in options.items() if text.lower() in lower]
-    return found[0] if len(found) == 1 else "Z"
-
-
-def _kit_letter(response: str, options: Mapping[str, str]) -> str | None:
-    if "Failed to obtain answer via API" in response:
-        return None
-    if any(refusal in response for refusal in _REFUSALS):
-        return "Z"
-    words = re.sub(r"[.()\[\],:;!*#{}]", " ", response).split()
-    present = [letter for letter in options if letter in words]
-    if len(present) == 1 and words.index(present[0]) > len(words) - 5:
-        return present[0]
-    if not present and "Z" in words:
-        return "Z"
-    stated = _STATED.search(response)
-    return stated.group(1).upper() if stated and stated.group(1).upper() in options else None
-
-
 # ---------------------------------------------------------------------------------------------- open answers
 
 _GROUPED = re.compile(r"-?\b\d{1,3}(?:,\d{3})+\b")
@@ -179,7 +133,7 @@ def numbers_in(text: str) -> list[str]:
     return [match for pattern in (_GROUPED, _SCIENTIFIC, _SIMPLE) for match in pattern.findall(text)]
 
 
-def normalise(text: str) -> list[str | float]:
+def normalize(text: str) -> list[str | float]:
     """A number rounded to two decimals if the text is one, else lower case; one character gets a blank on each side."""
     text = text.strip()
     try:
@@ -209,12 +163,12 @@ def parse_open(response: str) -> set[str | float]:
     """All readings of an open response that may count as its answer."""
     parts = key_parts(response)
     texts = parts + [number for part in parts for number in numbers_in(part)]
-    return {reading for text in texts for reading in normalise(text)}
+    return {reading for text in texts for reading in normalize(text)}
 
 
 def open_is_correct(gold: str | Sequence[str], readings: Iterable[str | float]) -> bool:
     """A string reading contains a string gold, or a number equals a gold number."""
-    golds = [n for answer in ([gold] if isinstance(gold, str) else gold) for n in normalise(answer)]
+    golds = [n for answer in ([gold] if isinstance(gold, str) else gold) for n in normalize(answer)]
     strings = [g for g in golds if isinstance(g, str)]
     for reading in readings:
         if isinstance(reading, str) and any(g in reading for g in strings):
@@ -363,6 +317,10 @@ def prompt(text: str, options: Mapping[str, str] | None) -> str:
 # ------------------------------------------------------------------------------------------------- benchmark
 
 
+_MARK = re.compile(r"<image (\d)>")
+
+
+@register
 @dataclass(frozen=True)
 class MMMU(Benchmark):
     """`keep`: "all" (the official 900), or "single-image" (the paper's 857: no question with several pictures)."""
@@ -370,6 +328,16 @@ class MMMU(Benchmark):
     keep: str = "all"
 
     name: ClassVar[str] = "mmmu"
+    title: ClassVar[str] = "MMMU"
+    parts: ClassVar[str] = "every subject and group"
+    source: ClassVar[str] = SOURCE
+    data_files: ClassVar[tuple[str, ...]] = ("questions.jsonl",)
+    hub: ClassVar[HubDataset | None] = HubDataset(
+        ("MMMU/MMMU",),
+        ("validation",),
+        ("id", "question", "options", "answer", "question_type", "image_1"),
+        configs=SUBJECTS,
+    )
     max_new_tokens: ClassVar[int] = 128
     headline: ClassVar[str] = "micro"
     truth: ClassVar[str] = "--answers"
@@ -387,12 +355,20 @@ class MMMU(Benchmark):
     def version(self) -> str:
         return f"mmmu-official-{self.keep}-1"
 
-    def files(self, data_dir: Path) -> list[Path]:
-        return [
-            require(
-                files.folder(data_dir, "mmmu", "questions.jsonl") / "questions.jsonl", "MMMU's questions.jsonl", SOURCE
-            )
-        ]
+    @classmethod
+    def write_rows(cls, rows: Iterable[files.Record], out: Draft) -> None:
+        """One line per question; its pictures are those of image_1 to image_7 that are there."""
+        for row in rows:
+            out.once(row["id"], row.where)
+            if row["answer"] in (None, "", "?"):
+                raise RevisitError(f"{row.where} has no answer, so it cannot be scored; use --split validation.")
+            held = [n for n in range(1, 8) if has_picture(row.get(f"image_{n}"))]
+            for mark in _MARK.findall(f"{row['question']} {row['options']}"):
+                if int(mark) not in held:
+                    raise RevisitError(f"{row.where} speaks of <image {mark}>, but has no picture image_{mark}.")
+            images = [out.picture(f"mmmu/images/{row['id']}_{n}", row[f"image_{n}"], row.where) for n in held]
+            entry = {k: row[k] for k in ("id", "question", "options", "answer", "question_type")}
+            out.add("mmmu/questions.jsonl", entry | {"images": images})
 
     def load(self, data_dir: Path) -> list[Item]:
         rows = files.read_records(self.files(data_dir)[0])

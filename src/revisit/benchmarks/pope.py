@@ -13,9 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers, check_choice, ratio, require
+from revisit.benchmarks.base import (
+    Benchmark,
+    HubDataset,
+    Item,
+    Metric,
+    Scores,
+    check_answers,
+    check_choice,
+    lmms,
+    ratio,
+    require,
+)
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer, align
+from revisit.benchmarks.io.drafts import Draft
+from revisit.benchmarks.registry import register
 from revisit.benchmarks.vqav2 import strip_punctuation
 from revisit.errors import RevisitError
 
@@ -23,6 +36,7 @@ SOURCES = ("coco", "aokvqa", "gqa")
 KINDS = ("random", "popular", "adversarial")
 POPE_SOURCE = "https://github.com/AoiDragon/POPE (output/coco and output/seem), or `revisit data get pope DIR`"
 REPOPE_SOURCE = "https://github.com/YanNeu/RePOPE (annotations)"
+COCO_PICTURES = "the COCO 2014 validation pictures (http://images.cocodataset.org/zips/val2014.zip) to DIR/val2014"
 SUFFIXES = {"none": "", "one-word": " Please answer this question with one word."}
 
 # --------------------------------------------------------------------------------------------------- parsers
@@ -40,11 +54,6 @@ def parse_opera(text: str, label: str = "") -> str:
     words = text.replace(".", "").replace(",", "").split(" ")
     negative = {"No", "no", "not", "NO"} & set(words) or any(word.endswith("n't") for word in words)
     return "no" if negative else "yes"
-
-
-def parse_ritual(text: str) -> list[str]:
-    """RITUAL's recorder, which gives one prediction per line of the answer (and so shifts the ones after it)."""
-    return [parse_opera(line) for line in text.split("\n")]
 
 
 def parse_vcd(text: str, label: str = "") -> str:
@@ -178,6 +187,7 @@ def score_settings(rows: Iterable[tuple[str, str, str, str]], parser: str = "off
 # ------------------------------------------------------------------------------------------------ benchmarks
 
 
+@register
 @dataclass(frozen=True)
 class Pope(Benchmark):
     """`settings`: which of the nine (all whose files are in the folder if empty), such as "coco_random,gqa_popular".
@@ -190,9 +200,10 @@ class Pope(Benchmark):
     suffix: str = "none"
 
     name: ClassVar[str] = "pope"
+    title: ClassVar[str] = "POPE"
+    parts: ClassVar[str] = "every source and setting"
     max_new_tokens: ClassVar[int] = 64
     headline: ClassVar[str] = "F1"
-    truth: ClassVar[str] = "--questions"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("accuracy", "higher", 100, 2),
         Metric("precision", "higher", 100, 2),
@@ -202,6 +213,9 @@ class Pope(Benchmark):
     )
     all_settings: ClassVar[tuple[str, ...]] = tuple(f"{source}_{kind}" for source in SOURCES for kind in KINDS)
     source: ClassVar[str] = POPE_SOURCE
+    hub: ClassVar[HubDataset | None] = HubDataset(
+        lmms("POPE"), ("test",), ("question_id", "question", "answer", "image_source", "image", "category")
+    )
 
     def __post_init__(self) -> None:
         check_choice("parser", self.parser, PARSERS)
@@ -246,6 +260,18 @@ class Pope(Benchmark):
             name = f"{setting}/{row.need('question_id')}"
             items.append(Item(name, row.need_text("text") + SUFFIXES[self.suffix], (image,), meta))
         return items
+
+    @classmethod
+    def write_rows(cls, rows: Iterable[files.Record], out: Draft) -> None:
+        """One question file per category, which is a setting; `image_source` is the COCO file name without its ending."""
+        for row in rows:
+            kind, number = row.need_choice("category", KINDS), row.need_int("question_id")
+            out.once((kind, number), row.where)
+            name = str(row["image_source"]).removesuffix(".jpg")
+            image = Path(out.picture(f"val2014/{name}", row["image"], row.where)).name
+            label = row.need_choice("answer", ("yes", "no"))
+            entry = {"question_id": number, "image": image, "text": row["question"], "label": label}
+            out.add(f"pope/coco_pope_{kind}.json", entry)
 
     def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
         if not truth:
@@ -301,6 +327,7 @@ def _carried(answers: list[Answer]) -> tuple[list[Item], dict[str, str]]:
     return items, texts
 
 
+@register
 @dataclass(frozen=True)
 class RePope(Pope):
     """POPE's three COCO settings with corrected labels, ambiguous questions removed; RePOPE's own parser by default."""
@@ -308,8 +335,16 @@ class RePope(Pope):
     parser: str = "repope"
 
     name: ClassVar[str] = "repope"
+    title: ClassVar[str] = "RePOPE"
+    parts: ClassVar[str] = "every setting"
     all_settings: ClassVar[tuple[str, ...]] = tuple(f"coco_{kind}" for kind in KINDS)
     source: ClassVar[str] = REPOPE_SOURCE
+    hub: ClassVar[HubDataset | None] = None
+    by_hand: ClassVar[str] = (
+        f"RePOPE is not fetched from the hub: unpack {COCO_PICTURES} and put coco_repope_random.json, "
+        "coco_repope_popular.json and coco_repope_adversarial.json from the annotations folder of "
+        "https://github.com/YanNeu/RePOPE into DIR/repope."
+    )
 
     def _file(self, folder: Path, setting: str) -> Path:
         return folder / f"coco_repope_{setting.split('_')[1]}.json"

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers, check_choice, require
+from revisit.benchmarks.base import Benchmark, HubDataset, Item, Metric, Scores, check_answers, check_choice, lmms
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer, align
+from revisit.benchmarks.io.drafts import Draft, under
+from revisit.benchmarks.registry import register
 from revisit.errors import RevisitError
 
 SOURCE = (
@@ -88,7 +90,7 @@ def plain_words(text: str) -> str:
     return " ".join(CONTRACTIONS.get(word, word) for word in words if word not in _ARTICLES)
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """The official processing of an answer: punctuation, then words."""
     return plain_words(strip_punctuation(text))
 
@@ -111,8 +113,8 @@ def prepared(prediction: str, answers: Sequence[str], always: bool = False) -> t
     """Prediction and answers as they are compared: normalised only if the answers differ, or `always`."""
     said, truths = prepare(prediction), [prepare(answer) for answer in answers]
     if always or len(set(truths)) > 1:
-        cleaned = {truth: normalise(truth) for truth in set(truths)}
-        return normalise(said), [cleaned[truth] for truth in truths]
+        cleaned = {truth: normalize(truth) for truth in set(truths)}
+        return normalize(said), [cleaned[truth] for truth in truths]
     return said, truths
 
 
@@ -120,12 +122,6 @@ def official_accuracy(prediction: str, answers: Sequence[str]) -> float:
     """The official accuracy of one prediction, between 0 and 1."""
     said, truths = prepared(prediction, answers)
     return ten_fold([truth == said for truth in truths])
-
-
-def simple_accuracy(prediction: str, answers: Sequence[str]) -> float:
-    """The form most papers print, min(1, matches / 3), after the official processing."""
-    said, truths = prepared(prediction, answers)
-    return simple([truth == said for truth in truths])
 
 
 def token_max(
@@ -180,6 +176,7 @@ def _meta(annotation: files.Record) -> dict[str, Any]:
     return {"answers": answer_texts(annotation), "types": types}
 
 
+@register
 @dataclass(frozen=True)
 class VQAv2(Benchmark):
     """`suffix`: "short" asks for a word or phrase (LLaVA's evaluation), "none" asks the question alone."""
@@ -187,6 +184,12 @@ class VQAv2(Benchmark):
     suffix: str = "short"
 
     name: ClassVar[str] = "vqav2"
+    title: ClassVar[str] = "VQAv2"
+    source: ClassVar[str] = SOURCE
+    data_files: ClassVar[tuple[str, ...]] = (QUESTIONS, ANNOTATIONS)
+    hub: ClassVar[HubDataset | None] = HubDataset(
+        lmms("VQAv2"), ("validation",), ("question_id", "image_id", "question", "answers", "image"), large=True
+    )
     max_new_tokens: ClassVar[int] = 16
     headline: ClassVar[str] = "accuracy"
     truth: ClassVar[str] = "--annotations"
@@ -202,9 +205,23 @@ class VQAv2(Benchmark):
     def version(self) -> str:
         return "vqav2-official10+tokenmax-1"
 
-    def files(self, data_dir: Path) -> list[Path]:
-        folder = files.folder(data_dir, "vqav2", QUESTIONS, ANNOTATIONS)
-        return [require(folder / name, f"VQAv2's {name}", SOURCE) for name in (QUESTIONS, ANNOTATIONS)]
+    @classmethod
+    def write_rows(cls, rows: Iterable[files.Record], out: Draft) -> None:
+        """The official pair of files; a question's picture is named by its COCO id."""
+        for row in rows:
+            number, image = row.need_int("question_id"), row.need_int("image_id")
+            out.once(number, row.where)
+            answers = row["answers"]
+            if isinstance(answers, Mapping):  # columns instead of rows: an older way to store a list of objects
+                answers = [dict(zip(answers, values, strict=True)) for values in zip(*answers.values(), strict=True)]
+            if not answers:
+                raise RevisitError(f"{row.where} has no human answers, so it cannot be scored; use --split validation.")
+            out.picture(f"val2014/COCO_val2014_{image:012d}", row["image"], row.where, only=(".jpg", ".png"))
+            question = {"question_id": number, "image_id": image, "question": row["question"]}
+            known = {k: row[k] for k in ("question_type", "answer_type", "multiple_choice_answer") if row.get(k)}
+            annotation = {"question_id": number, "image_id": image, "answers": answers} | known
+            out.add(f"vqav2/{QUESTIONS}", question, under("questions"))
+            out.add(f"vqav2/{ANNOTATIONS}", annotation, under("annotations"))
 
     def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
         carried = [] if truth else [answer.record for answer in answers if "answers" in answer.record]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from revisit.benchmarks import base as benchmarks
+from revisit import benchmarks
 from revisit.decoding.grammar import parse_entry, parse_list
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, unknown
@@ -113,6 +113,7 @@ class EvalConfig:
 
         wanted = methods.parse_methods(self.method)
         tests = [parse_entry(entry, "benchmark") for entry in parse_list(self.benchmark, _is_benchmark)]
+        tests = [(benchmarks.find(name).name, own) for name, own in tests]
         fields = {name: {f.name for f in dataclasses.fields(methods.find(name))} for name, _ in wanted}
         scoped = scope(self.set, fields, [name for name, _ in tests])
         return (
@@ -221,4 +222,4 @@ def resolve_data(place: str, benchmark: str | None = None, limit: int | None = N
 
 
 def _is_benchmark(name: str) -> bool:
-    return name in benchmarks.names()
+    return name in benchmarks.names() or ".py:" in name

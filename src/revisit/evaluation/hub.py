@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import sys
+import logging
 from pathlib import Path
 
 from revisit.benchmarks.io import hub
 from revisit.errors import RevisitError
 from revisit.settings import cache_folder
+
+log = logging.getLogger(__name__)
 
 
 def hub_folder(text: str, benchmark: str | None, limit: int | None) -> Path:
@@ -18,7 +20,8 @@ def hub_folder(text: str, benchmark: str | None, limit: int | None) -> Path:
     """
     if benchmark is None:
         raise RevisitError("`hub` needs a benchmark; run `revisit data get BENCHMARK DIR` and give that folder.")
-    key, dataset = hub.find(benchmark)
+    cls, dataset = hub.find(benchmark)
+    key = cls.name
     source = hub.spelled(text.partition(":")[2] or None)
     tag = f"-{hashlib.sha256(source.encode()).hexdigest()[:12]}" if source else ""
     folder = cache_folder() / f"hub-{key}{tag}"
@@ -26,6 +29,6 @@ def hub_folder(text: str, benchmark: str | None, limit: int | None) -> Path:
     if first is not None:
         folder = folder.with_name(f"{folder.name}-first{first}")
     if not folder.is_dir():
-        print(f"Fetching {key} from {source or dataset.repos[0]} into {folder}, once.", file=sys.stderr)
+        log.warning("Fetching %s from %s into %s, once.", key, source or dataset.repos[0], folder)
     hub.get(key, folder, source, None, first)
     return folder

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from revisit.benchmarks import registry
 from revisit.benchmarks.base import Metric
 from revisit.errors import RevisitError
 from revisit.evaluation.comparison import Table as Compared
@@ -23,8 +24,6 @@ from revisit.studies.ablation import FILE as ABLATION
 from revisit.studies.study import CAPTIONS, FOLDER
 
 ORDER = ("hallusionbench", "chair", "pope", "repope", "vqav2", "mmmu", "amber", "mme", "llava_bench")
-TITLES = {"hallusionbench": "HallusionBench", "chair": "CHAIR", "pope": "POPE", "vqav2": "VQAv2", "mmmu": "MMMU"}
-SUBTITLES = {"pope": "every source and setting", "mmmu": "every subject and group", "repope": "every setting"}
 STUDY_ORDER = ("hallucinated-steps", "gt-vs-hal", "projection", "case-study")
 
 
@@ -129,7 +128,7 @@ def main_sections(found: Found, folder: Path, beside: bool, resamples: int) -> l
             blocks += made_cells(cells, results)
         if beside:
             blocks += published_tables(benchmark)
-        sections.append(Section(TITLES.get(benchmark, benchmark), blocks, level=3))
+        sections.append(Section(registry.title(benchmark), blocks, level=3))
     return sections
 
 
@@ -181,7 +180,7 @@ def value_table(tables: Sequence[Compared]) -> Table:
     return Table(
         ("Method", *(heading(m) for table in tables for m in table.metrics)),
         rows_of(lines),
-        f"{TITLES.get(first.benchmark, first.benchmark)} ({first.version}{_size(tables)}). {notes}".strip(),
+        f"{registry.title(first.benchmark)} ({first.version}{_size(tables)}). {notes}".strip(),
         groups=tuple((_group_title(table, tables), len(table.metrics)) for table in tables),
     )
 
@@ -221,7 +220,7 @@ def difference_tables(tables: Sequence[Compared]) -> list[Table]:
             Table(
                 ("Method", *(heading(m) for m in table.metrics)),
                 rows_of(lines),
-                f"{TITLES.get(table.benchmark, table.benchmark)}, {table.title}: difference to {table.baseline}.",
+                f"{registry.title(table.benchmark)}, {table.title}: difference to {table.baseline}.",
             )
         )
     return found
@@ -256,7 +255,7 @@ def detail_tables(results: Mapping[str, Any], benchmark: str) -> list[Table]:
             Table(
                 ("Setting", *(cell["method"]["label"] for _ in kinds for cell in own)),
                 rows_of(lines),
-                f"{TITLES.get(benchmark, benchmark)}, {model}: {SUBTITLES.get(benchmark, 'every sub-setting')}.",
+                f"{registry.title(benchmark)}, {model}: {registry.parts(benchmark)}.",
                 groups=tuple((kind, len(own)) for kind in kinds),
                 folded=len(parts) > 9,
             )
@@ -268,7 +267,9 @@ def published_tables(benchmark: str) -> list[Block]:
     """The paper's tables of a benchmark."""
     if benchmark not in published.names():
         return []
-    blocks: list[Block] = [_published(published.table(benchmark), f"{TITLES[benchmark]} as the paper reports it.")]
+    blocks: list[Block] = [
+        _published(published.table(benchmark), f"{registry.title(benchmark)} as the paper reports it.")
+    ]
     if benchmark == "chair":
         blocks.append(_published(published.table("chair_models"), "CHAIR across eight models.", by_model=True))
     if benchmark == "vqav2":
@@ -285,7 +286,7 @@ def published_tables(benchmark: str) -> list[Block]:
         )
     for full, caption in (("pope_full", "every source and setting"), ("mmmu_subjects", "every subject")):
         if full.startswith(benchmark):
-            blocks += _published_details(published.table(full), f"{TITLES[benchmark]}, {caption}")
+            blocks += _published_details(published.table(full), f"{registry.title(benchmark)}, {caption}")
     return blocks
 
 
@@ -347,7 +348,7 @@ def latency_section(found: Found, folder: Path, beside: bool) -> list[Section]:
                 Table(
                     ("Method", "ms/token", "relative"),
                     rows_of(lines),
-                    f"{TITLES.get(benchmark, benchmark)}, {model}: time per generated token, prefill included, mean ± standard "
+                    f"{registry.title(benchmark)}, {model}: time per generated token, prefill included, mean ± standard "
                     f"deviation over answers (batches of {rows[0][3]}; an answer has its share of its batch's time).",
                 )
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -41,15 +42,23 @@ class Draft:
         self.pictures: dict[str, str] = {}  # place as asked for -> path below root
         self._digests: dict[str, str] = {}  # path below root -> SHA-256 of its content
         self._open: dict[str, tuple[IO[str], Layout]] = {}
+        self._seen: set[Any] = set()
 
-    def add(self, path: str, entry: str, layout: Layout = LINES) -> None:
-        """Appends an entry to a file that `close` will complete."""
+    def add(self, path: str, value: Any, layout: Layout = LINES) -> None:
+        """Appends a JSON entry to a file that `close` will complete."""
+        entry = json.dumps(value, ensure_ascii=False)
         if path not in self._open:
             file = self._target(path).open("w", encoding="utf-8", newline="\n")
             self._open[path] = (file, layout)
             file.write(layout[0] + entry)
         else:
             self._open[path][0].write(layout[1] + entry)
+
+    def once(self, key: Any, where: str) -> None:
+        """Raises if a row with this key came before."""
+        if key in self._seen:
+            raise RevisitError(f"{where}: {key!r} is there a second time; this is not the dataset as published.")
+        self._seen.add(key)
 
     def text(self, path: str, content: str) -> None:
         """Writes a whole file."""

@@ -7,7 +7,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,23 @@ class Record(dict[str, Any]):
         if not isinstance(value, list):
             raise RevisitError(f"{self.where}: {key!r} must be a list, not {type(value).__name__}.")
         return value
+
+    def need_int(self, key: str) -> int:
+        """The value of `key`, which must be a whole number or the text of one."""
+        value = self.need(key)
+        try:
+            return int(value)
+        except (TypeError, ValueError) as error:
+            raise RevisitError(f"{self.where}: {key!r} must be a whole number, not {value!r}.") from error
+
+    def need_choice(self, key: str, allowed: Iterable[str], *, lower: bool = True) -> str:
+        """The value of `key`, in lower case unless told otherwise, which must be one of `allowed`."""
+        allowed = tuple(allowed)
+        text = str(self.need(key)).strip()
+        text = text.lower() if lower else text
+        if text not in allowed:
+            raise RevisitError(f"{self.where}: {key!r} must be one of {', '.join(allowed)}, not {self[key]!r}.")
+        return text
 
 
 def read_text(path: Path) -> str:

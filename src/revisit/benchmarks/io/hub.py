@@ -14,227 +14,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from revisit.benchmarks import base
-from revisit.benchmarks.hallusionbench import item_key
-from revisit.benchmarks.io.drafts import ARRAY, Draft, drafting, has_picture, under
+from revisit.benchmarks import registry
+from revisit.benchmarks.base import Benchmark, HubDataset
+from revisit.benchmarks.io.drafts import drafting
 from revisit.benchmarks.io.files import Record
-from revisit.benchmarks.llava_bench import EMPHASIS
-from revisit.benchmarks.llava_bench import FILES as LLAVA_FILES
-from revisit.benchmarks.mme import COGNITION, PERCEPTION
-from revisit.benchmarks.mmmu import SUBJECTS
-from revisit.benchmarks.pope import KINDS
-from revisit.benchmarks.vqav2 import ANNOTATIONS, QUESTIONS
 from revisit.errors import RevisitError, unknown
 
 SOURCE = "source.json"
 Progress = Callable[[int], None]
-Rows = Iterable[Record]
-_COCO = "the COCO 2014 validation pictures (http://images.cocodataset.org/zips/val2014.zip) to DIR/val2014"
-
-# No hub dataset holds these as published: what to download by hand.
-MANUAL = {
-    "chair": f"CHAIR is not fetched from the hub: unpack {_COCO} and instances_val2014.json and captions_val2014.json "
-    "(http://images.cocodataset.org/annotations/annotations_trainval2014.zip) to DIR/annotations.",
-    "repope": f"RePOPE is not fetched from the hub: unpack {_COCO} and put coco_repope_random.json, "
-    "coco_repope_popular.json and coco_repope_adversarial.json from the annotations folder of "
-    "https://github.com/YanNeu/RePOPE into DIR/repope.",
-    "amber": "AMBER is not fetched from the hub: put the data folder of https://github.com/junyangwang0410/AMBER at "
-    "DIR/amber/data and the pictures that its README links to at DIR/amber/image.",
-}
-
-# ---------------------------------------------------------------------------------------- rows to official files
-
-
-def _line(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _one_of(row: Record, column: str, allowed: Iterable[str], *, lower: bool = True) -> str:
-    """The column's value, which must be one of `allowed`."""
-    allowed = tuple(allowed)
-    text = str(row[column]).strip()
-    text = text.lower() if lower else text
-    if text not in allowed:
-        raise RevisitError(f"{row.where}: {column!r} must be one of {', '.join(allowed)}, not {row[column]!r}.")
-    return text
-
-
-def _once(seen: set[Any], key: Any, row: Record) -> None:
-    if key in seen:
-        raise RevisitError(f"{row.where}: {key!r} is there a second time; this is not the dataset as published.")
-    seen.add(key)
-
-
-def _whole(row: Record, column: str) -> int:
-    try:
-        return int(row[column])
-    except (TypeError, ValueError) as error:
-        raise RevisitError(f"{row.where}: {column!r} must be a whole number, not {row[column]!r}.") from error
-
-
-def _pope(rows: Rows, out: Draft) -> None:
-    """One question file per category, which is a setting; `image_source` is the COCO file name without its ending."""
-    seen: set[Any] = set()
-    for row in rows:
-        kind, number = _one_of(row, "category", KINDS), _whole(row, "question_id")
-        _once(seen, (kind, number), row)
-        name = str(row["image_source"]).removesuffix(".jpg")
-        image = out.picture(f"val2014/{name}", row["image"], row.where)
-        label = _one_of(row, "answer", ("yes", "no"))
-        entry = {"question_id": number, "image": Path(image).name, "text": row["question"], "label": label}
-        out.add(f"pope/coco_pope_{kind}.json", _line(entry))
-
-
-_HALLUSION = (
-    "category",
-    "subcategory",
-    "visual_input",
-    "set_id",
-    "figure_id",
-    "question_id",
-    "question",
-    "gt_answer_details",
-    "gt_answer",
-    "filename",
-)
-
-
-def _hallusionbench(rows: Rows, out: Draft) -> None:
-    """One list of questions; a question without a figure has no file name, as in the official file."""
-    seen: set[Any] = set()
-    for row in rows:
-        fields = {name: row[name] for name in (*_HALLUSION, "sample_note") if name in row}
-        entry = {name: value if value is None else str(value) for name, value in fields.items()}
-        _once(seen, item_key(entry), row)
-        _one_of(row, "gt_answer", ("0", "1"))
-        entry["filename"] = None
-        if str(row["visual_input"]) != "0":
-            if not row["filename"]:
-                raise RevisitError(f"{row.where} has a figure without a file name.")
-            entry["filename"] = str(row["filename"]).removeprefix("./")
-            out.picture(f"hallusionbench/{entry['filename']}", row.get("image"), row.where, named=True)
-        out.add("hallusionbench/HallusionBench.json", _line(entry), ARRAY)
-
-
-def _vqav2(rows: Rows, out: Draft) -> None:
-    """The official pair of files; a question's picture is named by its COCO id."""
-    seen: set[Any] = set()
-    for row in rows:
-        number, image = _whole(row, "question_id"), _whole(row, "image_id")
-        _once(seen, number, row)
-        answers = row["answers"]
-        if isinstance(answers, Mapping):  # columns instead of rows: an older way to store a list of objects
-            answers = [dict(zip(answers, values, strict=True)) for values in zip(*answers.values(), strict=True)]
-        if not answers:
-            raise RevisitError(f"{row.where} has no human answers, so it cannot be scored; use --split validation.")
-        out.picture(f"val2014/COCO_val2014_{image:012d}", row["image"], row.where, only=(".jpg", ".png"))
-        question = {"question_id": number, "image_id": image, "question": row["question"]}
-        known = {k: row[k] for k in ("question_type", "answer_type", "multiple_choice_answer") if row.get(k)}
-        annotation = {"question_id": number, "image_id": image, "answers": answers} | known
-        out.add(f"vqav2/{QUESTIONS}", _line(question), under("questions"))
-        out.add(f"vqav2/{ANNOTATIONS}", _line(annotation), under("annotations"))
-
-
-_MARK = re.compile(r"<image (\d)>")
-
-
-def _mmmu(rows: Rows, out: Draft) -> None:
-    """One line per question; its pictures are those of image_1 to image_7 that are there."""
-    seen: set[Any] = set()
-    for row in rows:
-        _once(seen, row["id"], row)
-        if row["answer"] in (None, "", "?"):
-            raise RevisitError(f"{row.where} has no answer, so it cannot be scored; use --split validation.")
-        held = [n for n in range(1, 8) if has_picture(row.get(f"image_{n}"))]
-        for mark in _MARK.findall(f"{row['question']} {row['options']}"):
-            if int(mark) not in held:
-                raise RevisitError(f"{row.where} speaks of <image {mark}>, but has no picture image_{mark}.")
-        images = [out.picture(f"mmmu/images/{row['id']}_{n}", row[f"image_{n}"], row.where) for n in held]
-        entry = {k: row[k] for k in ("id", "question", "options", "answer", "question_type")}
-        out.add("mmmu/questions.jsonl", _line(entry | {"images": images}))
-
-
-def _mme(rows: Rows, out: Draft) -> None:
-    """A text file with both questions beside each picture; a picture whose second question is cut off is left out."""
-    waiting: dict[str, str] = {}  # place -> its first question
-    for row in rows:
-        category = _one_of(row, "category", PERCEPTION + COGNITION, lower=False)
-        question, gold = str(row["question"]).strip(), _one_of(row, "answer", ("yes", "no"))
-        place = f"mme/{category}/{Path(str(row['question_id'])).stem}"
-        if "\n" in question:
-            raise RevisitError(f"{row.where}: the question has several lines, which MME's files cannot hold.")
-        if place in out.pictures:
-            raise RevisitError(f"{row.where} is a third question about {row['question_id']}; MME has two per picture.")
-        line = f"{question}\t{gold.capitalize()}\n"
-        if place in waiting:
-            out.picture(place, row["image"], row.where)
-            out.text(f"{place}.txt", waiting.pop(place) + line)
-        else:
-            waiting[place] = line
-    if waiting and not out.pictures:
-        raise RevisitError("MME asks two questions per picture, and these rows hold no such pair; raise --limit.")
-
-
-def _llava_bench(rows: Rows, out: Draft) -> None:
-    """The official three files; a picture's description is written once."""
-    questions, context, reference = (f"llava_bench/{name}" for name in LLAVA_FILES)
-    seen: set[Any] = set()
-    for row in rows:
-        number = _whole(row, "question_id")
-        _once(seen, number, row)
-        stem = Path(str(row["image_id"])).stem
-        fresh = f"llava_bench/images/{stem}" not in out.pictures
-        image = Path(out.picture(f"llava_bench/images/{stem}", row["image"], row.where)).name
-        if fresh:
-            caption = row["caption"] if isinstance(row["caption"], str) else "\n".join(row["caption"])
-            out.add(context, _line({"id": stem, "image": image, "caption": caption}))
-        category = _one_of(row, "category", EMPHASIS)
-        out.add(
-            questions, _line({"image": image, "text": row["question"], "category": category, "question_id": number})
-        )
-        out.add(reference, _line({"question_id": number, "prompt": row["question"], "text": row["gpt_answer"]}))
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """Where a benchmark's rows are: the first of `repos` that exists; `columns` must be there, whatever else is."""
-
-    repos: tuple[str, ...]
-    splits: tuple[str, ...]
-    columns: tuple[str, ...]
-    write: Callable[[Rows, Draft], None]
-    by_subject: bool = False  # one configuration per subject
-    large: bool = False  # too large to be fetched whole for a few items
-
-
-def _lmms(name: str) -> tuple[str, ...]:
-    """lmms-eval's datasets moved from the first to the second owner in July 2026."""
-    return (f"lmms-lab/{name}", f"lmms-lab-encoder/{name}")
-
-
-DATASETS = {
-    "pope": Dataset(
-        _lmms("POPE"), ("test",), ("question_id", "question", "answer", "image_source", "image", "category"), _pope
-    ),
-    "hallusionbench": Dataset(_lmms("HallusionBench"), ("image", "non_image"), _HALLUSION, _hallusionbench),
-    "vqav2": Dataset(
-        _lmms("VQAv2"), ("validation",), ("question_id", "image_id", "question", "answers", "image"), _vqav2, large=True
-    ),
-    "mmmu": Dataset(
-        ("MMMU/MMMU",),
-        ("validation",),
-        ("id", "question", "options", "answer", "question_type", "image_1"),
-        _mmmu,
-        by_subject=True,
-    ),
-    "mme": Dataset(_lmms("MME"), ("test",), ("question_id", "image", "question", "answer", "category"), _mme),
-    "llava_bench": Dataset(
-        _lmms("llava-bench-in-the-wild"),
-        ("train",),
-        ("question_id", "question", "image", "caption", "gpt_answer", "category", "image_id"),
-        _llava_bench,
-    ),
-}
 
 # --------------------------------------------------------------------------------------------------- the source
 
@@ -304,15 +91,15 @@ def _revision(repo: str) -> str | None:
         ) from error
 
 
-def _configs(library: Any, dataset: Dataset, place: Place) -> list[str | None]:
-    """The configurations to read: the subjects that are there in official order, or the only one."""
-    if not dataset.by_subject:
+def _configs(library: Any, dataset: HubDataset, place: Place) -> list[str | None]:
+    """The configurations to read: those of the dataset that are there, in its order, or the only one."""
+    if not dataset.configs:
         return [None]
     try:
         known = set(library.get_dataset_config_names(place.source, **place.options))
     except Exception as error:
         raise _unreadable(place, error) from error
-    return [subject for subject in SUBJECTS if subject in known] or [None]
+    return [config for config in dataset.configs if config in known] or [None]
 
 
 def _unreadable(place: Place, error: BaseException) -> RevisitError:
@@ -322,7 +109,7 @@ def _unreadable(place: Place, error: BaseException) -> RevisitError:
     )
 
 
-def _rows(library: Any, dataset: Dataset, place: Place, splits: Iterable[str]) -> Iterator[Record]:
+def _rows(library: Any, dataset: HubDataset, place: Place, splits: Iterable[str]) -> Iterator[Record]:
     """All rows as streamed, pictures undecoded; each split is opened when it is reached."""
     for config in _configs(library, dataset, place):
         try:
@@ -345,7 +132,7 @@ def _undecoded(stream: Any, place: Place) -> Iterator[Mapping[str, Any]]:
         raise _unreadable(place, error) from error
 
 
-def _checked(stream: Iterable[Mapping[str, Any]], where: str, dataset: Dataset) -> Iterator[Record]:
+def _checked(stream: Iterable[Mapping[str, Any]], where: str, dataset: HubDataset) -> Iterator[Record]:
     for number, row in enumerate(stream, 1):
         missing = [name for name in dataset.columns if name not in row]
         if missing:
@@ -359,14 +146,12 @@ def _checked(stream: Iterable[Mapping[str, Any]], where: str, dataset: Dataset) 
 # ------------------------------------------------------------------------------------------------------ fetching
 
 
-def find(benchmark: str) -> tuple[str, Dataset]:
-    """The benchmark's registry name and its dataset, or the sentence that says what to do by hand."""
-    key = benchmark.lower().replace("-", "_")
-    if key in MANUAL:
-        raise RevisitError(MANUAL[key])
-    if key not in DATASETS:
-        raise unknown("benchmark", benchmark, base.names())
-    return key, DATASETS[key]
+def find(benchmark: str) -> tuple[type[Benchmark], HubDataset]:
+    """The benchmark and its dataset, or the sentence that says what to do by hand."""
+    cls = registry.find(benchmark)
+    if cls.hub is None:
+        raise RevisitError(cls.by_hand or f"{cls.title} names no hub dataset; it comes from {cls.source}.")
+    return cls, cls.hub
 
 
 def get(
@@ -381,7 +166,8 @@ def get(
 
     A folder that the same request made is left as it is; one that holds anything else is refused.
     """
-    key, dataset = find(benchmark)
+    cls, dataset = find(benchmark)
+    key = cls.name
     if limit is not None and limit < 1:
         raise RevisitError(f"limit must be at least 1, not {limit}; leave it out to fetch everything.")
     folder = folder.expanduser().resolve()
@@ -393,7 +179,7 @@ def get(
     place = locate(dataset.repos, source)
     with drafting(folder) as out:
         rows = _Counted(islice(_rows(library, dataset, place, splits), limit), progress)
-        dataset.write(rows, out)
+        cls.write_rows(rows, out)
         out.close()
         about = {
             "benchmark": key,
@@ -458,7 +244,7 @@ def _read_back(key: str, root: Path, rows: int, place: Place, *, whole: bool) ->
     """How many items the benchmark finds in `root`, every picture there; one per row if the set is `whole`."""
     if rows == 0:
         raise RevisitError(f"{place.source} has no rows in that split; nothing was written.")
-    items = base.get(key).load(root)
+    items = registry.get(key).load(root)
     if whole and len(items) != rows:
         raise RevisitError(f"{place.source}: {rows} rows make {len(items)} questions; nothing was written.")
     for item in items:
