@@ -28,6 +28,7 @@ from revisit.benchmarks.base import (
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer
 from revisit.benchmarks.io.drafts import ARRAY, Draft
+from revisit.benchmarks.io.files import Record
 from revisit.benchmarks.judge import Judge
 from revisit.benchmarks.pope import parse_vlmevalkit
 from revisit.benchmarks.registry import register
@@ -245,7 +246,7 @@ class HallusionBench(Benchmark):
         return items
 
     @classmethod
-    def write_rows(cls, rows: Iterable[files.Record], out: Draft) -> None:
+    def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
         """One list of questions; a question without a figure has no file name, as in the official file."""
         for row in rows:
             fields = {name: row[name] for name in (*HUB_COLUMNS, "sample_note") if name in row}

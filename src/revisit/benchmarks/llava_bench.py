@@ -28,6 +28,7 @@ from revisit.benchmarks.base import (
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer
 from revisit.benchmarks.io.drafts import Draft
+from revisit.benchmarks.io.files import Record
 from revisit.benchmarks.judge import Judge
 from revisit.benchmarks.registry import register
 from revisit.errors import RevisitError
@@ -157,7 +158,7 @@ class LlavaBench(Benchmark):
         return items
 
     @classmethod
-    def write_rows(cls, rows: Iterable[files.Record], out: Draft) -> None:
+    def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
         """The official three files; a picture's description is written once."""
         questions, context, reference = (f"llava_bench/{name}" for name in FILES)
         for row in rows:

@@ -16,6 +16,7 @@ from revisit.benchmarks.base import Benchmark, HubDataset, Item, Metric, PerUnit
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer
 from revisit.benchmarks.io.drafts import Draft
+from revisit.benchmarks.io.files import Record
 from revisit.benchmarks.registry import register
 from revisit.errors import RevisitError, unknown
 
@@ -103,7 +104,7 @@ class MME(Benchmark):
         return "mme-official-1"
 
     @classmethod
-    def write_rows(cls, rows: Iterable[files.Record], out: Draft) -> None:
+    def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
         """A text file with both questions beside each picture; a picture whose second question is cut off is left out."""
         waiting: dict[str, str] = {}  # place -> its first question
         for row in rows:

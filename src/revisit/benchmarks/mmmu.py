@@ -21,6 +21,7 @@ from revisit.benchmarks.base import Benchmark, HubDataset, Item, Metric, Scores,
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer, by_id
 from revisit.benchmarks.io.drafts import Draft, has_picture
+from revisit.benchmarks.io.files import Record
 from revisit.benchmarks.registry import register
 from revisit.errors import RevisitError
 
@@ -356,7 +357,7 @@ class MMMU(Benchmark):
         return f"mmmu-official-{self.keep}-1"
 
     @classmethod
-    def write_rows(cls, rows: Iterable[files.Record], out: Draft) -> None:
+    def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
         """One line per question; its pictures are those of image_1 to image_7 that are there."""
         for row in rows:
             out.once(row["id"], row.where)

@@ -28,6 +28,7 @@ from revisit.benchmarks.base import (
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer, align
 from revisit.benchmarks.io.drafts import Draft
+from revisit.benchmarks.io.files import Record
 from revisit.benchmarks.registry import register
 from revisit.benchmarks.vqav2 import strip_punctuation
 from revisit.errors import RevisitError
@@ -262,7 +263,7 @@ class Pope(Benchmark):
         return items
 
     @classmethod
-    def write_rows(cls, rows: Iterable[files.Record], out: Draft) -> None:
+    def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
         """One question file per category, which is a setting; `image_source` is the COCO file name without its ending."""
         for row in rows:
             kind, number = row.need_choice("category", KINDS), row.need_int("question_id")

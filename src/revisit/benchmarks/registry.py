@@ -10,9 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import importlib.util
 import pkgutil
-import sys
 import types
 import typing
 from importlib.metadata import EntryPoint, entry_points
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from revisit.benchmarks.base import Benchmark
+from revisit.decoding.grammar import class_from_file
 from revisit.errors import RevisitError, unknown
 
 GROUP = "revisit.benchmarks"
@@ -107,34 +106,14 @@ def _from_package(point: EntryPoint) -> type[Benchmark]:
     except Exception as error:  # whatever another package may raise
         raise RevisitError(f"{where} could not be loaded: {type(error).__name__}: {error}.") from error
     _check_class(found, where)
-    return register(found)
+    checked: type[Benchmark] = found
+    return register(checked)
 
 
 def _from_file(path: Path, name: str) -> type[Benchmark]:
-    cls = getattr(_module(path.expanduser()), name, None)
-    if cls is None:
-        raise RevisitError(f"{path} has no class {name!r}; write path/to/file.py:Class.")
+    cls: type[Benchmark] = class_from_file(path, name, "benchmark")
     _check_class(cls, f"{path}:{name}")
     return register(cls)
-
-
-def _module(path: Path) -> types.ModuleType:
-    """A file as a module of its own, run once in a process."""
-    if not path.is_file():
-        raise RevisitError(f"There is no file {str(path)!r} to take a benchmark from.")
-    path = path.resolve()
-    name = f"revisit_file_{path.stem}_{abs(hash(str(path))):x}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(sys.modules[name])
-        except Exception as error:  # whatever a user's file may raise
-            del sys.modules[name]
-            raise RevisitError(f"{path} could not be run: {type(error).__name__}: {error}.") from error
-    return sys.modules[name]
 
 
 def _check_class(cls: Any, where: str) -> None:

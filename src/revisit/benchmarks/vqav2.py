@@ -17,6 +17,7 @@ from revisit.benchmarks.base import Benchmark, HubDataset, Item, Metric, Scores,
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer, align
 from revisit.benchmarks.io.drafts import Draft, under
+from revisit.benchmarks.io.files import Record
 from revisit.benchmarks.registry import register
 from revisit.errors import RevisitError
 
@@ -206,7 +207,7 @@ class VQAv2(Benchmark):
         return "vqav2-official10+tokenmax-1"
 
     @classmethod
-    def write_rows(cls, rows: Iterable[files.Record], out: Draft) -> None:
+    def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
         """The official pair of files; a question's picture is named by its COCO id."""
         for row in rows:
             number, image = row.need_int("question_id"), row.need_int("image_id")

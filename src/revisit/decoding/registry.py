@@ -8,9 +8,7 @@ entry points of the group `revisit.methods`.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib
-import importlib.util
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -18,7 +16,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
-from revisit.decoding.grammar import parse_entry, parse_list
+from revisit.decoding.grammar import class_from_file, parse_entry, parse_list
 from revisit.decoding.method import Method, parse_settings
 from revisit.errors import RevisitError, unknown
 
@@ -150,32 +148,9 @@ def _origin(cls: type) -> tuple[str, str]:
 
 def _from_file(path: Path, cls: str) -> type[Method]:
     """A class of a Python file, registered."""
-    module = _module(path.expanduser())
-    if not hasattr(module, cls):
-        raise RevisitError(f"{path} has no class {cls!r}; write path/to/file.py:Class.")
-    found: type[Method] = getattr(module, cls)
+    found: type[Method] = class_from_file(path, cls, "method")
     check_class(found, f"{path}:{cls}")
     return register(found)
-
-
-def _module(path: Path) -> Any:
-    """A file as a module of its own, run once in a process."""
-    if not path.is_file():
-        raise RevisitError(f"There is no file {str(path)!r} to take a method from.")
-    path = path.resolve()
-    name = f"revisit_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # whatever a user's file may raise
-        del sys.modules[name]
-        raise RevisitError(f"{path} could not be run: {type(error).__name__}: {error}.") from error
-    return module
 
 
 @cache
