@@ -1,6 +1,6 @@
 """What ReVisiT adds to decoding, beside greedy in one interleaved run.
 
-First the engine must give the reference's tokens on the very model and profile that are timed.
+First the fast step must give the reference's tokens on the very model and profile that are timed.
 
     python perf/decode.py                       # 0.5 B text model, 200 tokens; about 25 minutes on 2 idle cores
     python perf/decode.py --part batch --part beams --tokens 20
@@ -16,41 +16,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import revisit
 from revisit import ReVisiT
 from revisit.evaluation import latency
 from revisit.evaluation.latency import Profile
-from revisit.step import reference as core
-from revisit.taps.vision import resolve_layers
 
 GREEDY = revisit.methods.get("greedy")
 
 
 @dataclass(frozen=True)
 class Reference(ReVisiT):
-    """The same method by `core.refine`, row by row, step by step."""
+    """The same method by the reference, row by row, step by step."""
 
     def begin(self, run: Any) -> Any:
-        mask = run.find_vision_tokens()
-        capture = run.capture(mask, resolve_layers(self.layers, run.parts.depth, run.parts.tied))
-        banks: list[Any] = []
-
-        def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
-            banks.extend([] if banks else run.banks(capture, logits, model_dtype=False))
-            results = [
-                self.step(logits[row], banks[run.item(row)], normalize=True, uniform=0.0) for row in range(len(logits))
-            ]
-            for row, result in enumerate(results):
-                run.note_refinement(row, result, banks[run.item(row)])
-            return torch.stack([core.scatter(result, logits.shape[-1]) for result in results])
-
-        return refine
+        run.trace.record = True  # recorded steps are taken by the reference
+        return super().begin(run)
 
 
 def same(model: Any, inputs: Any, profile: Profile, layers: str, tokens: int, **options: Any) -> None:
-    """The engine's tokens are the reference's, or nothing is measured."""
+    """The fast step's tokens are the reference's, or nothing is measured."""
     kept = []
     for method in (Reference(layers=layers), ReVisiT(layers=layers)):
         kept.append(

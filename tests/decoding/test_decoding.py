@@ -60,7 +60,7 @@ def test_captured_states_are_the_models_hidden_states(family: str) -> None:
             capture = run.capture(mask, layers)
 
             def refine(input_ids: Any, logits: Any) -> Any:
-                seen.setdefault("banks", run.banks(capture, logits, model_dtype=False))
+                seen.setdefault("items", run.finish_capture(capture, logits))
                 return logits
 
             return refine
@@ -70,12 +70,12 @@ def test_captured_states_are_the_models_hidden_states(family: str) -> None:
         **inputs, max_new_tokens=1, do_sample=False, output_hidden_states=True, return_dict_in_generate=True
     )
     vision_ids = torch.tensor(parts.vision_ids)
-    for row, bank in enumerate(seen["banks"]):
+    for row, item in enumerate(seen["items"]):
         positions = torch.isin(inputs["input_ids"][row], vision_ids).nonzero().squeeze(-1)
-        assert bank.states.positions.tolist() == positions.tolist()
+        assert item.positions.tolist() == positions.tolist()
         for layer in layers:
             expected = out.hidden_states[0][layer][row, positions]
-            torch.testing.assert_close(bank.states.by_layer[layer], expected, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(item.by_layer[layer], expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from revisit.step import reference as core
+from revisit.step import reference
+from revisit.step.rule import Rule
 
 
-class Rows:
-    """Vision rows whose logits over the whole vocabulary are given."""
+class Given:
+    """A head for states that are logits over the whole vocabulary."""
 
-    def __init__(self, logits: torch.Tensor) -> None:
-        self.all = logits
+    plain_weight = None
 
-    @property
-    def rows(self) -> int:
-        return len(self.all)
+    def logits(self, states: torch.Tensor, ids: torch.Tensor, model_dtype: bool = False) -> torch.Tensor:
+        return states[..., ids]
 
-    def logits(self, start: int, stop: int, ids: torch.Tensor) -> torch.Tensor:
-        return self.all[start:stop, ids]
+
+def refine(logits: torch.Tensor, rows: torch.Tensor, uniform: float = 0.0, **settings: Any) -> reference.Refinement:
+    result = reference.refine(logits, rows, Given(), Rule(**settings), uniform)
+    assert result is not None
+    return result
 
 
 def vector(*values: float) -> torch.Tensor:
@@ -40,98 +43,102 @@ def close(actual: torch.Tensor, expected: list[float], tolerance: float = 1e-5) 
 def test_golden_a() -> None:
     rows = torch.stack([vector(0, 1, 2, 0, 1, 9), vector(1, 0.5, 0.2, -2, 0, 0), vector(3, 0, 0, 0, 0, 0)])
     logits = vector(2, 1.5, 0, -1, -3, -6)
-    result = core.refine(logits, Rows(rows), alpha=0.1, **OFFICIAL)
+    result = refine(logits, rows, alpha=0.1, **OFFICIAL)
     assert result.ids.tolist() == [0, 1, 2]
     close(result.base, [-0.554957, -1.054957, -2.554957])
     close(result.vision, [-0.720694, -1.220694, -1.520694])
     close(result.divergences, [0.104258, 0.007301, 0.036673])
-    assert result.row == 1
-    close(core.scatter(result, 6)[:3], [-1.275651, -2.275651, -4.075651])
-    assert core.scatter(result, 6)[3:].eq(-math.inf).all()
-    paper = core.refine(logits, Rows(rows), alpha=0.1)
+    assert result.state == 1
+    close(reference.scatter(result, logits)[:3], [-1.275651, -2.275651, -4.075651])
+    assert reference.scatter(result, logits)[3:].eq(-math.inf).all()
+    paper = refine(logits, rows, alpha=0.1)
     close(paper.divergences, [0.235965, 0.020356, 0.087415])
-    assert paper.row == 1
+    assert paper.state == 1
 
 
 def test_golden_b_official_and_textbook_divergence_choose_differently() -> None:
     rows = torch.stack([vector(-5.2, 1.2, 0.4, 0), vector(-2.8, 0.4, -2.0, -3.4)])
     logits = vector(2.1, -0.3, -1.2, 1.9)
-    official = core.refine(logits, Rows(rows), alpha=1e-3, **OFFICIAL)
+    official = refine(logits, rows, alpha=1e-3, **OFFICIAL)
     close(official.divergences, [0.237869, 0.194390])
     close(official.final, [-4.009051, -3.209051, -6.509051, -4.809051])
-    textbook = core.refine(logits, Rows(rows), alpha=1e-3, normalize=False)
+    textbook = refine(logits, rows, alpha=1e-3, normalize=False)
     close(textbook.divergences, [0.394148, 0.471805])
     close(textbook.final, [-7.626810, -3.626810, -5.326810, -2.626810])
     assert (int(official.final.argmax()), int(textbook.final.argmax())) == (1, 3)
 
 
 def test_golden_c_one_plausible_token_is_an_identity_step() -> None:
-    class Untouchable(Rows):
-        def logits(self, start: int, stop: int, ids: torch.Tensor) -> torch.Tensor:
-            raise AssertionError("no vision row may be read")
+    class Untouchable(Given):
+        def logits(self, states: torch.Tensor, ids: torch.Tensor, model_dtype: bool = False) -> torch.Tensor:
+            raise AssertionError("no vision token may be read")
 
-    result = core.refine(vector(20, 0, 0, 0), Untouchable(torch.zeros(2, 4)), alpha=1e-5, **OFFICIAL)
-    assert core.scatter(result, 4).tolist() == [0.0, -math.inf, -math.inf, -math.inf]
-    assert result.row == -1
+    logits = vector(20, 0, 0, 0)
+    result = reference.refine(logits, torch.zeros(2, 4), Untouchable(), Rule(alpha=1e-5, **OFFICIAL))
+    assert result is not None
+    assert reference.scatter(result, logits).tolist() == [0.0, -math.inf, -math.inf, -math.inf]
+    assert result.state == -1
 
 
 def test_other_divergences_by_hand() -> None:
     p, q = vector(0.5, 0.5).log(), vector(0.9, 0.1).log()[None]
     expected_kl = 0.5 * math.log(0.5 / 0.9) + 0.5 * math.log(0.5 / 0.1)
     expected_cosine = 1 - 0.5 / (math.sqrt(0.5) * math.sqrt(0.82))
-    close(core.kl(p, q), [expected_kl])
-    close(core.cosine(p, q), [expected_cosine])
+    close(reference.kl(p, q), [expected_kl])
+    close(reference.cosine(p, q), [expected_cosine])
 
 
 def test_fusions_by_hand() -> None:
     p, q = vector(0.6, 0.4).log(), vector(0.2, 0.8).log()
-    close(core.fuse(p, q, "poe", 1.0).exp(), [0.12 / 0.44, 0.32 / 0.44])
-    close(core.fuse(p, q, "poe", 0.0).exp(), [0.6, 0.4])
-    close(core.fuse(p, q, "interpolation", 0.25).exp(), [0.5, 0.5])
+    close(reference.fuse(p, q, "poe", 1.0).exp(), [0.12 / 0.44, 0.32 / 0.44])
+    close(reference.fuse(p, q, "poe", 0.0).exp(), [0.6, 0.4])
+    close(reference.fuse(p, q, "interpolation", 0.25).exp(), [0.5, 0.5])
 
 
 def test_zero_probability_rows_do_not_become_nan() -> None:
     p = vector(0.0, 1.0).log()
     q = vector(0.0, 1.0).log()[None]
-    for name, function in core.DIVERGENCES.items():
+    for name, function in reference.DIVERGENCES.items():
         assert abs(float(function(p, q)[0])) < 1e-12, name
 
 
-@pytest.mark.parametrize("how", ["min", "max", "random"])
-def test_rows_with_nan_are_never_selected(how: str) -> None:
+@pytest.mark.parametrize("select", ["min", "max", "random", "soft"])
+def test_vision_tokens_with_nan_are_never_selected(select: Any) -> None:
     divergences = vector(math.nan, 0.3, math.nan, 0.1)
     for uniform in (0.0, 0.49, 0.51, 0.99):
-        assert core.select(divergences, how, uniform) in (1, 3)
-    assert core.select(vector(math.nan, math.nan), how) == -1
+        chosen, shares = reference.select(divergences, 4, Rule(select=select), uniform)
+        assert set(chosen.tolist()) <= {1, 3}
+        assert float(shares.sum()) == pytest.approx(1)
+    assert not len(reference.select(vector(math.nan, math.nan), 4, Rule(select=select))[0])
 
 
 def test_overflowing_vision_rows_lose_and_all_overflowing_is_an_identity() -> None:
     logits = vector(1, 0.5, 0.2).float()
     inf = torch.full((1, 3), math.inf)
-    mixed = core.refine(logits, Rows(torch.cat([inf, torch.zeros(1, 3)])), alpha=1e-2)
-    assert mixed.row == 1
-    none = core.refine(logits, Rows(inf), alpha=1e-2)
-    assert none.row == -1
+    mixed = refine(logits, torch.cat([inf, torch.zeros(1, 3)]), alpha=1e-2)
+    assert mixed.state == 1
+    none = refine(logits, inf, alpha=1e-2)
+    assert none.state == -1
     torch.testing.assert_close(none.final, none.base)
 
 
 def test_half_precision_rows_are_compared_in_float32() -> None:
     rows = (torch.randn(50, 40, generator=torch.Generator().manual_seed(0)) * 3).half()
     logits = torch.randn(40, generator=torch.Generator().manual_seed(1))
-    half = core.refine(logits, Rows(rows), alpha=1e-3)
-    full = core.refine(logits, Rows(rows.float()), alpha=1e-3)
-    assert half.row == full.row
+    half = refine(logits, rows, alpha=1e-3)
+    full = refine(logits, rows.float(), alpha=1e-3)
+    assert half.state == full.state
     torch.testing.assert_close(half.final, full.final)
 
 
 def test_slices_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(3)
     logits, rows = torch.randn(30, generator=generator), torch.randn(101, 30, generator=generator)
-    whole = core.refine(logits, Rows(rows), alpha=1e-4)
-    monkeypatch.setattr(core, "CHUNK_NUMBERS", 64)
-    sliced = core.refine(logits, Rows(rows), alpha=1e-4)
+    whole = refine(logits, rows, alpha=1e-4)
+    monkeypatch.setattr(reference, "CHUNK_NUMBERS", 64)
+    sliced = refine(logits, rows, alpha=1e-4)
     torch.testing.assert_close(sliced.divergences, whole.divergences)
-    assert sliced.row == whole.row
+    assert sliced.state == whole.state
 
 
 # -- properties ---------------------------------------------------------------------------------------------------
@@ -152,7 +159,7 @@ def steps(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, float]:
 variants = st.fixed_dictionaries(
     {
         "divergence": st.sampled_from(["jsd", "official", "kl", "cosine"]),
-        "how": st.sampled_from(["min", "max"]),
+        "select": st.sampled_from(["min", "max"]),
         "fusion": st.sampled_from(["poe", "interpolation"]),
         "weight": st.sampled_from([0.0, 0.3, 1.0]),
     }
@@ -163,8 +170,8 @@ variants = st.fixed_dictionaries(
 @settings(max_examples=150, deadline=None)
 def test_final_is_a_distribution_on_the_plausible_set(step: tuple, variant: dict) -> None:
     logits, rows, alpha = step
-    result = core.refine(logits, Rows(rows), alpha=alpha, **variant)
-    scores = core.scatter(result, len(logits))
+    result = refine(logits, rows, alpha=alpha, **variant)
+    scores = reference.scatter(result, logits)
     outside = torch.ones_like(logits, dtype=torch.bool)
     outside[result.ids] = False
     assert scores.exp().sum().item() == pytest.approx(1.0, abs=1e-9)
@@ -181,22 +188,22 @@ def test_permuting_vision_rows_permutes_the_choice(step: tuple, random) -> None:
     logits, rows, alpha = step
     order = list(range(len(rows)))
     random.shuffle(order)
-    plain = core.refine(logits, Rows(rows), alpha=alpha)
-    shuffled = core.refine(logits, Rows(rows[order]), alpha=alpha)
-    if plain.row < 0:
-        assert shuffled.row < 0
+    plain = refine(logits, rows, alpha=alpha)
+    shuffled = refine(logits, rows[order], alpha=alpha)
+    if plain.state < 0:
+        assert shuffled.state < 0
         return
-    chosen = plain.divergences[plain.row]
-    assert shuffled.divergences[shuffled.row].item() == pytest.approx(chosen.item(), abs=1e-12)
+    chosen = plain.divergences[plain.state]
+    assert shuffled.divergences[shuffled.state].item() == pytest.approx(chosen.item(), abs=1e-12)
     if (plain.divergences - chosen).abs().lt(1e-9).sum() == 1:  # unless there is a tie
-        assert order[shuffled.row] == plain.row
+        assert order[shuffled.state] == plain.state
 
 
 @given(steps())
 @settings(max_examples=100, deadline=None)
 def test_identical_vision_sharpens_but_never_reorders(step: tuple) -> None:
     logits, _, alpha = step
-    result = core.refine(logits, Rows(logits[None]), alpha=alpha)
+    result = refine(logits, logits[None], alpha=alpha)
     base, final = result.base.exp(), result.final.exp()
     assert final.max() >= base.max() - 1e-9
     order = base.argsort(descending=True, stable=True)
@@ -207,8 +214,8 @@ def test_identical_vision_sharpens_but_never_reorders(step: tuple) -> None:
 @settings(max_examples=100, deadline=None)
 def test_float32_and_float64_agree(step: tuple, divergence: str) -> None:
     logits, rows, alpha = step
-    wide = core.refine(logits, Rows(rows), alpha=alpha, divergence=divergence)
-    narrow = core.refine(logits.float(), Rows(rows.float()), alpha=alpha, divergence=divergence)
+    wide = refine(logits, rows, alpha=alpha, divergence=divergence)
+    narrow = refine(logits.float(), rows.float(), alpha=alpha, divergence=divergence)
     p = logits.log_softmax(-1)
     if (p - p.max() - math.log(alpha)).abs().min() < 1e-5:
         return  # a token right on the threshold may fall on either side
@@ -217,7 +224,7 @@ def test_float32_and_float64_agree(step: tuple, divergence: str) -> None:
         torch.testing.assert_close(narrow.divergences.double(), wide.divergences, atol=2e-5, rtol=2e-4)
         ranked = wide.divergences.sort().values
         if len(ranked) == 1 or ranked[1] - ranked[0] > 1e-3:
-            assert wide.row == narrow.row
+            assert wide.state == narrow.state
             torch.testing.assert_close(narrow.final.double(), wide.final, atol=1e-4, rtol=1e-4)
 
 
@@ -226,8 +233,8 @@ def test_float32_and_float64_agree(step: tuple, divergence: str) -> None:
 def test_jsd_is_bounded_and_symmetric(step: tuple) -> None:
     logits, rows, _ = step
     log_p, log_q = logits.log_softmax(-1), rows.log_softmax(-1)
-    there = core.jsd(log_p, log_q)
-    back = torch.stack([core.jsd(row, log_p[None])[0] for row in log_q])
+    there = reference.jsd(log_p, log_q)
+    back = torch.stack([reference.jsd(row, log_p[None])[0] for row in log_q])
     assert (there >= -1e-12).all()
     assert (there <= math.log(2) + 1e-12).all()
     torch.testing.assert_close(there, back)
@@ -242,6 +249,83 @@ def test_the_published_rounding_of_both_softmaxes(dtype: torch.dtype) -> None:
     log_q, q = logits.log_softmax(-1), logits.softmax(-1)
     m = 0.5 * (log_p.exp() + q)
     want = 0.5 * ((m * (m.log() - log_p)).mean(-1) + (m * (m.log() - log_q)).mean(-1))
-    got = core.compare(log_p, logits, "official", True)
+    got = reference.logit_divergence(log_p, logits, "official", True)
     torch.testing.assert_close(got, want)
-    assert not torch.allclose(got, core.official_divergence(log_p, log_q), rtol=1e-4, atol=0)
+    assert not torch.allclose(got, reference.official_divergence(log_p, log_q), rtol=1e-4, atol=0)
+
+
+# -- corners ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [[-math.inf] * 4, [0.0, math.nan, 1.0, 2.0], [0.0, math.inf, 1.0, 2.0]], ids=str)
+def test_logits_without_a_distribution_are_left_as_they_are(bad: list[float]) -> None:
+    logits = torch.tensor(bad)
+    for rule in (Rule(), Rule(full_vocabulary=True)):
+        result = reference.refine(logits, torch.zeros(2, 4), Given(), rule)
+        assert result is None
+        assert reference.scatter(result, logits) is logits
+
+
+def test_without_vision_tokens_the_logits_are_left_as_they_are() -> None:
+    assert reference.refine(vector(1, 2), torch.zeros(0, 2), Given(), Rule()) is None
+
+
+def test_logits_near_overflow_count_as_not_finite() -> None:
+    rows = torch.tensor([[1e38, -1e38, 0.0], [-2e30, 0.0, 0.0], [1.0, 0.5, 0.3]])
+    result = refine(torch.tensor([1.0, 0.5, 0.2]), rows, alpha=1e-2)
+    assert result.state == 2
+    assert result.divergences is not None
+    assert result.divergences.isnan().tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize(("select", "first"), [("min", 1), ("max", 0)])
+def test_ties_go_to_the_first(select: Any, first: int) -> None:
+    """Also where the order of a sum made equal numbers differ in their last bits."""
+    far, near = torch.tensor([5.0, -5.0, 0.0]), torch.tensor([1.0, 0.5, 0.2])
+    rows = torch.stack([far, near * (1 + 2e-7), near, far * (1 - 1e-7), near])
+    assert refine(torch.tensor([1.0, 0.5, 0.2]), rows, alpha=1e-3, select=select).state == first
+
+
+def test_the_released_rounding_compares_numbers_as_they_are() -> None:
+    divergences = vector(0.1 + 1e-9, 0.1)
+    assert reference.select(divergences, 4, Rule())[0].tolist() == [0]
+    assert reference.select(divergences, 4, Rule(precision="model"))[0].tolist() == [1]
+
+
+# -- more than the paper ------------------------------------------------------------------------------------------
+
+
+def test_adaptive_weights_by_hand() -> None:
+    p, q = vector(0.75, 0.25).log(), vector(0.25, 0.75).log()
+    divergence = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
+    agreement, uncertainty = 1 - divergence / math.log(2), math.sqrt(0.25)
+    for name, expected in (("agreement", agreement), ("uncertainty", uncertainty), ("both", agreement * uncertainty)):
+        assert float(reference.vision_weight(p, q, name)) == pytest.approx(expected)
+    apart = vector(1.0, 0.0).log(), vector(0.0, 1.0).log()
+    assert float(reference.vision_weight(*apart, "agreement")) == pytest.approx(0, abs=1e-12)
+    assert float(reference.vision_weight(p, p, "agreement")) == pytest.approx(1)
+    result = refine(vector(1, 0.5, 0.2), vector(0.1, 0.5, 0.3)[None], weight="agreement")
+    torch.testing.assert_close(result.final, (result.base + result.weight * result.vision).log_softmax(-1))
+    assert 0 < result.weight < 1
+
+
+@pytest.mark.parametrize("divergence", ["jsd", "official", "kl", "cosine"])
+def test_the_weight_by_agreement_is_of_the_true_divergence(divergence: Any) -> None:
+    logits, rows = vector(1, 0.5, 0.2), vector(0.1, 0.5, 0.3)[None]
+    result = refine(logits, rows, weight="agreement", divergence=divergence)
+    assert result.weight == pytest.approx(refine(logits, rows, weight="agreement").weight)
+
+
+def test_several_vision_tokens_are_averaged() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, rows = torch.randn(8, generator=generator).double(), torch.randn(20, 8, generator=generator).double()
+    one, three, every = (refine(logits, rows, neighbors=n) for n in (1, 3, 100))
+    assert one.divergences is not None
+    nearest = one.divergences.argsort()[:3]
+    assert one.state == three.state == int(nearest[0])
+    torch.testing.assert_close(three.vision.exp(), rows.softmax(-1)[nearest].mean(0))
+    torch.testing.assert_close(every.vision.exp(), rows.softmax(-1).mean(0))
+    soft = refine(logits, rows, select="soft")
+    shares = (-one.divergences / 0.1).softmax(-1)
+    torch.testing.assert_close(soft.vision.exp(), shares @ rows.softmax(-1))
+    assert soft.state == one.state

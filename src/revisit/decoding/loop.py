@@ -43,11 +43,10 @@ from revisit.models.loading import processor_of
 from revisit.models.parts import ModelParts, describe
 from revisit.step.reference import Refinement
 from revisit.taps.early_exits import EarlyExits
-from revisit.taps.vision import Bank, Capture, no_image, vision_mask
+from revisit.taps.vision import Capture, VisionStates, no_image, vision_mask
 
 if TYPE_CHECKING:
     from revisit.decoding.method import Refine
-    from revisit.step.engine import Outcome
 
 SUPPORTED_MODES = (
     GenerationMode.GREEDY_SEARCH,
@@ -115,7 +114,7 @@ class Run:
         self.loop_model = self.loop_model or self.model
         self.beams = self.generation_config.num_beams > 1
         self._finished: Tensor | None = None  # (rows,) rows that the loop has ended, for whatever reason
-        self._later: list[Tensor] = []  # counters still on the device
+        self._later: list[tuple[Trace, Tensor]] = []  # counters still on the device
         self._seen = self.input_ids.shape[1]
         self._exits = False  # whether some method looks at early layers
         self.raw: Tensor | None = None  # (rows, V) what the model itself said at this step
@@ -196,7 +195,7 @@ class Run:
             ignore=lambda: getattr(self.loop_model, "contrasting", False),
         )
 
-    def banks(self, capture: Capture, logits: Tensor, *, model_dtype: bool) -> list[Bank]:
+    def finish_capture(self, capture: Capture, logits: Tensor) -> list[VisionStates]:
         """The captured states of every item, ready to be projected; call at the first step, with its raw logits."""
         capture.release()
         if capture.last is None:
@@ -210,7 +209,7 @@ class Run:
         for number, shape in enumerate(shapes):
             for row in self.trace.rows[number * self.copies : (number + 1) * self.copies]:
                 row.grids = shape
-        return [Bank(item, self.parts, model_dtype) for item in capture.items]
+        return capture.items
 
     # -- the steps ----------------------------------------------------------------------------------------------
 
@@ -256,21 +255,27 @@ class Run:
         counted = torch.ones_like(applied) if ended is None else ~ended.to(applied.device)
         if not self._later:
             self.stack.callback(self._count)
-        self._later.append(torch.stack([counted.long(), applied.long(), changed.long(), sizes]))
+        counts = torch.stack([counted.long(), applied.long(), changed.long(), sizes])
+        self._later.append((self.trace, counts))
 
     def _count(self) -> None:
-        for step in torch.stack(self._later).tolist():
+        """Count what `note_later` kept, in the trace that it belongs to (a chain has one for each of its methods)."""
+        now, steps = self.trace, torch.stack([counts for _, counts in self._later]).tolist()
+        for (trace, _), step in zip(self._later, steps, strict=True):
+            self.trace = trace
             for row, (counted, applied, changed, size) in enumerate(zip(*step, strict=True)):
                 if counted:
                     self.note(row, applied=bool(applied), changed=bool(changed), set_size=None if size < 0 else size)
+        self.trace = now
         self._later.clear()
 
-    def note_refinement(self, row: int, result: Outcome, bank: Bank | None) -> None:
-        """Count, and on request record, a step that fused two distributions over a plausible set."""
-        record = self._record(row, result.materialize(), bank) if self.trace.record else None
-        self.note(
-            row, applied=result.applied, changed=result.applied and result.moved, set_size=result.size, record=record
-        )
+    def note_refinement(self, row: int, result: Refinement | None, states: VisionStates) -> None:
+        """Count, and on request record, a step that fused two distributions over a plausible set; None: left as it is."""
+        if result is None:
+            self.note(row)
+            return
+        record = self._record(row, result, states) if self.trace.record else None
+        self.note(row, applied=result.applied, changed=result.changed, set_size=result.size, record=record)
 
     def note_scores(
         self,
@@ -323,7 +328,7 @@ class Run:
             set_size=size,
         )
 
-    def _record(self, row: int, result: Refinement, bank: Bank | None) -> StepRecord:
+    def _record(self, row: int, result: Refinement, states: VisionStates) -> StepRecord:
         final = result.final.softmax(-1)
         order = final.argsort(descending=True, stable=True)[: self.trace.candidates]
         favourite = result.base.argmax()
@@ -338,11 +343,12 @@ class Run:
             final=final[order].tolist(),
             set_size=len(result.ids),
         )
-        if result.row >= 0 and bank is not None and result.divergences is not None:
+        if result.applied and result.divergences is not None:
             record.vision = result.vision.exp()[order].tolist()
-            record.layer, record.index = bank.place(result.row)
-            record.divergence = float(result.divergences[result.row])
-            record.divergences = result.divergences.float().cpu().view(len(bank.states.layers), bank.states.tokens)
+            record.layer, record.index = states.place(result.state)
+            record.divergence = float(result.divergences[result.state])
+            record.divergences = result.divergences.float().cpu().view(len(states.layers), states.tokens)
+            record.weight = result.weight
         return record
 
     def finish(self, sequences: Tensor) -> None:

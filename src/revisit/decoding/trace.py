@@ -27,6 +27,7 @@ class StepRecord:
     index: int | None = None  # which vision token of the row, 0-based
     divergence: float | None = None
     divergences: Tensor | None = None  # (layers, vision tokens), float32 on the CPU
+    weight: float | None = None  # of the vision side in the fusion
 
     @property
     def changed(self) -> bool:

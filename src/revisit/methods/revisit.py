@@ -3,7 +3,7 @@
 1. Keep the plausible tokens, p >= alpha · max p.
 2. Project the hidden states of all vision tokens, at the chosen layers, through the LM head onto that set, and pick the
    one whose distribution is nearest to the output distribution.
-3. Multiply the two distributions and renormalise.
+3. Multiply the two distributions and renormalize.
 
 No training, no extra forward pass.
 """
@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from revisit.decoding.method import Method
 from revisit.errors import RevisitError, unknown
 from revisit.models import families
+from revisit.step.rule import ADAPTIVE_WEIGHTS, Rule
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
-    from revisit.step.engine import Outcome, Rule
-    from revisit.step.reference import Projector, Refinement
-    from revisit.taps.vision import Bank
+    from revisit.step.backend import Backend
+    from revisit.taps.vision import VisionStates
 
 LAYER_SETS = ("last", "all", "low", "high")
 
@@ -39,9 +39,12 @@ class ReVisiT(Method):
     layers: hidden states to look at: "last", "all" (every second layer and the last), "low", "high", or indices,
         where 0 is the projector's output and the number of decoder layers is the final state.
     divergence: "jsd" (the paper's equation), "official" (what the released code computes), "kl", "cosine".
-    select: the vision token with the "min" or "max" divergence, or a "random" one (seeded by `seed`).
+    select: the vision token with the "min" or "max" divergence, a "random" one (seeded by `seed`), or "soft", a mixture
+        of all by softmax(−divergence / 0.1).
+    neighbors: how many vision tokens "min" and "max" select; their distributions are averaged.
     fusion: "poe" multiplies, log P + weight · log Q; "interpolation" mixes, (1 − weight) · P + weight · Q.
-    weight: strength of the vision side; 1 for "poe" and 0.5 for "interpolation" unless given.
+    weight: strength of the vision side; 1 for "poe" and 0.5 for "interpolation" unless given. "agreement" is
+        1 − JSD(P, Q) / ln 2 at every step, "uncertainty" is √(1 − max P), "both" is their product.
     vocabulary: "subset" (the plausible tokens) or "full" (no constraint; an ablation).
     norm: apply the decoder's "final" norm to states of intermediate layers, or "none".
     normalize: return a distribution; the released code returns the unnormalised sum.
@@ -51,14 +54,15 @@ class ReVisiT(Method):
     alpha: float = 1e-5
     layers: Literal["last", "all", "low", "high"] | tuple[int, ...] = "last"
     divergence: Literal["jsd", "official", "kl", "cosine"] = "jsd"
-    select: Literal["min", "max", "random"] = "min"
+    select: Literal["min", "max", "random", "soft"] = "min"
     fusion: Literal["poe", "interpolation"] = "poe"
-    weight: float | None = None
+    weight: float | Literal["agreement", "uncertainty", "both"] | None = None
     vocabulary: Literal["subset", "full"] = "subset"
     norm: Literal["none", "final"] = "none"
     normalize: bool = True
     precision: Literal["float32", "model"] = "float32"
     seed: int = 0
+    neighbors: int = 1
 
     name = "revisit"
     summary = "refine by the vision token that agrees most with the output distribution"
@@ -70,10 +74,18 @@ class ReVisiT(Method):
             object.__setattr__(self, "weight", 1.0 if self.fusion == "poe" else 0.5)
         self.check_range("alpha", 0, 1, low_open=True)
         self.check_seed()
-        self.check_range("weight", 0, 1 if self.fusion == "interpolation" else float("inf"))
+        self.check_weight()
+        self.check_range("neighbors", 1, 1024)
         for name in ("divergence", "select", "fusion", "vocabulary", "norm", "precision"):
             self.check_choice(name)
         object.__setattr__(self, "layers", check_layers(self.layers))
+
+    def check_weight(self) -> None:
+        """One sentence unless the weight is a number in range or the name of an adaptive weight."""
+        if not isinstance(self.weight, str):
+            self.check_range("weight", 0, 1 if self.fusion == "interpolation" else 1000)
+        elif self.weight not in ADAPTIVE_WEIGHTS:
+            raise unknown("ReVisiT weight", self.weight, ("a number", *ADAPTIVE_WEIGHTS))
 
     @classmethod
     def paper(cls, **overrides: Any) -> ReVisiT:
@@ -98,56 +110,46 @@ class ReVisiT(Method):
 
     def rule(self, *, normalize: bool) -> Rule:
         """These settings as those of one step."""
-        from revisit.step.engine import Rule
 
+        assert self.weight is not None
         return Rule(
             alpha=self.alpha,
             divergence=self.divergence,
-            how=self.select,
+            select=self.select,
             fusion=self.fusion,
-            weight=float(self.weight or 0),
+            weight=self.weight,
+            neighbors=self.neighbors,
             full_vocabulary=self.vocabulary == "full",
             normalize=normalize,
-            model_dtype=self.precision == "model",
+            precision=self.precision,
         )
 
-    def step(self, logits: Tensor, vision: Projector, *, normalize: bool, uniform: float) -> Refinement:
-        """One step of one sequence with these settings, by the reference: logits (V,) and its vision rows."""
-        return self.rule(normalize=normalize).reference(logits, vision, uniform)
-
     def begin(self, run: Run) -> Refine:
-        from revisit.step import batched as accelerator
-        from revisit.step.engine import Batch
+        from revisit.step import backend
         from revisit.taps.vision import resolve_layers
 
         mask = run.find_vision_tokens()
         layers = resolve_layers(self.layers, run.parts.depth, run.parts.tied)
         capture = run.capture(mask, layers, final_norm=self.norm == "final")
         rule = self.rule(normalize=self.normalize or run.beams)  # beams are compared with each other
+        record = run.trace.record
         draws = random.Random(self.seed)
-        banks: list[Bank] = []
-        batch: Batch | None = None
-
-        def note(row: int, result: Outcome | None) -> None:
-            if result is None:  # no image in this row: decoded as the model would
-                run.note(row)
-            else:
-                run.note_refinement(row, result, banks[run.item(row)])
+        items: list[VisionStates] = []
+        step: Backend | None = None
 
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
-            nonlocal batch
-            if batch is None:
-                banks.extend(run.banks(capture, logits, model_dtype=rule.model_dtype))
-                batch = Batch(banks, rule, run.copies, all_divergences=run.trace.record)
-            uniform = draws.random()  # one draw a step, so that a row does not depend on its neighbours
-            here = logits.to(run.parts.head.device)
-            if run.trace.record or rule.full_vocabulary or accelerator.waiting_is_free(here.device):
-                scores = batch.refine(here, run.active(input_ids), uniform, note)
+            nonlocal step
+            if step is None:
+                items.extend(run.finish_capture(capture, logits))
+                step = backend.choose(*capture.padded(), run.parts.head, rule, copies=run.copies, record=record)
+            uniform = draws.random()  # one draw a step, so that a row does not depend on its neighbors
+            result = step(logits.to(run.parts.head.device), uniform, run.ended(input_ids))
+            if record:
+                for row in run.active(input_ids):
+                    run.note_refinement(row, result.refinements[row], items[run.item(row)])
             else:
-                fixed = batch.refine_without_waiting(here, uniform)
-                run.note_later(input_ids, fixed.sizes, fixed.applied, fixed.changed)
-                scores = fixed.scores
-            return scores.to(logits.device)
+                run.note_later(input_ids, result.sizes, result.applied, result.changed)
+            return result.scores.to(logits.device)
 
         return refine
 

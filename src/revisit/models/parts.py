@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from revisit.errors import RevisitError
 from revisit.models import families
+from revisit.models.head import LinearHead
 
 
 @dataclass
@@ -21,6 +22,7 @@ class Head:
     transforms: list[Callable[[Tensor], Tensor]] = field(default_factory=lambda: [_same])
     transform: Callable[[Tensor], Tensor] | None = None
     vocabulary: int = 1 << 18  # how many logits the model gives; known once calibrated
+    _fetched: tuple[Tensor, Tensor | None] | None = None  # weight and bias of a head that cannot be indexed
 
     @property
     def weight(self) -> Tensor | None:
@@ -33,8 +35,7 @@ class Head:
     @property
     def plain_weight(self) -> Tensor | None:
         """The weight if logits are states times it and nothing more: no bias, no scaling, no cap."""
-        bare = self.transform in (None, _same) and getattr(self.module, "bias", None) is None
-        return self.weight if bare else None
+        return self.linear().plain_weight
 
     @property
     def device(self) -> torch.device:
@@ -45,27 +46,21 @@ class Head:
         hook = getattr(self.module, "_hf_hook", None)  # of an off-loaded module, which is nowhere between two calls
         return torch.device(hook.execution_device) if found.type == "meta" and hook is not None else found
 
+    def linear(self) -> LinearHead:
+        """This head with rows that can be gathered; those of a head that cannot be indexed are fetched once."""
+        weight, bias = self.weight, getattr(self.module, "bias", None)
+        if weight is None:
+            if self._fetched is None:
+                self._fetched = fetch_rows(self.module, self.device)
+            weight, bias = self._fetched
+        return LinearHead(weight, bias, None if self.transform in (None, _same) else self.transform)
+
     def logits(self, states: Tensor, ids: Tensor, model_dtype: bool = False) -> Tensor:
-        """Logits of some states over some token ids, as the model itself would score them.  (n, d), (k,) -> (n, k)
+        """Logits of some states over some token ids, as the model itself would score them.  (..., n, d), (..., k) -> (..., n, k)
 
         In float32 at least, or rounded like the model's own with `model_dtype`.
         """
-        weight = self.weight
-        if weight is None:
-            raw = self.module(states)[..., ids]
-        else:
-            bias: Any = self.module.bias
-            rows = weight[ids]
-            if model_dtype:
-                raw = nn.functional.linear(states.to(rows.dtype), rows, None if bias is None else bias[ids])
-            else:
-                wide = torch.promote_types(rows.dtype, torch.float32)
-                states, rows = states.to(wide), rows.to(wide)
-                if bias is None and 64 <= len(ids) < len(states):  # token by token in memory, as they will be stored
-                    raw = nn.functional.linear(rows, states).T
-                else:
-                    raw = nn.functional.linear(states, rows, None if bias is None else bias[ids].to(wide))
-        return (self.transform or _same)(raw)
+        return self.linear().logits(states, ids, model_dtype)
 
     def calibrate(self, state: Tensor, logits: Tensor, what: str) -> None:
         """Find out which declared transform the model applies, from one state (d,) and the logits (V,) it gave.
@@ -91,6 +86,24 @@ class Head:
                 "this model is not supported."
             )
         self.transform = self.transforms[best]
+
+
+@torch.no_grad()
+def fetch_rows(module: nn.Module, device: torch.device, chunk: int = 512) -> tuple[Tensor, Tensor | None]:
+    """Weight (V, d) and bias of a linear head that cannot be indexed (quantized, wrapped, off-loaded), from unit states."""
+    width = getattr(module, "in_features", None) or getattr(getattr(module, "base_layer", None), "in_features", None)
+    if not isinstance(width, int):
+        raise RevisitError(
+            f"The LM head is a {type(module).__name__} whose rows cannot be read and whose width is not declared (in_features), so "
+            "vision tokens cannot be projected: load the model with a plain head."
+        )
+    dtype = next((p.dtype for p in module.parameters() if p.dtype in (torch.bfloat16, torch.float16)), torch.float32)
+    bias = module(torch.zeros(1, width, device=device, dtype=dtype))[0]  # (V,)
+    weight = bias.new_empty(len(bias), width)
+    for start in range(0, width, chunk):
+        units = torch.eye(width, dtype=dtype, device=device)[start : start + chunk]
+        weight[:, start : start + chunk] = (module(units) - bias).T
+    return weight, bias if bool(bias.any()) else None
 
 
 def _same(logits: Tensor) -> Tensor:

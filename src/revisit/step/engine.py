@@ -20,17 +20,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from revisit.step import reference as core
-from revisit.step.batched import CAPACITY, Fixed, refine_without_waiting
+from revisit.step import engine_formulas as core
 from revisit.step.compiled import kernel
-from revisit.step.reference import Divergence, Fusion, Projector, Refinement, Select, spans
+from revisit.step.engine_formulas import Divergence, Fusion, Projector, Refinement, Select, spans
 
 GROUP = 128  # the vocabulary is searched for plausible tokens in groups of this many
 BLOCK = 1 << 19  # numbers per block of the divergence arithmetic: three such buffers stay in the last cache
@@ -60,6 +59,14 @@ class Rule:
     def reference(self, logits: Tensor, vision: Projector, uniform: float = 0.0) -> Refinement:
         """The step as `core` takes it."""
         return core.refine(logits, vision, **asdict(self), uniform=uniform)
+
+
+def old_rule(rule: Any) -> Rule:
+    """The settings by this module's names."""
+    if isinstance(rule, Rule):
+        return rule
+    named = {f.name: getattr(rule, f.name) for f in fields(Rule) if f.name != "how"}
+    return Rule(**named, how=rule.select)
 
 
 class Indexable(Projector, Protocol):
@@ -291,12 +298,13 @@ class Engine:
     def __init__(
         self,
         vision: Indexable,
-        rule: Rule,
+        rule: Any,
         *,
         store_bytes: int = STORE_BYTES,
         scratch: Scratch | None = None,
         all_divergences: bool = False,
     ) -> None:
+        rule = old_rule(rule)
         self.vision, self.rule = vision, rule
         self.columns = Columns(vision, store_bytes)
         self.scratch = scratch or Scratch()
@@ -504,68 +512,3 @@ def refine_rows(jobs: Sequence[tuple[Engine, int, float]], peaks: Peaks, scores:
             written[row].fill_(-math.inf)[result.ids] = result.final.to(written[row].dtype)
         outcomes.append(result)
     return outcomes
-
-
-# -- a batch ------------------------------------------------------------------------------------------------------
-
-
-class Batch:
-    """Takes the steps of a batch whose rows are `copies` (beams, return sequences) of each item in turn."""
-
-    def __init__(self, visions: Sequence[Indexable], rule: Rule, copies: int, *, all_divergences: bool = False) -> None:
-        scratch, share = Scratch(), STORE_BYTES // max(1, len(visions))
-        self.rule, self.copies = rule, copies
-        self.engines = [
-            Engine(vision, rule, store_bytes=share, scratch=scratch, all_divergences=all_divergences)
-            for vision in visions
-        ]
-
-    def refine(
-        self, logits: Tensor, rows: Sequence[int], uniform: float, note: Callable[[int, Outcome | None], None]
-    ) -> Tensor:
-        """Scores of the given rows refined, of the others as they are; `note` hears what happened to each.  (B, V) -> (B, V)
-
-        A row without an image is left as it is, and noted with None.
-        """
-        peaks = Peaks(logits)
-        scores = logits.clone() if len(rows) < len(logits) else torch.empty_like(logits)
-        todo = []
-        for row in rows:
-            if self.engines[row // self.copies].vision.rows:
-                todo.append(row)
-            else:
-                scores[row] = logits[row]
-                note(row, None)
-        while todo:  # an item takes one step at a time
-            turn: dict[Engine, int] = {}
-            for row in todo:
-                turn.setdefault(self.engines[row // self.copies], row)
-            outcomes = refine_rows([(engine, row, uniform) for engine, row in turn.items()], peaks, scores)
-            for row, outcome in zip(turn.values(), outcomes, strict=True):
-                note(row, outcome)
-            todo = [row for row in todo if row not in turn.values()]
-        return scores
-
-    def refine_without_waiting(self, logits: Tensor, uniform: float, capacity: int = CAPACITY) -> Fixed:
-        """All rows refined with no value read by the host, except for items that overflow the capacity.  (B, V)
-
-        Rows without an image are left as they are; their size is -1.
-        """
-        fixed = refine_without_waiting(
-            logits, [engine.vision for engine in self.engines], self.rule, uniform=uniform, capacity=capacity
-        )
-        overflow = fixed.overflow.read()
-        for number in range(len(self.engines)):
-            rows = slice(number * self.copies, (number + 1) * self.copies)
-            if any(overflow[rows]):
-                for whole, part in zip(fixed[:4], self._again(logits, number, uniform), strict=True):
-                    whole[rows] = part
-        return fixed
-
-    def _again(self, logits: Tensor, number: int, uniform: float) -> tuple[Tensor, ...]:
-        """One item's scores, sizes and counters by its engine, which takes sets of any size."""
-        results: list[Outcome] = []
-        rows = range(number * self.copies, (number + 1) * self.copies)
-        scores = self.refine(logits, rows, uniform, lambda _, result: results.append(result) if result else None)
-        counts = [(r.size, r.applied, r.applied and r.moved) for r in results]
-        return scores[rows.start : rows.stop], *torch.tensor(counts, device=logits.device).T

@@ -1,52 +1,49 @@
-"""ReVisiT as pure tensor functions: plausible set, projection, divergence, selection, fusion.
+"""One decoding step of ReVisiT as the paper writes it, for one sequence. The other implementations are held to this one.
 
-One decoding step of one sequence reads top to bottom in `refine`. Logits are a vector over the vocabulary; the vision
-side is any `Projector`: something that can say how many vision rows there are and give their logits over a few token
-ids. Nothing here knows about models, caches or transformers.
+`refine` reads top to bottom: the plausible tokens, the distributions of the vision tokens over them, the vision token
+that agrees most, the product of the two distributions. Logits are a vector over the vocabulary; `states` are hidden
+states of vision tokens (one per vision token and layer, layer-major); `head` projects states onto token ids.
 
-Everything is computed in float32 (or in float64 if the logits are), except where `precision="model"` reproduces the
-rounding of the published code. Rows of non-finite vision logits can never be selected.
+Arithmetic is in float32, or in float64 if the logits are; `precision="model"` rounds vision distributions to the
+model's dtype as the released code does. What is right where the formulas are silent:
+
+* Logits with a NaN or +inf among them, or with no finite number: there is no distribution to refine, and the sequence
+  is left as it is. So is a sequence without vision tokens. A logit of -inf is a token of probability 0.
+* One plausible token: there is nothing to decide. It gets log-probability 0, and no vision token is read.
+* A vision token whose logit for some plausible token is NaN or beyond ±1e30 (states times head overflowed, or nearly
+  so) is never selected. If there is no other, the step is the plausible set with its own distribution.
+* Equal divergences go to the first vision token. Divergences count as equal when they differ by less than float32 can
+  tell (1e-6 of their scale), so that the choice does not depend on the order of a sum; with `precision="model"`, which
+  reproduces a program, only if they are the same number. A NaN divergence is never selected.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-Divergence = Literal["jsd", "official", "kl", "cosine"]
-Select = Literal["min", "max", "random"]
-Fusion = Literal["poe", "interpolation"]
+from revisit.models.head import Projection
+from revisit.step.rule import LARGEST_LOGIT, RESOLUTION, SOFT_TEMPERATURE, Divergence, Fusion, Rule
 
-# Vision rows are projected and compared in slices of at most this many numbers, so that a flat distribution
+# Vision tokens are projected and compared in slices of at most this many numbers, so that a flat distribution
 # (thousands of plausible tokens) over thousands of vision tokens needs bounded memory.
 CHUNK_NUMBERS = 1 << 23
 
 
-class Projector(Protocol):
-    """Vision rows that can be asked for their logits over a subset of the vocabulary."""
-
-    @property
-    def rows(self) -> int:
-        """How many vision rows there are (layers × vision tokens, layer-major)."""
-
-    def logits(self, start: int, stop: int, ids: Tensor) -> Tensor:
-        """Logits of rows start..stop over the token ids: (stop - start, k)."""
-
-
 @dataclass(frozen=True)
 class Refinement:
-    """What one step of ReVisiT did: all vectors run over the plausible ids, in vocabulary order."""
+    """What one step did; all vectors run over the plausible ids, in vocabulary order."""
 
     ids: Tensor  # (k,) token ids of the plausible set
-    base: Tensor  # (k,) log P, the output distribution renormalised on the set
-    vision: Tensor  # (k,) log Q of the selected vision row on the set
-    final: Tensor  # (k,) fused log-scores; a log-distribution unless normalisation was switched off
-    row: int  # the selected vision row, -1 where the step was an identity
-    divergences: Tensor | None  # (rows,) or None where the step was an identity
+    base: Tensor  # (k,) log P, the output distribution renormalized on the set
+    vision: Tensor  # (k,) log Q of the selected vision token (or of the mixture of several)
+    final: Tensor  # (k,) fused log-scores; a log-distribution unless normalization was switched off
+    state: int  # the selected vision state (the first of several), -1 where none was
+    divergences: Tensor | None  # (states,), NaN for those that cannot be selected; None where none was read
+    weight: float = 0.0  # of the vision side
 
     @property
     def size(self) -> int:
@@ -55,34 +52,64 @@ class Refinement:
 
     @property
     def applied(self) -> bool:
-        """Whether a vision row was used."""
-        return self.row >= 0
+        """Whether a vision token was used."""
+        return self.state >= 0
 
     @property
-    def moved(self) -> bool:
-        """Whether the favourite token is another than before."""
-        return int(self.final.argmax()) != int(self.base.argmax())
+    def changed(self) -> bool:
+        """Whether the likeliest token is another than before."""
+        return self.applied and int(self.final.argmax()) != int(self.base.argmax())
 
-    def materialize(self) -> Refinement:
-        """All of it; the engine may have told only the numbers above so far."""
-        return self
+
+def refine(logits: Tensor, states: Tensor, head: Projection, rule: Rule, uniform: float = 0.0) -> Refinement | None:
+    """One step of one sequence; None where it is left as it is.  (V,), (n, d)
+
+    `uniform` in [0, 1) is the draw of select="random".
+    """
+    logp = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)  # (V,)
+    if not len(states) or bool(logp.isnan().any()):
+        return None
+    keep = logp.isfinite() if rule.full_vocabulary else plausible(logp, rule.alpha)
+    ids = keep.nonzero().squeeze(-1)  # (k,)
+    log_p = logp[ids].log_softmax(-1)
+    if len(ids) == 1:
+        return Refinement(ids, log_p, log_p, log_p, -1, None)
+    divergences = all_divergences(log_p, states, head, ids, rule)  # (n,)
+    chosen, shares = select(divergences, len(ids), rule, uniform)  # (m,), (m,)
+    if not len(chosen):
+        return Refinement(ids, log_p, log_p, log_p, -1, divergences)
+    log_qs = log_softmax(head.logits(states[chosen], ids, rule.model_dtype), rule.model_dtype).to(log_p.dtype)
+    log_q = torch.logsumexp(log_qs + shares.log()[:, None].to(log_p.dtype), 0)  # (k,): the mean by shares
+    weight = vision_weight(log_p, log_q, rule.weight)
+    final = fuse(log_p, log_q, rule.fusion, weight, rule.normalize)
+    return Refinement(ids, log_p, log_q, final, int(chosen[0]), divergences, float(weight))
+
+
+def scatter(result: Refinement | None, logits: Tensor) -> Tensor:
+    """The refined scores over the whole vocabulary, -inf outside the plausible set.  (V,) -> (V,)"""
+    if result is None:
+        return logits
+    scores = torch.full_like(logits, -math.inf)
+    scores[result.ids] = result.final.to(logits.dtype)
+    return scores
 
 
 def plausible(logp: Tensor, alpha: float) -> Tensor:
-    """Mask of the tokens with p >= alpha · max p; the arg-max is always inside.  (..., V) -> (..., V)"""
+    """Mask of the tokens with p >= alpha · max p; the likeliest is always inside.  (..., V) -> (..., V)"""
     return logp >= logp.amax(-1, keepdim=True) + math.log(alpha)
 
 
+# -- divergences --------------------------------------------------------------------------------------------------
+
+
 def jsd(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """Jensen–Shannon divergence in nats.  (k,), (rows, k) -> (rows,)"""
+    """Jensen–Shannon divergence in nats.  (..., k), (..., k) -> (...)"""
     log_m = torch.logaddexp(log_p, log_q) - math.log(2)
-    p_part = (log_p.exp() * _finite(log_p - log_m)).sum(-1)
-    q_part = (log_q.exp() * _finite(log_q - log_m)).sum(-1)
-    return 0.5 * (p_part + q_part)
+    return 0.5 * (_mean(log_p, log_p - log_m) + _mean(log_q, log_q - log_m))
 
 
 def official_divergence(log_p: Tensor, log_q: Tensor, q: Tensor | None = None) -> Tensor:
-    """What the published code calls JSD: the mean (not the sum) over tokens of ½·M·(ln M − ln P) + ½·M·(ln M − ln Q).
+    """What the released code calls JSD: the mean (not the sum) over tokens of ½·M·(ln M − ln P) + ½·M·(ln M − ln Q).
 
     `q`: Q itself, where it was rounded on its own and is not the exponential of `log_q`.
     """
@@ -94,8 +121,8 @@ def official_divergence(log_p: Tensor, log_q: Tensor, q: Tensor | None = None) -
 
 
 def kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """KL(P ‖ Q): how badly a vision row Q explains the output distribution P, in nats."""
-    return (log_p.exp() * _finite(log_p - log_q)).sum(-1)
+    """KL(P ‖ Q): how badly a vision token's Q explains the output distribution P, in nats."""
+    return _mean(log_p, log_p - log_q)
 
 
 def cosine(log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -106,102 +133,85 @@ def cosine(log_p: Tensor, log_q: Tensor) -> Tensor:
 DIVERGENCES = {"jsd": jsd, "official": official_divergence, "kl": kl, "cosine": cosine}
 
 
-def _finite(log_ratio: Tensor) -> Tensor:
-    """Zero where both sides are log 0 (their difference is NaN): such a token has no mass to compare."""
-    return torch.where(log_ratio.isnan(), 0.0, log_ratio)
-
-
-def select(divergences: Tensor, how: Select, uniform: float = 0.0) -> int:
-    """Index of the chosen row, first on ties; -1 if no row has a usable (non-NaN) divergence.
-
-    `uniform` in [0, 1) decides "random", which draws among the usable rows.
-    """
-    usable = ~divergences.isnan()
-    if not bool(usable.any()):
-        return -1
-    if how == "random":
-        choices = usable.nonzero().squeeze(-1)
-        return int(choices[int(uniform * len(choices))])
-    worst = math.inf if how == "min" else -math.inf
-    ranked = torch.where(usable, divergences, worst)
-    return int(ranked.argmin() if how == "min" else ranked.argmax())
-
-
-def fuse(log_p: Tensor, log_q: Tensor, fusion: Fusion, weight: float, normalize: bool = True) -> Tensor:
-    """The fused log-scores: log P + w·log Q ("poe") or log((1−w)·P + w·Q) ("interpolation")."""
-    if fusion == "poe":
-        fused = log_p + weight * log_q if weight else log_p  # 0 · log 0 is no constraint, not NaN
-    else:
-        fused = torch.log((1 - weight) * log_p.exp() + weight * log_q.exp())
-    return fused.log_softmax(-1) if normalize else fused
-
-
-def all_divergences(log_p: Tensor, vision: Projector, ids: Tensor, divergence: Divergence, model_dtype: bool) -> Tensor:
-    """Divergence of every vision row from the output distribution, in slices of bounded size.  -> (rows,)"""
-    slices = (vision.logits(i, j, ids) for i, j in spans(vision.rows, CHUNK_NUMBERS // max(1, len(ids))))
-    return torch.cat([compare(log_p, logits, divergence, model_dtype) for logits in slices])
-
-
-def spans(total: int, step: int) -> list[tuple[int, int]]:
-    """Consecutive (start, stop) that cover 0..total, each at most `step` long (and at least 1)."""
-    step = max(1, step)
-    return [(i, min(i + step, total)) for i in range(0, total, step)]
-
-
-def compare(log_p: Tensor, logits: Tensor, divergence: Divergence, model_dtype: bool) -> Tensor:
-    """Divergence of some vision rows; NaN where a row's logits are not all finite.  (k,), (rows, k) -> (rows,)"""
-    return torch.where(logits.isfinite().all(-1), apart(log_p, logits, divergence, model_dtype), math.nan)
-
-
-def apart(log_p: Tensor, logits: Tensor, divergence: Divergence, model_dtype: bool) -> Tensor:
-    """Divergence of vision rows by their logits, -inf for tokens that do not count.  (..., k), (..., rows, k) -> (..., rows)"""
-    log_q = log_softmax(logits, model_dtype)
-    if divergence == "official" and model_dtype:
-        return official_divergence(log_p, log_q, logits.softmax(-1))
-    return DIVERGENCES[divergence](log_p, log_q)
+def _mean(log_p: Tensor, values: Tensor) -> Tensor:
+    """Σ P · values; a token of probability 0 counts nothing, whatever its value."""
+    p = log_p.exp()
+    return torch.where(p > 0, p * values, 0.0).sum(-1)
 
 
 def log_softmax(logits: Tensor, model_dtype: bool) -> Tensor:
-    """log-softmax over the subset, in the logits' own dtype (as published) or in at least float32."""
-    if not model_dtype and logits.dtype in (torch.float16, torch.bfloat16):
-        logits = logits.float()
+    """log-softmax over the last dimension, in the logits' own dtype (as released) or in at least float32."""
+    if not model_dtype:
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return logits.log_softmax(-1)
 
 
-def refine(
-    logits: Tensor,
-    vision: Projector,
-    *,
-    alpha: float,
-    divergence: Divergence = "jsd",
-    how: Select = "min",
-    fusion: Fusion = "poe",
-    weight: float = 1.0,
-    full_vocabulary: bool = False,
-    normalize: bool = True,
-    model_dtype: bool = False,
-    uniform: float = 0.0,
-) -> Refinement:
-    """One step: constrain the vocabulary, find the vision row that agrees most, multiply and renormalise.
+def logit_divergence(log_p: Tensor, logits: Tensor, divergence: Divergence, model_dtype: bool) -> Tensor:
+    """Divergence of some vision tokens by their logits; NaN where it cannot be selected.  (k,), (n, k) -> (n,)"""
+    log_q = log_softmax(logits, model_dtype)
+    if divergence == "official" and model_dtype:
+        values = official_divergence(log_p, log_q, logits.softmax(-1))
+    else:
+        values = DIVERGENCES[divergence](log_p, log_q)
+    return torch.where((logits.abs() < LARGEST_LOGIT).all(-1), values, math.nan)
 
-    A single plausible token leaves nothing to decide: the step is an identity and no vision row is read.
+
+def all_divergences(log_p: Tensor, states: Tensor, head: Projection, ids: Tensor, rule: Rule) -> Tensor:
+    """Divergence of every vision token from the output distribution, in slices of bounded size.  -> (n,)"""
+    parts = []
+    for part in states.split(max(1, CHUNK_NUMBERS // len(ids))):
+        logits = head.logits(part, ids, rule.model_dtype)  # (slice, k)
+        parts.append(logit_divergence(log_p, logits, rule.divergence, rule.model_dtype))
+    return torch.cat(parts)
+
+
+# -- selection ----------------------------------------------------------------------------------------------------
+
+
+def select(divergences: Tensor, size: int, rule: Rule, uniform: float = 0.0) -> tuple[Tensor, Tensor]:
+    """The selected vision tokens, the best first, and their shares in Q.  (n,) -> (m,), (m,)
+
+    Empty if none can be selected. `size` is that of the plausible set, the scale of the "official" divergence.
     """
-    logp = logits.log_softmax(-1)  # (V,)
-    keep = torch.isfinite(logp) if full_vocabulary else plausible(logp, alpha)
-    ids = keep.nonzero().squeeze(-1)  # (k,)
-    log_p = logp[ids].log_softmax(-1)
-    if len(ids) == 1 or vision.rows == 0:
-        return Refinement(ids, log_p, log_p, log_p, -1, None)
-    divergences = all_divergences(log_p, vision, ids, divergence, model_dtype)  # (rows,)
-    row = select(divergences, how, uniform)
-    if row < 0:
-        return Refinement(ids, log_p, log_p, log_p, -1, divergences)
-    log_q = log_softmax(vision.logits(row, row + 1, ids)[0], model_dtype).to(log_p.dtype)
-    return Refinement(ids, log_p, log_q, fuse(log_p, log_q, fusion, weight, normalize), row, divergences)
+    usable = ~divergences.isnan()
+    count = int(usable.sum())
+    distance = (-divergences if rule.select == "max" else divergences).masked_fill(~usable, math.inf)
+    if rule.select == "soft":
+        chosen = distance.argsort(stable=True)[:count]
+        return chosen, (-distance[chosen] / SOFT_TEMPERATURE).softmax(-1)
+    if rule.select == "random":
+        number = int(uniform * count)
+        chosen = usable.nonzero().squeeze(-1)[number : number + 1]
+    elif rule.neighbors == 1:
+        chosen = first_nearest(distance, usable, size, rule)
+    else:
+        chosen = distance.argsort(stable=True)[: min(rule.neighbors, count)]
+    return chosen, torch.full_like(distance[chosen], 1 / max(1, len(chosen)))
 
 
-def scatter(result: Refinement, vocabulary: int) -> Tensor:
-    """The refined scores over the whole vocabulary, -inf outside the plausible set.  -> (V,)"""
-    scores = result.final.new_full((vocabulary,), -math.inf)
-    scores[result.ids] = result.final
-    return scores
+def first_nearest(distance: Tensor, usable: Tensor, size: int, rule: Rule) -> Tensor:
+    """The first usable vision token whose distance equals the least, to the resolution of the comparison.  -> (1,) or (0,)"""
+    least = distance.min()
+    scale = 1 / size if rule.divergence == "official" else 1.0
+    reach = 0.0 if rule.model_dtype else RESOLUTION * (scale + least.abs())
+    return (usable & (distance <= least + reach)).nonzero().squeeze(-1)[:1]
+
+
+# -- fusion -------------------------------------------------------------------------------------------------------
+
+
+def vision_weight(log_p: Tensor, log_q: Tensor, weight: float | str) -> Tensor:
+    """The weight of the vision side: the given number, or what the two distributions say.  (..., k) -> (...)"""
+    if not isinstance(weight, str):
+        return torch.full_like(log_p[..., 0], weight)
+    agreement = (1 - jsd(log_p, log_q) / math.log(2)).clamp(0, 1)
+    uncertainty = (-torch.expm1(log_p.amax(-1))).clamp(0, 1).sqrt()
+    return {"agreement": agreement, "uncertainty": uncertainty, "both": agreement * uncertainty}[weight]
+
+
+def fuse(log_p: Tensor, log_q: Tensor, fusion: Fusion, weight: float | Tensor, normalize: bool = True) -> Tensor:
+    """The fused log-scores: log P + w·log Q ("poe") or log((1−w)·P + w·Q) ("interpolation").  (..., k), (...) -> (..., k)"""
+    w = (weight if isinstance(weight, Tensor) else log_p.new_full(log_p.shape[:-1], weight)).unsqueeze(-1)
+    product = log_p + torch.where(w > 0, w * log_q, 0.0)  # 0 · log 0 is no constraint
+    fused = product if fusion == "poe" else torch.logaddexp(log_p + torch.log1p(-w), log_q + w.log())
+    return fused.log_softmax(-1) if normalize else fused

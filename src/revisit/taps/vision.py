@@ -20,7 +20,6 @@ from torch import Tensor
 
 from revisit.errors import RevisitError
 from revisit.models.parts import ModelParts, describe
-from revisit.step.reference import CHUNK_NUMBERS
 
 # States of images that a KV cache already holds: a later call that reuses the cache never sees them in its prefill.
 _OF_CACHE: weakref.WeakKeyDictionary[Any, list[VisionStates]] = weakref.WeakKeyDictionary()
@@ -54,6 +53,10 @@ class VisionStates:
     def tokens(self) -> int:
         return len(self.positions)
 
+    def keep_in(self, room: Tensor) -> None:
+        """Keep all layers in this (|J|, N, d) tensor."""
+        self._all = room
+
     def put(self, layer: int, states: Tensor) -> None:
         """Keep the (N, d) states of one layer; all layers share one tensor, so nothing is ever held twice."""
         if self._all is None:
@@ -67,6 +70,11 @@ class VisionStates:
         assert self._all is not None
         assert len(self.by_layer) == len(self.layers)
         return self._all.flatten(0, 1)
+
+    def place(self, state: int) -> tuple[int, int]:
+        """(layer, vision token) of a state of `stacked`."""
+        j, i = divmod(state, self.tokens)
+        return self.layers[j], i
 
     def runs(self) -> list[int]:
         """Lengths of the unbroken runs of vision tokens, in order."""
@@ -153,6 +161,7 @@ class Capture:
         self.thread = threading.get_ident()
         self.cache = cache
         self.kept = remembered(cache) if cache is not None else None
+        self.store: Tensor | None = None  # (items, |J|, N, d), padded to the largest item
         self._handles: list[Any] = []
         stack.callback(self.release)
         _FORCE_EAGER.begin()
@@ -209,6 +218,12 @@ class Capture:
                 f"The prompt has {self.length} positions × {len(self.items) * self.copies} rows but the decoder ran "
                 f"{hidden.shape[1]} × {hidden.shape[0]}: this way of running the model is not supported."
             )
+        if self.store is None:
+            longest = max(item.tokens for item in self.items)
+            shape = (len(self.items), len(self.layers), longest, hidden.shape[-1])
+            self.store = torch.zeros(shape, dtype=hidden.dtype, device=self.parts.head.device)
+            for item, room in zip(self.items, self.store, strict=True):
+                item.keep_in(room[:, : item.tokens])
         for number, item in enumerate(self.items):
             new = item.positions[item.positions >= offset]
             states = hidden[number * self.copies, (new - offset).to(hidden.device)]  # (N_new, d), a copy
@@ -218,6 +233,13 @@ class Capture:
             if len(new) < item.tokens:
                 states = torch.cat([self._from_cache(number, layer, item.tokens - len(new)), states])
             item.put(layer, states)
+
+    def padded(self) -> tuple[Tensor, Tensor]:
+        """The states of all items and a mask of what is not padding.  -> (items, |J| · N, d), (items, |J| · N)"""
+        assert self.store is not None
+        counts = torch.tensor([item.tokens for item in self.items], device=self.store.device)
+        inside = torch.arange(self.store.shape[2], device=self.store.device) < counts[:, None]  # (items, N)
+        return self.store.flatten(1, 2), inside.repeat(1, len(self.layers))
 
     def _from_cache(self, number: int, layer: int, count: int) -> Tensor:
         """States of the first `count` vision tokens, which this prefill skipped because the cache holds them."""
@@ -230,42 +252,6 @@ class Capture:
             f"{layer} were not kept with it: start from an empty cache, or reuse a cache that the same method filled with the "
             "same layers on the same prompt."
         )
-
-
-class Bank:
-    """One item's vision states as a `core.Projector`, through the model's own head."""
-
-    def __init__(self, states: VisionStates, parts: ModelParts, model_dtype: bool) -> None:
-        self.states, self.head, self.model_dtype = states, parts.head, model_dtype
-        self.matrix = states.stacked() if states.tokens else None  # (|J|·N, d)
-
-    @property
-    def rows(self) -> int:
-        return 0 if self.matrix is None else len(self.matrix)
-
-    def logits(self, start: int, stop: int, ids: Tensor) -> Tensor:
-        assert self.matrix is not None
-        if self.head.weight is not None:
-            return self.head.logits(self.matrix[start:stop], ids, self.model_dtype)
-        # Such a head can only score the whole vocabulary: a few rows at a time.
-        step = max(1, CHUNK_NUMBERS // self.head.vocabulary)
-        slices = self.matrix[start:stop].split(step)
-        return torch.cat([self.head.logits(rows, ids, self.model_dtype) for rows in slices])
-
-    def at(self, rows: Tensor, ids: Tensor) -> Tensor:
-        """Logits of some rows, by number, over the token ids.  (n,), (k,) -> (n, k)"""
-        assert self.matrix is not None
-        return self.head.logits(self.matrix[rows], ids, self.model_dtype)
-
-    def factors(self) -> tuple[Tensor, Tensor] | None:
-        """States and head if the logits are nothing but their product."""
-        weight = self.head.plain_weight
-        return None if self.matrix is None or weight is None or self.model_dtype else (self.matrix, weight)
-
-    def place(self, row: int) -> tuple[int, int]:
-        """(layer, vision token) of a row."""
-        j, i = divmod(row, self.states.tokens)
-        return self.states.layers[j], i
 
 
 def no_image(model: Any) -> RevisitError:

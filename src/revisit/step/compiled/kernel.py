@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from revisit import settings
-from revisit.step.reference import Refinement
+from revisit.step.engine_formulas import Refinement
 
 if TYPE_CHECKING:
     from revisit.step.engine import Books, Rule

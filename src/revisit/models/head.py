@@ -1,0 +1,72 @@
+"""How hidden states become logits over a few tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+class Projection(Protocol):
+    """Anything that scores states over some token ids as the model itself would."""
+
+    def logits(self, states: Tensor, ids: Tensor, model_dtype: bool = False) -> Tensor:
+        """In float32 at least, or rounded like the model's own logits.  (..., n, d), (..., k) -> (..., n, k)"""
+
+    @property
+    def plain_weight(self) -> Tensor | None:
+        """The (V, d) weight if logits are states times it and nothing more; else None."""
+
+
+@dataclass(frozen=True)
+class LinearHead:
+    """A head whose rows can be gathered: a weight, perhaps a bias, perhaps an elementwise function of the logits."""
+
+    weight: Tensor  # (V, d)
+    bias: Tensor | None = None  # (V,)
+    transform: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def plain_weight(self) -> Tensor | None:
+        return self.weight if self.bias is None and self.transform is None else None
+
+    def logits(self, states: Tensor, ids: Tensor, model_dtype: bool = False) -> Tensor:
+        """(..., n, d), (..., k) -> (..., n, k)"""
+        rows = self.weight[ids]  # (..., k, d)
+        raw = states.to(rows.dtype) @ rows.mT if model_dtype else multiply(states, rows)
+        if self.bias is not None:
+            raw = raw + self.bias[ids].unsqueeze(-2).to(raw.dtype)
+        return raw if self.transform is None else self.transform(raw)
+
+
+def multiply(states: Tensor, rows: Tensor) -> Tensor:
+    """Products in float32 at least.  (..., n, d), (..., k, d) -> (..., n, k)
+
+    Half-precision operands on a GPU are multiplied as they are, with float32 sums, where torch can do that.
+    """
+    half = states.is_cuda and states.ndim == 3 and states.dtype == rows.dtype and rows.dtype in HALF
+    if half and _has_wide_products(states.device, states.dtype):
+        return torch.bmm(states, rows.mT, out_dtype=torch.float32)
+    wide = torch.promote_types(rows.dtype, torch.float32)
+    return states.to(wide) @ rows.to(wide).mT
+
+
+_WIDE_PRODUCTS: dict[tuple[torch.device, torch.dtype], bool] = {}
+
+
+def _has_wide_products(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether this device multiplies half-precision matrices into float32 ones; tried once."""
+    key = (device, dtype)
+    if key not in _WIDE_PRODUCTS:
+        one = torch.zeros(1, 8, 8, device=device, dtype=dtype)
+        try:
+            torch.bmm(one, one, out_dtype=torch.float32)
+            _WIDE_PRODUCTS[key] = True
+        except (RuntimeError, NotImplementedError, TypeError):
+            _WIDE_PRODUCTS[key] = False
+    return _WIDE_PRODUCTS[key]
