@@ -35,6 +35,14 @@ def vllm_layers() -> str:
     return os.environ.get("REVISIT_VLLM_LAYERS", "").strip() or "last"
 
 
+def vllm_pool_mb() -> int:
+    """REVISIT_VLLM_POOL_MB: megabytes that each vLLM worker reserves for vision states (1024 by default)."""
+    value = os.environ.get("REVISIT_VLLM_POOL_MB", "").strip() or "1024"
+    if not value.isdecimal():
+        raise RevisitError(f"REVISIT_VLLM_POOL_MB={value!r} in the environment is not a number of megabytes.")
+    return int(value)
+
+
 def cache_folder() -> Path:
     """Where generated data is kept: REVISIT_CACHE, else revisit/ below XDG_CACHE_HOME or ~/.cache."""
     if own := os.environ.get("REVISIT_CACHE"):

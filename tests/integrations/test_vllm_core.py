@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,10 +16,11 @@ from torch import Tensor, nn
 
 from revisit.errors import RevisitError
 from revisit.integrations import vllm
-from revisit.integrations.vllm.head import Rows, ShardedHead
+from revisit.integrations.vllm.head import ShardedHead
+from revisit.integrations.vllm.plan import Plan
+from revisit.integrations.vllm.pool import BLOCK, Pool
 from revisit.integrations.vllm.request import LAYERS_SWITCH, admit, check, collectable, parse
-from revisit.integrations.vllm.states import RequestStates, held
-from revisit.integrations.vllm.tap import Layout, Row, Tap
+from revisit.integrations.vllm.worker import FAR, Row, Worker
 from revisit.methods.revisit import ReVisiT
 from revisit.step.reference import refine, scatter
 
@@ -97,6 +99,49 @@ def test_installing_changes_nothing_for_those_who_do_not_ask(monkeypatch: pytest
 # -- states -------------------------------------------------------------------------------------------------------
 
 
+def head(weight: Tensor, start: int, stop: int, summed: Any = None, **more: Any) -> ShardedHead:
+    return ShardedHead(weight[start:stop], None, start, stop, summed, **more)
+
+
+class Model:
+    """States and logits of a few sequences, served in whatever pieces a test likes."""
+
+    def __init__(self, blocks: int = 8, dtype: torch.dtype = torch.float32) -> None:
+        torch.manual_seed(1)
+        self.weight = torch.randn(VOCABULARY, WIDTH)
+        self.plan = Plan((IMAGE,), DEPTH, False, WIDTH, dtype, blocks)
+        pool = Pool(blocks, WIDTH, dtype, "cpu")
+        self.worker = Worker(self.plan, pool, lambda: head(self.weight, 0, VOCABULARY), (1, DEPTH), nn.Identity())
+
+    def sequence(self, prompt: list[int], seed: int) -> dict[int, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        return {layer: torch.randn(len(prompt) + 10, WIDTH, generator=generator) for layer in (1, DEPTH)}
+
+    def add(self, name: str, prompt: list[int], **settings: Any) -> None:
+        self.worker.add(name, Params({"revisit": settings}), prompt)
+
+    def step(self, pieces: Sequence[tuple[str, dict[int, Tensor], int, int]]) -> tuple[Tensor, Tensor]:
+        """Positions first..stop of each named sequence in one step: the raw logits and what the worker makes of them."""
+        self.worker.begin([name for name, *_ in pieces], [a for _, _, a, _ in pieces], [b - a for _, _, a, b in pieces])
+        hidden = {layer: torch.cat([s[layer][a:b] for _, s, a, b in pieces]) for layer in (1, DEPTH)}
+        self.worker.observe(hidden[DEPTH], [hidden[1]])
+        return self.sample(pieces)
+
+    def sample(self, pieces: Sequence[tuple[str, dict[int, Tensor], int, int]]) -> tuple[Tensor, Tensor]:
+        sampled = torch.stack([s[DEPTH][b - 1] for _, s, _, b in pieces])
+        raw = sampled @ self.weight.T
+        return raw, self.worker.refine(raw.clone(), sampled)
+
+    def wanted(self, method: ReVisiT, sequence: dict[int, Tensor], prompt: list[int], end: int) -> Tensor:
+        """What the reference gives, and the model's own order far below it."""
+        logits = sequence[DEPTH][end - 1] @ self.weight.T
+        layers = (DEPTH,) if method.layers == "last" else (1, DEPTH)
+        where = [i for i, token in enumerate(prompt) if token == IMAGE]
+        states = torch.cat([sequence[layer][where] for layer in layers])
+        result = refine(logits, states, head(self.weight, 0, VOCABULARY), method.rule(normalize=method.normalize))
+        return torch.maximum(scatter(result, logits), logits - FAR)
+
+
 @st.composite
 def prompts(draw: Any) -> tuple[list[int], list[int]]:
     """A prompt and the places where its prefill is cut."""
@@ -105,171 +150,238 @@ def prompts(draw: Any) -> tuple[list[int], list[int]]:
     return prompt, sorted({0, len(prompt), *cuts})
 
 
-@given(prompts())
-def test_states_are_the_same_however_the_prefill_is_cut(case: tuple[list[int], list[int]]) -> None:
-    prompt, edges = case
-    hidden = {layer: torch.randn(len(prompt), WIDTH) for layer in (1, 3)}
-    states = RequestStates(ReVisiT(), prompt, [IMAGE], (1, 3))
+@settings(deadline=None)
+@given(prompts(), st.integers(1, 20))
+def test_states_are_the_same_however_the_prefill_is_cut(case: tuple[list[int], list[int]], repeat: int) -> None:
+    prompt, edges = [token for token in case[0] for _ in range(repeat)], [edge * repeat for edge in case[1]]
+    model = Model(blocks=16)
+    sequence = model.sequence(prompt, 3)
+    model.add("a", prompt, layers=(1, DEPTH))
+    request = model.worker.requests["a"]
     for a, b in itertools.pairwise(edges):
-        assert states.complete == (IMAGE not in prompt[a:])
-        states.write(a, {layer: t[a:b] for layer, t in hidden.items()})
-    assert states.complete
+        assert request.complete == (IMAGE not in prompt[a:])
+        model.step([("a", sequence, a, b)])
+    assert request.complete
     where = [i for i, token in enumerate(prompt) if token == IMAGE]
-    if where:
-        assert torch.equal(states.matrix(), torch.cat([hidden[1][where], hidden[3][where]]))
+    kept = model.worker.pool.read(torch.from_numpy(request.places(np.arange(request.states))))
+    assert torch.equal(kept, torch.cat([sequence[1][where], sequence[DEPTH][where]]))
 
 
-def test_what_is_held_is_given_back_with_the_request() -> None:
-    before = held().requests
-    states = RequestStates(ReVisiT(), [IMAGE] * 4, [IMAGE], (3,))
-    assert held().requests == before  # nothing computed yet
-    states.write(0, {3: torch.zeros(2, WIDTH)})
-    assert held().requests == before + 1
-    assert held().bytes >= 4 * WIDTH * 4
-    del states
-    gc.collect()
-    assert held().requests == before
+def test_blocks_are_taken_with_the_request_and_given_back_with_it() -> None:
+    model = Model()
+    model.add("a", [IMAGE] * (BLOCK + 1))
+    model.add("b", [IMAGE] * 3, layers=(1, DEPTH))
+    model.add("c", [1, 2])
+    assert [len(model.worker.requests[name].blocks) for name in "abc"] == [2, 1, 0]
+    model.add("a", [IMAGE] * 3)  # enters again, after a preemption
+    assert model.worker.pool.used == 2
+    for name in "abcd":
+        model.worker.remove(name)
+    assert model.worker.pool.used == 0
 
 
 def test_random_draws_belong_to_the_token_not_to_the_call() -> None:
-    states = RequestStates(ReVisiT(select="random", seed=5), [IMAGE], [IMAGE], (3,))
-    draws = []
-    for index in (0, 1, 2, 1, 0, 3):  # as if interrupted and resumed
-        states.index = index
-        draws.append(states.uniform())
+    model = Model()
+    model.add("a", [IMAGE], select="random", seed=5)
+    draws = [model.worker.requests["a"].uniform(index) for index in (0, 1, 2, 1, 0, 3)]  # as if interrupted and resumed
     assert draws[1] == draws[3]
     assert draws[0] == draws[4]
     assert len(set(draws)) == 4
 
 
+def test_a_request_that_could_never_fit_is_refused_in_one_sentence() -> None:
+    plan = Model(blocks=2).plan
+    plan.check_fit(ReVisiT(), [IMAGE] * 2 * BLOCK)
+    with pytest.raises(RevisitError, match=f"{2 * BLOCK + 1} states, and this server has room for {2 * BLOCK}"):
+        plan.check_fit(ReVisiT(), [IMAGE] * (2 * BLOCK + 1))
+    with pytest.raises(RevisitError, match=f"{BLOCK + 1} vision tokens at 2 layers.*REVISIT_VLLM_POOL_MB"):
+        plan.check_fit(ReVisiT(layers=(1, DEPTH)), [IMAGE] * (BLOCK + 1))
+
+
 # -- the head -----------------------------------------------------------------------------------------------------
 
 
-def head(weight: Tensor, start: int, stop: int, summed: Any = None, **more: Any) -> ShardedHead:
-    return ShardedHead(weight[start:stop], None, start, stop, summed, lambda states: states @ weight.T, **more)
-
-
 @settings(deadline=None)
-@given(st.integers(2, 5), st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=12), st.booleans())
+@given(st.integers(2, 5), st.lists(st.integers(0, VOCABULARY - 1), min_size=2, max_size=12), st.booleans())
 def test_the_sum_over_ranks_is_the_whole_head(ranks: int, ids: list[int], capped: bool) -> None:
     torch.manual_seed(0)
-    weight, states = torch.randn(VOCABULARY, WIDTH), torch.randn(7, WIDTH)
-    chosen = torch.tensor(ids)
+    weight, bias, states = torch.randn(VOCABULARY, WIDTH), torch.randn(VOCABULARY), torch.randn(2, 7, WIDTH)
+    chosen = torch.tensor([ids, ids[::-1]])  # (2, k)
     more = {"soft_cap": 2.0, "scale": 0.5} if capped else {}
-    whole = head(weight, 0, VOCABULARY, **more).logits(states, chosen)
+    whole = ShardedHead(weight, bias, 0, VOCABULARY, None, **more).logits(states, chosen)
     edges = [VOCABULARY * i // ranks for i in range(ranks + 1)]
-    parts: list[Tensor] = []
+    shards = [(weight[a:b], bias[a:b], a, b) for a, b in itertools.pairwise(edges)]
+    asked: list[list[Tensor]] = []  # what each rank was asked to add up, in order
 
-    def add_up(part: Tensor) -> Tensor:  # what an all-reduce does, one rank after the other
-        parts.append(part)
-        return torch.stack(parts).sum(0)
-
-    for a, b in itertools.pairwise(edges):
-        result = head(weight, a, b, add_up, **more).logits(states, chosen)
-    torch.testing.assert_close(result, whole)
-    expected = states @ weight[chosen].T
+    for shard in shards:
+        asked.append([])
+        ShardedHead(*shard, lambda part: asked[-1].append(part) or part, **more).logits(states, chosen)
+    sums = iter([torch.stack(parts).sum(0) for parts in zip(*asked, strict=True)])
+    result = ShardedHead(*shards[0], lambda _: next(sums), **more).logits(states, chosen)
+    assert torch.equal(result, whole)
+    expected = states @ weight[chosen].mT + bias[chosen].unsqueeze(1)
     torch.testing.assert_close(whole, torch.tanh(expected / 2) * 2 * 0.5 if capped else expected)
 
 
-def test_a_head_that_cannot_be_indexed_is_asked_for_everything() -> None:
-    weight, states = torch.randn(VOCABULARY, WIDTH), torch.randn(3, WIDTH)
-    quantised = ShardedHead(None, None, 0, VOCABULARY, None, lambda s: s @ weight.T)
-    ids = torch.tensor([3, 1])
-    assert torch.equal(quantised.logits(states, ids), (states @ weight.T)[:, ids])
-
-
 # -- the step -----------------------------------------------------------------------------------------------------
-
-
-class Model:
-    """States and logits of a few sequences, served in whatever pieces a test likes."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(1)
-        self.weight = torch.randn(VOCABULARY, WIDTH)
-        self.tap = Tap(lambda: head(self.weight, 0, VOCABULARY), (IMAGE,), DEPTH, False, (1, DEPTH), nn.Identity())
-
-    def sequence(self, prompt: list[int], seed: int) -> dict[int, Tensor]:
-        generator = torch.Generator().manual_seed(seed)
-        return {layer: torch.randn(len(prompt) + 10, WIDTH, generator=generator) for layer in (1, DEPTH)}
-
-    def forward(self, pieces: list[tuple[dict[int, Tensor], int, int]]) -> Tensor:
-        """Show the tap tokens first..stop of each row, and return the rows' logits."""
-        hidden = {layer: torch.cat([s[layer][a:b] for s, a, b in pieces]) for layer in (1, DEPTH)}
-        starts = [0]
-        for _, a, b in pieces:
-            starts.append(starts[-1] + b - a)
-        self.tap.observe(hidden[DEPTH], [hidden[1]], Layout([*starts, starts[-1]], [a for _, a, _ in pieces]))
-        return torch.stack([s[DEPTH][b - 1] for s, _, b in pieces]) @ self.weight.T
-
-    def wanted(self, method: ReVisiT, sequence: dict[int, Tensor], prompt: list[int], end: int) -> Tensor:
-        logits = sequence[DEPTH][end - 1] @ self.weight.T
-        layers = (DEPTH,) if method.layers == "last" else (1, DEPTH)
-        where = [i for i, token in enumerate(prompt) if token == IMAGE]
-        matrix = torch.cat([sequence[layer][where] for layer in layers])
-        result = refine(logits, Rows(matrix, head(self.weight, 0, VOCABULARY), False), alpha=method.alpha)
-        return scatter(result, VOCABULARY)
 
 
 def test_rows_are_refined_when_their_prompt_is_finished_and_others_are_untouched() -> None:
     model, method, deep = Model(), ReVisiT(alpha=0.01), ReVisiT(alpha=0.1, layers=(1, DEPTH))
     first, second = [1, IMAGE, IMAGE, 2, 2], [IMAGE, 2, IMAGE]
     a, b, other = (model.sequence(p, i) for i, p in enumerate((first, second, [1, 2])))
-    rows = [Row(0, 0, model.tap.open(method, first)), Row(2, 2, model.tap.open(deep, second))]
-    raw = model.forward([(a, 0, 2), (other, 0, 2), (b, 0, 3)])  # the first prompt is cut inside its image
-    got = model.tap.refine(raw.clone(), rows)
+    model.add("a", first, alpha=0.01)
+    model.add("b", second, alpha=0.1, layers=(1, DEPTH))
+    raw, got = model.step([("a", a, 0, 2), ("x", other, 0, 2), ("b", b, 0, 3)])  # the first is cut inside its image
     assert torch.equal(got[:2], raw[:2])
     torch.testing.assert_close(got[2], model.wanted(deep, b, second, 3))
-    raw = model.forward([(a, 2, 5), (other, 2, 3), (b, 3, 4)])
-    got = model.tap.refine(raw.clone(), rows)
-    torch.testing.assert_close(got[0], model.wanted(method, a, first, 5))
-    assert torch.equal(got[1], raw[1])
-    torch.testing.assert_close(got[2], model.wanted(deep, b, second, 4))
-    assert model.tap.counters["steps"] == 3
+    raw, got = model.step([("x", other, 2, 3), ("b", b, 3, 4), ("a", a, 2, 5)])  # in another order
+    torch.testing.assert_close(got[2], model.wanted(method, a, first, 5))
+    assert torch.equal(got[0], raw[0])
+    torch.testing.assert_close(got[1], model.wanted(deep, b, second, 4))
+    assert model.worker.counters["steps"] == 3
+    assert 0 < model.worker.counters["applied"] <= 3
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"alpha": 0.01},
+    {"alpha": 0.01, "divergence": "official", "normalize": False},
+    {"alpha": 0.01, "fusion": "interpolation", "weight": 0.3, "select": "max"},
+    {"alpha": 0.5, "divergence": "kl"},
+    {"vocabulary": "full", "divergence": "cosine"},
+]
+
+
+@pytest.mark.parametrize("shares", [(0, 1, 2, 3, 4), (0,)])
+def test_many_rows_of_different_sizes_and_settings_are_those_of_the_reference(shares: tuple[int, ...]) -> None:
+    model = Model(blocks=64)
+    prompts = [[1] + [IMAGE] * (1 + 37 * i % 300) + [2] for i in range(24)]
+    sequences = [model.sequence(prompt, i) for i, prompt in enumerate(prompts)]
+    chosen = [SETTINGS[shares[i % len(shares)]] for i in range(24)]
+    for i, prompt in enumerate(prompts):
+        model.add(str(i), prompt, **chosen[i])
+    _, got = model.step([(str(i), s, 0, len(p)) for i, (p, s) in enumerate(zip(prompts, sequences, strict=True))])
+    for i, prompt in enumerate(prompts):
+        wanted = model.wanted(ReVisiT(**chosen[i]), sequences[i], prompt, len(prompt))
+        torch.testing.assert_close(got[i], wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_a_prefill_that_begins_again_forgets_its_first_half() -> None:
-    model, method, prompt = Model(), ReVisiT(alpha=0.01), [IMAGE, IMAGE, 2]
-    old, new = model.sequence(prompt, 1), model.sequence(prompt, 2)
-    row = Row(0, 0, model.tap.open(method, prompt))
-    model.tap.refine(model.forward([(old, 0, 1)]), [row])
-    model.tap.refine(model.forward([(new, 0, 1)]), [row])  # preempted before the image was whole, and resumed
-    assert not row.states.complete
-    got = model.tap.refine(model.forward([(new, 1, 3)]), [row])
-    torch.testing.assert_close(got[0], model.wanted(method, new, prompt, 3))
-
-
-def test_missing_states_are_never_decoded_around() -> None:
     model, prompt = Model(), [IMAGE, IMAGE, 2]
-    sequence = model.sequence(prompt, 1)
-    row = Row(0, 0, model.tap.open(ReVisiT(), prompt))
-    logits = model.forward([(sequence, 1, 3)])  # position 0 came from a cache
-    with pytest.raises(RevisitError, match="1 of its 2 vision tokens"):
-        model.tap.refine(logits, [row])
+    old, new = model.sequence(prompt, 1), model.sequence(prompt, 2)
+    model.add("a", prompt, alpha=0.01)
+    model.step([("a", old, 0, 1)])
+    model.step([("a", new, 0, 1)])  # preempted before the image was whole, and resumed
+    assert not model.worker.requests["a"].complete
+    _, got = model.step([("a", new, 1, 3)])
+    torch.testing.assert_close(got[0], model.wanted(ReVisiT(alpha=0.01), new, prompt, 3))
+
+
+def test_missing_states_are_never_decoded_around_and_end_only_their_own_request() -> None:
+    model, prompt = Model(), [IMAGE, IMAGE, 2]
+    a, b = model.sequence(prompt, 1), model.sequence(prompt, 2)
+    model.add("a", prompt, alpha=0.01)
+    model.add("b", prompt, alpha=0.01)
+    raw, got = model.step([("a", a, 1, 3), ("b", b, 0, 3)])  # position 0 of the first came from a cache
+    assert torch.equal(got[0], raw[0])
+    torch.testing.assert_close(got[1], model.wanted(ReVisiT(alpha=0.01), b, prompt, 3))
+    assert model.worker.take_failed() == {"a"}
+    assert model.worker.take_failed() == frozenset()
+    assert model.worker.pool.used == 1
+
+
+def test_an_error_inside_one_request_ends_that_request_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, prompt = Model(), [IMAGE, 2]
+    sequences = {name: model.sequence(prompt, i) for i, name in enumerate("abcd")}
+    for name in "abcd":
+        model.add(name, prompt, alpha=0.01)
+    take = Worker._take_step
+
+    def broken(self: Worker, logits: Tensor, rule: Any, group: Sequence[Row]) -> None:
+        if any(row.name == "c" for row in group):
+            raise torch.OutOfMemoryError("no memory for this one")
+        take(self, logits, rule, group)
+
+    monkeypatch.setattr(Worker, "_take_step", broken)
+    raw, got = model.step([(name, s, 0, 2) for name, s in sequences.items()])
+    assert torch.equal(got[2], raw[2])
+    for i in (0, 1, 3):
+        torch.testing.assert_close(got[i], model.wanted(ReVisiT(alpha=0.01), sequences["abcd"[i]], prompt, 2))
+    assert model.worker.take_failed() == {"c"}
+
+
+def test_a_request_for_which_the_pool_has_no_room_is_ended_alone() -> None:
+    model = Model(blocks=1)
+    model.add("a", [IMAGE])
+    model.add("b", [IMAGE])
+    assert model.worker.take_failed() == {"b"}
+    model.worker.remove("a")
+    model.add("c", [IMAGE])
+    assert model.worker.take_failed() == frozenset()
 
 
 def test_a_replayed_graph_shows_its_sampled_states_only() -> None:
-    model, method, prompt = Model(), ReVisiT(alpha=0.01), [2, IMAGE]
+    model, prompt = Model(), [2, IMAGE]
     sequence = model.sequence(prompt, 1)
-    states = model.tap.open(method, prompt)
-    model.tap.refine(model.forward([(sequence, 0, 1)]), [Row(0, 0, states)])
-    model.tap.observe_sampled(sequence[DEPTH][1:2])  # the last prompt token, the image, alone in a replayed graph
-    logits = sequence[DEPTH][1:2] @ model.weight.T
-    got = model.tap.refine(logits.clone(), [Row(0, 0, states, position=1)])
-    torch.testing.assert_close(got[0], model.wanted(method, sequence, prompt, 2))
+    model.add("a", prompt, alpha=0.01)
+    model.step([("a", sequence, 0, 1)])
+    model.worker.begin(["a"], [1], [1])  # the last prompt token, the image, alone in a replayed graph
+    _, got = model.sample([("a", sequence, 1, 2)])
+    torch.testing.assert_close(got[0], model.wanted(ReVisiT(alpha=0.01), sequence, prompt, 2))
 
 
-def test_one_step_never_uses_the_states_of_another() -> None:
+def test_logits_that_are_computed_for_something_else_are_left_alone() -> None:
     model, prompt = Model(), [IMAGE]
     sequence = model.sequence(prompt, 1)
-    model.tap.refine(model.forward([(sequence, 0, 1)]), [])
-    assert (model.tap.hidden, model.tap.layout, model.tap.sampled) == (None, None, None)
+    model.add("a", prompt)
+    model.step([("a", sequence, 0, 1)])
+    raw, got = model.sample([("a", sequence, 0, 1)])  # log-probabilities of the prompt, after the step
+    assert torch.equal(raw, got)
+
+
+def test_half_precision_logits_are_refined_in_float32() -> None:
+    model, prompt = Model(), [IMAGE, 2]
+    sequence = model.sequence(prompt, 1)
+    model.add("a", prompt, alpha=0.01)
+    model.worker.begin(["a", "x"], [0, 0], [2, 1])
+    model.worker.observe(torch.cat([sequence[DEPTH][:2], sequence[DEPTH][:1]]), [torch.cat([sequence[1][:2]] * 2)[:3]])
+    raw = torch.randn(2, VOCABULARY).bfloat16()
+    got = model.worker.refine(raw, sequence[DEPTH][:2])
+    assert got.dtype == torch.float32
+    assert torch.equal(got[1], raw[1].float())
+    inside = got[0] > -FAR / 2
+    torch.testing.assert_close(got[0][inside].exp().sum(), torch.tensor(1.0))
 
 
 def test_prompts_without_an_image_are_decoded_plainly_and_counted() -> None:
     model, prompt = Model(), [1, 2]
     sequence = model.sequence(prompt, 1)
-    row = Row(0, 0, model.tap.open(ReVisiT(), prompt))
-    logits = model.forward([(sequence, 0, 2)])
-    assert torch.equal(model.tap.refine(logits.clone(), [row]), logits)
-    assert model.tap.counters["requests_without_image"] == 1
+    model.add("a", prompt)
+    raw, got = model.step([("a", sequence, 0, 2)])
+    assert torch.equal(raw, got)
+    assert model.worker.counters["requests_without_image"] == 1
+    assert model.worker.counters["steps"] == 1
+
+
+def test_what_a_worker_holds_does_not_grow_with_the_requests_it_has_served() -> None:
+    model = Model(blocks=2)
+    for i in range(500):
+        prompt = [IMAGE] * (1 + i % BLOCK)
+        model.add(str(i), prompt, alpha=0.01 + i / 1e4)  # every request with settings of its own
+        model.step([(str(i), model.sequence(prompt, i), 0, len(prompt))])
+        model.worker.remove(str(i))
+    assert model.worker.pool.used == 0
+    assert not model.worker.requests
+    assert len(model.worker._steps) == 1
+    assert model.worker.counters["requests"] == 500
+
+
+def test_the_rehearsal_of_the_largest_step_leaves_everything_as_it_was() -> None:
+    model = Model(blocks=5)
+    model.worker.pool.states.zero_()
+    logits = torch.randn(3, VOCABULARY)
+    before = logits.clone()
+    model.worker.rehearse(logits)
+    assert torch.equal(logits, before)
+    assert model.worker.rehearsed
+    assert model.worker.pool.used == 0

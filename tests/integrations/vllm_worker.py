@@ -30,6 +30,9 @@ def parameters(request: dict[str, Any], plugged: bool) -> Any:
     from vllm import SamplingParams
 
     extra = {"revisit": request["revisit"]} if plugged and request.get("revisit") is not None else None
+    more = dict(request.get("options", {}))
+    if "logit_bias" in more:
+        more["logit_bias"] = {int(token): value for token, value in more["logit_bias"].items()}
     return SamplingParams(
         temperature=0,
         max_tokens=request["max_tokens"],
@@ -37,6 +40,7 @@ def parameters(request: dict[str, Any], plugged: bool) -> Any:
         logprobs=1,
         extra_args=extra,
         detokenize=False,
+        **more,
     )
 
 
@@ -68,6 +72,7 @@ def run_engine(job: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
 
     plugged = job["plugged"]
     os.environ["REVISIT_VLLM_LAYERS"] = engine.get("layers", "last")
+    os.environ["REVISIT_VLLM_POOL_MB"] = str(engine.get("pool_mb", ""))
     began = time.perf_counter()
     llm = LLM(
         job["model"],
@@ -94,6 +99,7 @@ def run_engine(job: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
                 step[t].logprob for t, step in zip(o.outputs[0].token_ids, o.outputs[0].logprobs, strict=True)
             ],
             "cached": o.num_cached_tokens,
+            "finished": o.outputs[0].finish_reason,
         }
         for o in outputs
     ]
@@ -107,12 +113,9 @@ def run_engine(job: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
         "preemptions": len(preempted),
     }
     if plugged:
-        from revisit.integrations.vllm.states import held
-        from revisit.integrations.vllm.tap import _OF_CONFIG
-
-        gc.collect()
-        result["held"] = held().requests
-        result["counters"] = dict(next(iter(_OF_CONFIG.values())).counters)
+        worker = core.model_executor.driver_worker.worker.model_runner.get_model().revisit
+        result |= {"held": worker.pool.used, "blocks": worker.pool.blocks, "counters": worker.counters}
+        del worker
     del llm, core
     cleanup_dist_env_and_memory()
     gc.collect()

@@ -59,7 +59,6 @@ FAMILIES = {
             "Aya Vision",
             patch_map=maps.tiles,
             tokens_per_side=maps.pixel_shuffled("downsample_factor"),
-            vllm=("AyaVisionForConditionalGeneration", "aya_vision"),
         ),
         Family("blip-2", learned_queries=True),
         Family("deepseek_vl", patch_map=maps.padded_square),

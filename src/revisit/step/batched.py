@@ -124,7 +124,7 @@ def refine(
     head: Projection,
     rule: Rule,
     *,
-    uniform: float = 0.0,
+    uniform: float | Tensor = 0.0,
     capacity: int | None = None,
 ) -> Step:
     """The step of all rows.  (B, V)
@@ -148,7 +148,9 @@ def find_candidates(logits: Tensor, rule: Rule, capacity: int | None) -> Candida
     return Candidates(ids, inside, log_p, inside.sum(-1))
 
 
-def finish(logits: Tensor, some: Candidates, blocks: StateBlocks, head: Projection, rule: Rule, uniform: float) -> Step:
+def finish(
+    logits: Tensor, some: Candidates, blocks: StateBlocks, head: Projection, rule: Rule, uniform: float | Tensor
+) -> Step:
     """The step of all rows whose candidates are known."""
     divergences = blocks.of_rows(all_divergences(some, blocks, head, rule))  # (B, N)
     index, shares = select(divergences, some.sizes, rule, uniform)  # (B, n)
@@ -214,7 +216,7 @@ def divergence(log_p: Tensor, inside: Tensor, x: Tensor, rule: Rule) -> Tensor:
     return 0.5 * (entropy + torch.addcmul(q * log_q, s, s.log(), value=-1).sum(-1)) + math.log(2)
 
 
-def select(divergences: Tensor, sizes: Tensor, rule: Rule, uniform: float) -> tuple[Tensor, Tensor]:
+def select(divergences: Tensor, sizes: Tensor, rule: Rule, uniform: float | Tensor) -> tuple[Tensor, Tensor]:
     """The selected states of every row and their shares in Q; shares of 0 where none can be.  (B, N) -> (B, n), (B, n)"""
     usable = ~divergences.isnan()
     if rule.select == "soft":
@@ -287,7 +289,7 @@ class BatchedStep:
         return next((capacity for capacity in CAPACITIES if capacity > self.expected), None)
 
     @torch.no_grad()
-    def __call__(self, logits: Tensor, uniform: float = 0.0, ended: Tensor | None = None) -> Step:
+    def __call__(self, logits: Tensor, uniform: float | Tensor = 0.0, ended: Tensor | None = None) -> Step:
         """One step of all rows, ended ones too; on a GPU the host waits once, for sizes that were copied before most of the work."""
         capacity = None if host_sync_is_cheap(logits.device) else self.capacity()
         candidates = find_candidates(logits, self.rule, capacity)

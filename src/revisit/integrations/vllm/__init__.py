@@ -1,17 +1,16 @@
 """ReVisiT inside vLLM: opt-in per server, then opt-in per request; nothing happens to people who do neither.
 
     export REVISIT_VLLM=1                                                     # or revisit.integrations.vllm.enable()
-    LLM(model, logits_processors=["revisit.integrations.vllm:V1"])            # :V2 where vLLM uses its V2 runner (GPUs)
     SamplingParams(..., extra_args={"revisit": {"alpha": 1e-5}})              # this request only
 
-How it works. vLLM's logits processors see no hidden states, so a subclass of the in-tree model class (registered under
-the model's own architecture name, the way vLLM documents for out-of-tree models) keeps the vision rows of what its
-forward computes, and the logits processor, which lives in the same worker, reads them. The two runners of vLLM have
-different processor interfaces: `V1` and `V2` are thin adapters over one core (`tap`, `states`, `head`).
+How it works. A subclass of the in-tree model class (registered under the model's own architecture name, the way vLLM
+documents for out-of-tree models) keeps the vision states that its forward computes in a `Pool`, and refines the logits of
+opted-in rows where they are computed. A few of vLLM's methods are extended to follow requests and batches (`hooks`, `v1`,
+`v2`); both model runners share everything else (`worker`).
 
-The package has one entry point for vLLM (`vllm.general_plugins`), which registers the subclasses in each of vLLM's
-processes if REVISIT_VLLM=1 is set and returns at once if not. The processors are deliberately no entry point: vLLM
-would load them for everybody.
+The package has one entry point for vLLM (`vllm.general_plugins`), which does this in each of vLLM's processes if
+REVISIT_VLLM=1 is set and returns at once if not. `V1` and `V2` are logits processors that may be named in
+`--logits-processors`; they check the model when the server starts and change no logits.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from typing import Any
 
 from revisit import settings
 from revisit.errors import RevisitError
-from revisit.models import families
+from revisit.models.families import vllm_modules
 
 SUPPORTED = "0.32."  # both runners' interfaces are younger than vLLM's promises: other versions are refused
 SWITCH = "REVISIT_VLLM"
 
 # Decoder-only architectures whose forward returns the normed states of all scheduled tokens. LLaVA and Qwen2.5-VL are
 # run in the tests; the others have the same interface in vLLM's sources.
-ARCHITECTURES = families.vllm_modules()
+ARCHITECTURES = vllm_modules()
 _ADAPTERS = {"V1": "v1", "V2": "v2"}
 
 
@@ -46,12 +45,15 @@ def enable() -> None:
 
 
 def register() -> None:
-    """Put our subclasses in the place of vLLM's model classes, in this process."""
+    """Put our subclasses in the place of vLLM's model classes, and our extensions in their places, in this process."""
     check_version()
     from vllm import ModelRegistry
 
+    from revisit.integrations.vllm.hooks import install
+
     for name in ARCHITECTURES:
         ModelRegistry.register_model(name, f"{__name__}.models:{name}")
+    install()
 
 
 def check_model(config: Any) -> None:

@@ -1,8 +1,8 @@
-"""Out-of-tree model classes: vLLM's own, which also show their states to a `Tap`. Imported by name, made on demand.
+"""Out-of-tree model classes: vLLM's own, whose states and logits pass through a `Worker`. Imported by name, made on demand.
 
 The forward is the in-tree one and its result is passed on unchanged, so requests that did not opt in get what vanilla
 vLLM gives them. States of intermediate layers come through vLLM's own auxiliary-hidden-state outputs, which survive
-compilation and graph capture.
+compilation and graph capture. Logits are refined where they are computed, before grammars, biases and penalties.
 """
 
 from __future__ import annotations
@@ -12,41 +12,47 @@ from importlib import import_module
 from typing import Any
 
 from vllm.config import CUDAGraphMode, VllmConfig
-from vllm.distributed import tensor_model_parallel_all_reduce
-from vllm.forward_context import get_forward_context, is_forward_context_available
+from vllm.distributed import get_pp_group, tensor_model_parallel_all_reduce
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
 from revisit.errors import RevisitError
 from revisit.integrations.vllm import ARCHITECTURES
 from revisit.integrations.vllm.head import ShardedHead
+from revisit.integrations.vllm.plan import make_plan
+from revisit.integrations.vllm.pool import Pool
 from revisit.integrations.vllm.request import LAYERS_SWITCH, collectable
-from revisit.integrations.vllm.tap import Layout, Tap, publish
+from revisit.integrations.vllm.worker import Worker
 from revisit.models.families import FINAL_NORMS
-from revisit.models.parts import vision_token_ids
 from revisit.taps.vision import resolve_layers
 
 
 class Tapped:
-    """Put in front of a vLLM model class: the same model, with a `Tap` on its states."""
+    """Put in front of a vLLM model class: the same model, with a `Worker` on its last pipeline stage."""
+
+    revisit: Worker | None = None
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
         refuse(vllm_config)
-        self.revisit_tap = build_tap(self, vllm_config)
-        publish(vllm_config, self.revisit_tap)
+        super().__init__(vllm_config=vllm_config, prefix=prefix)  # type: ignore[call-arg]
+        if get_pp_group().is_last_rank:
+            self.revisit = build_worker(self, vllm_config)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output = super().forward(*args, **kwargs)  # type: ignore[misc]
+        if self.revisit is None:  # an earlier pipeline stage
+            return output
         final, others = output if isinstance(output, tuple) else (output, ())
-        if self.revisit_tap.listening and hasattr(final, "shape"):  # earlier pipeline stages return no states
-            self.revisit_tap.observe(final, others, None if self.revisit_tap.slots else current_layout())
+        self.revisit.observe(final, others)
         return final
 
     def compute_logits(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.revisit_tap.listening:
-            self.revisit_tap.observe_sampled(hidden_states)
-        return super().compute_logits(hidden_states, *args, **kwargs)  # type: ignore[misc]
+        logits = super().compute_logits(hidden_states, *args, **kwargs)  # type: ignore[misc]
+        if self.revisit is None or logits is None:
+            return logits
+        if not self.revisit.rehearsed and logits.device.type != "cpu":  # the first call is the memory profile's
+            self.revisit.rehearse(logits)
+        return self.revisit.refine(logits, hidden_states)
 
     def get_model_state_cls(self) -> Any:
         """The V2 runner asks the model for the class that follows its requests."""
@@ -56,68 +62,58 @@ class Tapped:
         return following(own() if own is not None else None)
 
 
-def build_tap(model: Any, vllm_config: VllmConfig) -> Tap:
-    """The tap of a freshly built (not yet loaded) vLLM model."""
+def build_worker(model: Any, config: VllmConfig) -> Worker:
+    """The worker of a freshly built (not yet loaded) vLLM model."""
+    from revisit.integrations.vllm.v1 import follow_v1
+
     text = model.get_language_model()
-    decoder: Any = getattr(text, "model", None)
-    missing = [name for name in ("lm_head", "logits_processor") if not hasattr(text, name)]
-    if missing or not hasattr(decoder, "layers"):
+    owner = next(
+        (part for part in (text, model) if hasattr(part, "lm_head") and hasattr(part, "logits_processor")), None
+    )
+    decoder: Any = getattr(text, "model", text)
+    if owner is None or not hasattr(decoder, "layers"):
         raise RevisitError(
             f"ReVisiT's vLLM plug-in could not find the decoder and LM head of {type(model).__name__}; this model is not supported."
         )
-    depth = len(decoder.layers)
-    embedding = getattr(decoder, "embed_tokens", None)
-    tied = embedding is not None and (text.lm_head is embedding or text.lm_head.weight is embedding.weight)
+    if not isinstance(owner.lm_head.quant_method, (UnquantizedEmbeddingMethod, UnquantizedLinearMethod)):
+        raise RevisitError(
+            "ReVisiT's vLLM plug-in looks up rows of the LM head, and this one is quantized: use a checkpoint with a plain head, or "
+            "leave the plug-in out."
+        )
+    plan = make_plan(config)
     wanted = collectable()
-    layers = tuple(sorted({*resolve_layers(wanted, depth, tied), depth}))
-    if layers != (depth,):
-        if vllm_config.parallel_config.pipeline_parallel_size > 1:
-            raise RevisitError(f"{LAYERS_SWITCH}={wanted!r} is not supported with pipeline parallelism: use 'last'.")
+    layers = tuple(sorted({*resolve_layers(wanted, plan.depth, plan.tied), plan.depth}))
+    if layers != (plan.depth,):
         if not hasattr(model, "set_aux_hidden_state_layers"):
             raise RevisitError(
                 f"{type(model).__name__} does not give out intermediate states in vLLM; use {LAYERS_SWITCH}=last."
             )
-        model.set_aux_hidden_state_layers(tuple(layer for layer in layers if layer < depth))
+        model.set_aux_hidden_state_layers(tuple(layer for layer in layers if layer < plan.depth))
     norm = next((getattr(decoder, name) for name in FINAL_NORMS if hasattr(decoder, name)), None)
-    ids = vision_token_ids(vllm_config.model_config.hf_config)
-    return Tap(lambda: sharded_head(text), ids, depth, tied, layers, norm)
+    pool = Pool(plan.blocks, plan.width, plan.dtype, owner.lm_head.weight.device)
+    follow_v1()
+    return Worker(plan, pool, lambda: sharded_head(owner), layers, norm)
 
 
-def sharded_head(text: Any) -> ShardedHead:
-    """The head of a vLLM text model, with what its logits layer does afterwards."""
-    head, layer = text.lm_head, text.logits_processor
-    plain = isinstance(head.quant_method, (UnquantizedEmbeddingMethod, UnquantizedLinearMethod))
+def sharded_head(owner: Any) -> ShardedHead:
+    """The head of a vLLM model, with what its logits layer does afterwards."""
+    head, layer = owner.lm_head, owner.logits_processor
     part = head.shard_indices
     return ShardedHead(
-        weight=head.weight.data if plain else None,
+        weight=head.weight.data,
         bias=getattr(head, "bias", None),
         start=part.org_vocab_start_index,
         stop=part.org_vocab_end_index,
         sum_over_ranks=tensor_model_parallel_all_reduce if head.tp_size > 1 else None,
-        full=lambda states: layer(head, states),
         soft_cap=layer.soft_cap,
         scale=layer.scale,
     )
 
 
-def current_layout() -> Layout | None:
-    """Rows and positions of the tokens in the running forward, from the attention metadata; None in dummy runs."""
-    if not is_forward_context_available():
-        return None
-    metadata = get_forward_context().attn_metadata
-    if not isinstance(metadata, dict):
-        return None
-    for one in metadata.values():
-        starts, lengths = getattr(one, "query_start_loc", None), getattr(one, "seq_lens", None)
-        if starts is not None and lengths is not None:
-            begin, total = starts.tolist(), lengths.tolist()
-            firsts = [n - (b - a) for n, a, b in zip(total, begin, begin[1:], strict=False)]
-            return Layout(begin, firsts)
-    return None
-
-
 def refuse(config: VllmConfig) -> None:
     """One clear sentence, at start-up, for what cannot be done exactly."""
+    import vllm.envs
+
     parallel, model = config.parallel_config, config.model_config
     reasons = {
         "LoRA (the head may differ per request)": config.lora_config is not None,
@@ -129,7 +125,12 @@ def refuse(config: VllmConfig) -> None:
         "context parallelism": getattr(parallel, "decode_context_parallel_size", 1) > 1
         or getattr(parallel, "prefill_context_parallel_size", 1) > 1,
         "speculative decoding": config.speculative_config is not None,
+        "KV transfer (states of tokens computed elsewhere are not here)": config.kv_transfer_config is not None,
+        f"pipeline parallelism and {LAYERS_SWITCH} other than 'last'": parallel.pipeline_parallel_size > 1
+        and collectable() != "last",
         "whole-model graphs for prefills (cudagraph_mode FULL; use FULL_AND_PIECEWISE)": replays_prefills(config),
+        "breakable CUDA graphs (VLLM_USE_BREAKABLE_CUDAGRAPH; set it to 0)": vllm.envs.VLLM_USE_BREAKABLE_CUDAGRAPH
+        and not model.enforce_eager,
     }
     for what, asked in reasons.items():
         if asked:

@@ -2,23 +2,21 @@
 
 The pool is one tensor (blocks, BLOCK, d), made with the model, so that vLLM's memory profile counts it. A request takes the
 blocks it needs when it is admitted and gives them back when it ends. Its states are numbered layer by layer (state j·N + i is
-vision token i at the j-th of its layers) and fill its blocks in that order.
-
-What the batched step is given (`Blocks`): a view of the front of the pool, which is read once and never copied or padded, and
-for every block the row of the logits it belongs to. A request owns one row and one or more blocks.
+vision token i at the j-th of its layers) and fill its blocks in that order. A step reads the front of the pool once, where it
+is; nothing is copied or padded.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError
+from revisit.step.batched import StateBlocks
 
 BLOCK = 128  # states
 
@@ -26,15 +24,6 @@ BLOCK = 128  # states
 def blocks_for(states: int) -> int:
     """How many blocks hold so many states."""
     return -(-states // BLOCK)
-
-
-class Blocks(NamedTuple):
-    """Vision states of some rows of the logits, in blocks of equal size."""
-
-    states: Tensor  # (n, BLOCK, d) in the model's dtype, a view of the pool
-    lengths: Tensor  # (n,) how many of a block's states count; 0 for a block of no row
-    rows: Tensor  # (n,) the row of the logits that a block belongs to
-    order: Tensor  # (n,) number of the block among those of its row: ties go to the first state
 
 
 class PoolFull(RevisitError):
@@ -76,4 +65,42 @@ class Pool:
 
     def write(self, places: Tensor, states: Tensor) -> None:
         """Keep states at places (block · BLOCK + offset).  (m,), (m, d)"""
-        self.states.flatten(0, 1).index_copy_(0, places, states)
+        self.states.flatten(0, 1).index_copy_(0, places, states.to(self.states.dtype))
+
+    def read(self, places: Tensor) -> Tensor:
+        """The states at places, as a copy.  (m,) -> (m, d)"""
+        return self.states.flatten(0, 1)[places]
+
+    def holds(self, states: Tensor) -> bool:
+        """Whether states are looked at where they are, and are no copy."""
+        return states.untyped_storage().data_ptr() == self.states.untyped_storage().data_ptr()
+
+    def view(self, owned: Sequence[np.ndarray], states: Sequence[int]) -> StateBlocks:
+        """The blocks of some rows, of which each owns `owned[row]` with `states[row]` states in them.
+
+        They are looked at where they are if they make up at least half of the front of the pool; else they are copied.
+        """
+        device = self.states.device
+        every = np.concatenate([*owned, np.empty(0, np.int64)])
+        front = int(max(every, default=0)) + 1
+        table = np.full((len(owned), max(1, *map(len, owned))), -1)
+        lengths = np.zeros(front, np.int64)
+        for row, (numbers, count) in enumerate(zip(owned, states, strict=True)):
+            table[row, : len(numbers)] = numbers
+            lengths[numbers] = BLOCK
+            lengths[numbers[-1:]] = count - BLOCK * (len(numbers) - 1)
+        if 2 * len(every) >= front:
+            return StateBlocks.pooled(self.states[:front], to_device(lengths, device), to_device(table, device))
+        place = np.full(front + 1, -1)  # -1, which stands for no block, stays -1
+        place[every] = np.arange(len(every))
+        chosen = self.states[to_device(every, device)]
+        return StateBlocks.pooled(chosen, to_device(lengths[every], device), to_device(place[table], device))
+
+
+def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
+    """Numbers on their way to the device; the host does not wait for them."""
+    tensor = torch.from_numpy(np.ascontiguousarray(numbers))
+    if device.type == "cpu":
+        return tensor
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
+    return pinned.to(device, non_blocking=True)

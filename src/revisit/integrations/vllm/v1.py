@@ -1,73 +1,73 @@
-"""The adapter for vLLM's V1 model runner, whose processors follow requests by their row in the batch."""
+"""vLLM's V1 model runner: how a `Worker` follows its requests and batches."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor, MoveDirectionality
+from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
 
 from revisit.integrations.vllm import check_model, check_version
-from revisit.integrations.vllm.request import admit, parse
-from revisit.integrations.vllm.states import RequestStates
-from revisit.integrations.vllm.tap import Row, Tap, tap_of
+from revisit.integrations.vllm.hooks import extend, reporting, worker_of
+from revisit.integrations.vllm.request import admit
 
-# A request's states hang on its own sampling parameters in the worker: the runner keeps that object for as long as the
-# request lives, also while it is preempted or waits outside the batch, and drops it when the request ends.
-ATTRIBUTE = "_revisit_states"
+
+def follow_v1() -> None:
+    """Extend the runner; called when the model is made, in the process that runs it."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    extend(GPUModelRunner, "_update_states", following_requests)
+    extend(GPUModelRunner, "_prepare_inputs", following_batches)
+    extend(GPUModelRunner, "sample_tokens", reporting)
+
+
+def following_requests(update_states: Callable[..., Any]) -> Callable[..., Any]:
+    """Ended requests give their blocks back before new ones take theirs."""
+
+    def update(self: Any, scheduler_output: Any) -> Any:
+        worker = worker_of(self)
+        if worker is not None:
+            for name in scheduler_output.finished_req_ids:
+                worker.remove(name)
+            for new in scheduler_output.scheduled_new_reqs:
+                worker.add(new.req_id, new.sampling_params, new.prompt_token_ids)
+        return update_states(self, scheduler_output)
+
+    return update
+
+
+def following_batches(prepare_inputs: Callable[..., Any]) -> Callable[..., Any]:
+    """Before every forward: which positions of which requests it computes, in the order of the batch's rows."""
+
+    def prepare(self: Any, scheduler_output: Any, num_scheduled_tokens: Any) -> Any:
+        result = prepare_inputs(self, scheduler_output, num_scheduled_tokens)
+        worker = worker_of(self)
+        if worker is not None:
+            batch = self.input_batch
+            count = batch.num_reqs
+            worker.begin(batch.req_ids[:count], batch.num_computed_tokens_cpu[:count], num_scheduled_tokens[:count])
+        return result
+
+    return prepare
 
 
 class V1(LogitsProcessor):
-    """`--logits-processors revisit.integrations.vllm:V1`."""
+    """`--logits-processors revisit.integrations.vllm:V1`: refuses models and settings early; logits are refined before."""
 
     def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:
         check_version()
         check_model(vllm_config)
-        self.config = vllm_config
-        self.rows: dict[int, RequestStates] = {}
-        self._tap: Tap | None = None
-
-    @property
-    def tap(self) -> Tap:
-        if self._tap is None:
-            self._tap = tap_of(self.config)
-        return self._tap
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
         admit(sampling_params)
 
     def is_argmax_invariant(self) -> bool:
-        return False
+        return True
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow the batch: called before every forward."""
-        if batch_update is not None:
-            self._follow(batch_update)
-        if self._tap is not None:
-            self._tap.listening = bool(self.rows)
-
-    def _follow(self, update: BatchUpdate) -> None:
-        for row in update.removed:
-            self.rows.pop(row, None)
-        for row, params, prompt_ids, _ in update.added:
-            self.rows.pop(row, None)
-            method = parse(params.extra_args)
-            if method is None:
-                continue
-            states = getattr(params, ATTRIBUTE, None)
-            if states is None:
-                states = self.tap.open(method, prompt_ids or [])
-                setattr(params, ATTRIBUTE, states)
-            self.rows[row] = states
-        for source, target, direction in update.moved:
-            moved, displaced = self.rows.pop(source, None), self.rows.pop(target, None)
-            if moved is not None:
-                self.rows[target] = moved
-            if displaced is not None and direction == MoveDirectionality.SWAP:
-                self.rows[source] = displaced
+        return None
 
     def apply(self, logits: Tensor) -> Tensor:
-        if not self.rows:
-            return logits
-        return self.tap.refine(logits, [Row(row, row, states) for row, states in sorted(self.rows.items())])
+        return logits

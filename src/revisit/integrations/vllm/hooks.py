@@ -1,0 +1,135 @@
+"""Where the plug-in meets vLLM's own classes: the few methods that are extended, in the process where each of them runs.
+
+    API server   InputProcessor.process_inputs          a request whose images can never fit is refused (a 400)
+    engine core  Scheduler, KVCacheManager.allocate_slots   a request waits until its vision states have room
+                 Scheduler.update_from_output           a request that failed in the worker is ended, alone
+    worker       see `v1` and `v2`                      requests and batches are followed, failures reported
+
+Each extension calls vLLM's method and changes nothing for requests that did not opt in. `check_version` refuses other
+versions of vLLM than the one these methods were read in.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from revisit.integrations.vllm.plan import Plan, make_plan
+from revisit.integrations.vllm.request import admit, parse
+
+FAILED = "revisit_failed"  # attribute of a runner's output: ids of requests that must be ended
+
+
+def extend(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put `make(method)` in the place of a class's method, once."""
+    method = getattr(owner, name)
+    if not hasattr(method, "revisit"):
+        extended = functools.wraps(method)(make(method))
+        extended.revisit = True  # type: ignore[attr-defined]
+        setattr(owner, name, extended)
+
+
+def install() -> None:
+    """Extend what the API server and the engine core run."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    extend(InputProcessor, "process_inputs", refusing)
+    extend(Scheduler, "__init__", waiting)
+    extend(Scheduler, "update_from_output", ending)
+
+
+def plan_of(owner: Any) -> Plan:
+    """The plan of the configuration that one of vLLM's objects was made with."""
+    if "revisit_plan" not in owner.__dict__:
+        owner.revisit_plan = make_plan(owner.vllm_config)
+    plan: Plan = owner.revisit_plan
+    return plan
+
+
+def refusing(process_inputs: Callable[..., Any]) -> Callable[..., Any]:
+    """Requests with bad settings, or that could never be held, are refused where they are admitted."""
+
+    def process(self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        extra = getattr(params, "extra_args", None)
+        if extra:
+            admit(params)
+        request = process_inputs(self, request_id, prompt, params, *args, **kwargs)
+        method = parse(extra)
+        if method is not None:
+            plan_of(self).check_fit(method, request.prompt_token_ids or [])
+        return request
+
+    return process
+
+
+def waiting(init: Callable[..., Any]) -> Callable[..., Any]:
+    """A scheduler that lets a request wait, as for KV blocks, until there is room for its vision states."""
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        manager = self.kv_cache_manager
+        allocate, taken = (
+            manager.allocate_slots,
+            {},
+        )  # request id -> blocks of the pool, kept until the request has ended
+
+        @functools.wraps(allocate)
+        def allocate_slots(request: Any, *more: Any, **named: Any) -> Any:
+            name = request.request_id
+            need = 0 if name in taken else needed(self, request)
+            if need:
+                for old in taken.keys() - self.requests.keys():
+                    del taken[old]
+                if sum(taken.values()) + need > plan_of(self).blocks:
+                    return None
+            slots = allocate(request, *more, **named)
+            if need and slots is not None:
+                taken[name] = need
+            return slots
+
+        manager.allocate_slots = allocate_slots
+
+    return __init__
+
+
+def needed(scheduler: Any, request: Any) -> int:
+    """How many blocks of the pool a request needs; 0 if it did not opt in."""
+    params = request.sampling_params
+    method = parse(params.extra_args) if params is not None and params.extra_args else None
+    return 0 if method is None else plan_of(scheduler).blocks_of(method, request.prompt_token_ids or [])
+
+
+def ending(update_from_output: Callable[..., Any]) -> Callable[..., Any]:
+    """Requests that failed in the worker are ended with vLLM's own error status."""
+
+    def update(self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
+        self.grammar_compile_error_reqs.update(getattr(model_runner_output, FAILED, ()))
+        return update_from_output(self, scheduler_output, model_runner_output)
+
+    return update
+
+
+def reporting(sample_tokens: Callable[..., Any]) -> Callable[..., Any]:
+    """A runner whose output names the requests that failed in this step."""
+
+    def sample(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = sample_tokens(self, *args, **kwargs)
+        worker = worker_of(self)
+        failed = worker.take_failed() if worker is not None else ()
+        if failed:
+            # Outputs that are still on their way to the host hold the object that will be sent.
+            held = (
+                getattr(output, "_model_runner_output", None) or getattr(output, "model_runner_output", None) or output
+            )
+            setattr(held, FAILED, failed)
+        return output
+
+    return sample
+
+
+def worker_of(runner: Any) -> Any:
+    """The `Worker` of a runner's model, None if the model is not ours or on an earlier pipeline stage."""
+    model = runner.get_model() if getattr(runner, "model", None) is not None else None
+    return getattr(model, "revisit", None)

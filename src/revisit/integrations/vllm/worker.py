@@ -1,0 +1,332 @@
+"""The opted-in requests of one worker: their vision states on the way into the pool, and their rows of every step.
+
+Where vision tokens are is known to the host before a forward begins, from the prompt and from what the scheduler has
+computed so far, so nothing is read back from the device. An error of one request ends that request (see `hooks`); the
+others are decoded on.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from revisit.errors import RevisitError
+from revisit.integrations.vllm.head import ShardedHead
+from revisit.integrations.vllm.plan import Plan
+from revisit.integrations.vllm.pool import BLOCK, Pool, blocks_for, to_device
+from revisit.integrations.vllm.request import parse
+from revisit.methods.revisit import ReVisiT
+from revisit.step import reference
+from revisit.step.batched import CAPACITIES, BatchedStep, refine
+from revisit.step.rule import Rule
+
+log = logging.getLogger(__name__)
+
+# Tokens outside the plausible set are this far below the model's own logits: never sampled, unless a grammar, a list of
+# allowed tokens or the like rules out the whole set; then what the model itself prefers comes next.
+FAR = 1e5
+_SERIAL = itertools.count()
+
+
+class Request:
+    """One opted-in request: its settings, where its vision tokens are, and which of their states have been kept."""
+
+    def __init__(self, method: ReVisiT, plan: Plan, prompt_ids: Sequence[int], pool: Pool) -> None:
+        self.serial = next(_SERIAL)
+        self.rule = method.rule(normalize=method.normalize)
+        self.final_norm = method.norm == "final"
+        self.layers = plan.layers(method)
+        self.prompt_length = len(prompt_ids)
+        self.positions = plan.positions(prompt_ids)  # (N,)
+        self.seen = np.zeros(self.tokens, bool)
+        self.blocks = pool.take(blocks_for(self.states))
+        self._generator = random.Random(method.seed)
+        self._draws: list[float] = []
+
+    @property
+    def tokens(self) -> int:
+        """How many vision tokens the prompt has."""
+        return len(self.positions)
+
+    @property
+    def states(self) -> int:
+        return self.tokens * len(self.layers)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the states of all vision tokens have been kept."""
+        return bool(self.seen.all())
+
+    def places(self, numbers: np.ndarray) -> np.ndarray:
+        """Where states are in the pool, by their number.  (m,) -> (m,)"""
+        places: np.ndarray = self.blocks[numbers // BLOCK] * BLOCK + numbers % BLOCK
+        return places
+
+    def uniform(self, index: int) -> float:
+        """The draw that belongs to a token; the same however often the request was interrupted."""
+        while len(self._draws) <= index:
+            self._draws.append(self._generator.random())
+        return self._draws[index]
+
+
+class Piece(NamedTuple):
+    """Vision tokens low..high of a request, whose states the coming forward computes."""
+
+    name: str
+    request: Request
+    row: int  # in the batch
+    sources: np.ndarray  # (m,) where they are among the scheduled tokens
+    low: int
+    high: int
+
+
+class Row(NamedTuple):
+    """A row of the logits that decides the next token of an opted-in request."""
+
+    name: str
+    request: Request
+    row: int
+    token: int  # number of the token, 0 for the first after the prompt
+
+
+class Worker:
+    """What one worker knows of opted-in requests.
+
+    The runner says which requests come and go (`add`, `remove`) and what each step computes (`begin`); the model then
+    shows its states (`observe`) and has its logits refined (`refine`).
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        pool: Pool,
+        make_head: Callable[[], ShardedHead],
+        collected: tuple[int, ...],
+        norm: nn.Module | None = None,
+    ) -> None:
+        self.plan, self.pool, self.make_head, self.norm = plan, pool, make_head, norm
+        self.collected = collected  # layers that the forward gives out, ascending; always with the last
+        self.requests: dict[str, Request] = {}
+        self.rehearsed = False
+        self._failed: set[str] = set()
+        self._pieces: list[Piece] = []
+        self._rows: list[Row] = []
+        self._steps: dict[Rule, tuple[tuple[int, ...], BatchedStep]] = {}  # with the requests whose blocks it looks at
+        self._counts: Counter[str] = Counter()
+        self._device_counts: Tensor | None = (
+            None  # (2,) rows refined by a vision token, and with another token than before
+        )
+
+    @functools.cached_property
+    def head(self) -> ShardedHead:
+        return self.make_head()  # when the weights are in place
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What was done so far; the host waits for the device here."""
+        applied, changed = (0, 0) if self._device_counts is None else self._device_counts.tolist()
+        return {**self._counts, "applied": applied, "changed": changed}
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def add(self, name: str, params: Any, prompt_ids: Sequence[int] | None) -> None:
+        """A request enters; or enters again, and its prefill is computed again."""
+        self.remove(name)
+        try:
+            method = None if params is None else parse(params.extra_args)
+            if method is None:
+                return
+            request = Request(method, self.plan, prompt_ids or [], self.pool)
+        except Exception as error:
+            self.fail(name, error)
+            return
+        self._counts["requests"] += 1
+        self._counts["requests_without_image"] += request.tokens == 0
+        self.requests[name] = request
+
+    def remove(self, name: str) -> None:
+        """A request ended or lost its place: its blocks are free again."""
+        request = self.requests.pop(name, None)
+        if request is not None:
+            self.pool.give_back(request.blocks)
+
+    def fail(self, name: str, error: Exception) -> None:
+        """End a request, and no other."""
+        log.error("ReVisiT ends request %s: %s", name, error, exc_info=not isinstance(error, RevisitError))
+        self.remove(name)
+        self._failed.add(name)
+
+    def take_failed(self) -> frozenset[str]:
+        """The requests that must be ended, once."""
+        failed, self._failed = frozenset(self._failed), set()
+        return failed
+
+    # -- one step --------------------------------------------------------------------------------------------------
+
+    def begin(
+        self, names: Sequence[str], firsts: Sequence[int] | np.ndarray, counts: Sequence[int] | np.ndarray
+    ) -> None:
+        """What the coming step computes: positions first, first + 1, … (count of them) of each row's sequence."""
+        self._pieces, self._rows = [], []
+        if not self.requests:
+            return
+        start = 0
+        for row, (name, first, count) in enumerate(zip(names, map(int, firsts), map(int, counts), strict=True)):
+            request = self.requests.get(name)
+            if request is not None and request.tokens:
+                self._plan_row(name, request, row, start, first, count)
+            elif request is not None:
+                self._counts["steps"] += first + count >= request.prompt_length  # no image: decoded as the model would
+            start += count
+
+    def _plan_row(self, name: str, request: Request, row: int, start: int, first: int, count: int) -> None:
+        if first == 0:
+            request.seen[:] = False  # states of another run must not be mixed in
+        if not request.complete:
+            low, high = np.searchsorted(request.positions, [first, first + count]).tolist()
+            if low < high:
+                sources = request.positions[low:high] - first + start
+                self._pieces.append(Piece(name, request, row, sources, low, high))
+        if first + count >= request.prompt_length:  # else whatever is sampled here is thrown away
+            self._rows.append(Row(name, request, row, first + count - request.prompt_length))
+
+    def observe(self, final: Tensor, others: Iterable[Tensor]) -> None:
+        """Keep the vision states of what a forward returned: the normed final states, and the other collected layers'."""
+        if not self._pieces:
+            return
+        pieces, self._pieces = self._pieces, []
+        hidden = dict(zip((layer for layer in self.collected if layer != self.plan.depth), others, strict=True))
+        hidden[self.plan.depth] = final
+        self._keep(pieces, hidden)
+
+    def _observe_sampled(self, states: Tensor) -> None:
+        """The same where a replayed graph showed nothing but the state of each row's last token."""
+        pieces, self._pieces = self._pieces, []
+        pieces = [piece._replace(sources=np.array([piece.row])) for piece in pieces if len(piece.sources) == 1]
+        self._keep([p for p in pieces if p.request.layers == (self.plan.depth,)], {self.plan.depth: states})
+
+    def _keep(self, pieces: Sequence[Piece], hidden: dict[int, Tensor]) -> None:
+        """Write the states of all pieces into the pool: two kernels a layer, whatever the number of requests."""
+        jobs: dict[tuple[int, bool], list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
+        for piece in pieces:
+            request, numbers = piece.request, np.arange(piece.low, piece.high)
+            for j, layer in enumerate(request.layers):
+                normed = request.final_norm and layer != self.plan.depth
+                jobs[layer, normed].append((piece.sources, request.places(numbers + j * request.tokens)))
+        try:
+            for (layer, normed), parts in jobs.items():
+                sources, places = (np.concatenate(part) for part in zip(*parts, strict=True))
+                states = hidden[layer][to_device(sources, hidden[layer].device)]  # (m, d)
+                if normed:
+                    assert self.norm is not None
+                    states = self.norm(states)
+                self.pool.write(to_device(places, states.device), states)
+        except Exception as error:
+            for piece in pieces:
+                self.fail(piece.name, error)
+            return
+        for piece in pieces:
+            piece.request.seen[piece.low : piece.high] = True
+
+    def refine(self, logits: Tensor, sampled: Tensor) -> Tensor:
+        """The logits with the rows of opted-in requests refined; `sampled`: the states they were computed from."""
+        if self._pieces:
+            self._observe_sampled(sampled)
+        rows, self._rows = [row for row in self._rows if row.name in self.requests], []
+        groups: dict[Rule, list[Row]] = defaultdict(list)
+        for row in rows:
+            self._counts["steps"] += 1
+            if row.request.complete:
+                groups[row.request.rule].append(row)
+            else:
+                self.fail(row.name, _missing(row.request))
+        if not groups:
+            return logits
+        logits = logits.float()  # as the sampler would do next; the same tensor if it is float32 already
+        for rule, group in groups.items():
+            self._refine_group(logits, rule, group)
+        for rule in self._steps.keys() - groups.keys():  # nobody asks for these settings any more
+            del self._steps[rule]
+        return logits
+
+    def _refine_group(self, logits: Tensor, rule: Rule, group: Sequence[Row]) -> None:
+        """Refine rows with the same settings in place; if that fails, one at a time, and end those that fail alone."""
+        try:
+            self._take_step(logits, rule, group)
+        except Exception as error:
+            if len(group) == 1:
+                self.fail(group[0].name, error)
+                return
+            for row in group:
+                self._refine_group(logits, rule, [row])
+
+    def _take_step(self, logits: Tensor, rule: Rule, group: Sequence[Row]) -> None:
+        numbers = [row.row for row in group]
+        whole = numbers == list(range(len(logits)))
+        index = None if whole else to_device(np.array(numbers), logits.device)
+        some = logits if index is None else logits[index]  # (n, V)
+        if rule.full_vocabulary:
+            scores = torch.stack([self._reference(one, row) for one, row in zip(some, group, strict=True)])
+        else:
+            draws = np.array([[row.request.uniform(row.token)] for row in group])  # (n, 1)
+            uniform = to_device(draws, logits.device) if rule.select == "random" else 0.0
+            step = self._step(rule, group)(some, uniform)
+            scores = step.scores
+            self._count(torch.stack([step.applied.sum(), step.changed.sum()]))
+        result = torch.maximum(scores, some - FAR)
+        if index is None:
+            logits.copy_(result)
+        else:
+            logits.index_copy_(0, index, result)
+
+    def _step(self, rule: Rule, group: Sequence[Row]) -> BatchedStep:
+        """The batched step of these rows; its view of the pool is kept while the same requests are decoded together."""
+        key = tuple(row.request.serial for row in group)
+        known, step = self._steps.get(rule, ((), None))
+        if step is None or known != key:
+            blocks = self.pool.view([row.request.blocks for row in group], [row.request.states for row in group])
+            if step is None:
+                step = BatchedStep(blocks, self.head, rule)
+            step.blocks = blocks
+            self._steps[rule] = key if self.pool.holds(blocks.states) else (), step
+        return step
+
+    def _reference(self, logits: Tensor, row: Row) -> Tensor:
+        """One row by the reference: over the full vocabulary nothing is gained by a batch."""
+        request = row.request
+        states = self.pool.read(to_device(request.places(np.arange(request.states)), logits.device))
+        result = reference.refine(logits, states, self.head, request.rule, request.uniform(row.token))
+        self._count(torch.tensor([result is not None and result.applied, result is not None and result.changed]))
+        return reference.scatter(result, logits)
+
+    def _count(self, applied_and_changed: Tensor) -> None:
+        if self._device_counts is None:
+            self._device_counts = torch.zeros(2, dtype=torch.long, device=self.pool.states.device)
+        self._device_counts += applied_and_changed.to(self._device_counts.device)
+
+    @torch.no_grad()
+    def rehearse(self, logits: Tensor) -> None:
+        """Take the largest step there can be, so that vLLM's memory profile knows what steps need."""
+        self.rehearsed = True
+        owned = np.array_split(np.arange(self.pool.blocks), len(logits))
+        view = self.pool.view(owned, [len(numbers) * BLOCK for numbers in owned])
+        copied = self.pool.states[: self.pool.blocks // 2].clone()  # what `Pool.view` may copy for a few rows
+        refine(logits.float(), view, self.head, Rule(), capacity=CAPACITIES[1])
+        del copied
+
+
+def _missing(request: Request) -> RevisitError:
+    return RevisitError(
+        f"the states of {int((~request.seen).sum())} of its {request.tokens} vision tokens never passed through the model (a cache or "
+        "a captured graph skipped them), and decoding without them would be something else; run vLLM with enforce_eager=True "
+        "and without KV transfer."
+    )
