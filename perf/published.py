@@ -37,9 +37,9 @@ class Published(ReVisiT):
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
             nonlocal cache
             if cache is None:
-                (bank,) = run.banks(capture, logits, model_dtype=True)
+                (item,) = run.finish_capture(capture, logits)
                 head = run.parts.head.module
-                cache = torch.stack([head(bank.states.by_layer[layer]) for layer in layers]).flatten(0, 1)  # (|J|·N, V)
+                cache = torch.stack([head(item.by_layer[layer]) for layer in layers]).flatten(0, 1)  # (|J|·N, V)
             logp = logits.float().log_softmax(-1)  # (1, V)
             ordered = torch.sort(logp, descending=True).values
             threshold = torch.minimum(ordered[:, 0], logp.amax(-1) + math.log(self.alpha))
@@ -55,7 +55,7 @@ class Published(ReVisiT):
             row = int((0.5 * (first + second)).argmin().item())
             scores = torch.full_like(logits, -math.inf)
             scores[:, keep] = log_p + log_q[row]
-            run.note(0, applied=True, set_size=int(keep.sum()))
+            run.recorder.note(0, applied=True, set_size=int(keep.sum()))
             return scores
 
         return refine

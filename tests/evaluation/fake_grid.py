@@ -115,13 +115,13 @@ def make_plan(output: Path, data: Path, **changes: Any) -> Plan:
 
 
 def lines_of(output: Path) -> dict[str, list[dict[str, Any]]]:
-    """Cell folder → its stored lines in order, without the time."""
+    """Cell folder → its stored lines in order, without the time and the checksum over it."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(output.glob("cells/*/answers.jsonl")):
         text = path.read_text()
         assert text == "" or text.endswith("\n")
         found[path.parent.name] = [
-            {k: v for k, v in json.loads(line).items() if k != "seconds"} for line in text.splitlines()
+            {k: v for k, v in json.loads(line).items() if k not in ("seconds", "check")} for line in text.splitlines()
         ]
     return found
 

@@ -23,8 +23,10 @@ from revisit.evaluation import runner
 from revisit.evaluation.comparison import compare_folder
 from revisit.evaluation.engines.base import ahead_of
 from revisit.evaluation.plan import Plan, label
+from revisit.evaluation.records import sealed
 from revisit.evaluation.runner import job_seed, run
 from revisit.evaluation.statistics import wilson
+from revisit.evaluation.verify import verify
 from revisit.report.tables import to_csv, to_markdown
 
 SCRIPT = Path(__file__).with_name("fake_grid.py")
@@ -305,9 +307,78 @@ def test_a_changed_picture_is_asked_again(tmp_path: Path, pictures: Path) -> Non
 def test_results_of_another_format_are_left_alone(tmp_path: Path, data: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "results.json").write_text('{"mine": 1}')
-    with pytest.raises(RevisitError, match="not written by this version"):
+    with pytest.raises(RevisitError, match="was not written by `revisit eval`"):
         run_here(make_plan(tmp_path / "out", data))
     assert (tmp_path / "out" / "results.json").read_text() == '{"mine": 1}'
+    (tmp_path / "out" / "results.json").write_text('{"schema": 77, "cells": []}')
+    with pytest.raises(RevisitError, match="has format 77; this version reads 1 and 2"):
+        run_here(make_plan(tmp_path / "out", data))
+
+
+def test_results_of_the_first_format_are_read(tmp_path: Path, data: Path) -> None:
+    run_here(make_plan(tmp_path / "out", data))
+    expected = to_csv(compare_folder(tmp_path / "out"))
+    for path in [tmp_path / "out" / "results.json", *(tmp_path / "out").glob("cells/*/*.json")]:
+        old = json.loads(path.read_text())
+        del old["checksum"], old["schema"]
+        if path.name == "results.json":
+            old["schema"] = 1
+        path.write_text(json.dumps(old))
+    assert to_csv(compare_folder(tmp_path / "out")) == expected
+    _, engines = run_here(make_plan(tmp_path / "out", data))
+    assert asked(engines) == 0
+
+
+class Notes(runner.Silent):
+    """Keeps what a run says."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_a_damaged_run_goes_on_saying_what_was_damaged(tmp_path: Path, data: Path) -> None:
+    plan = make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(),))
+    first, _ = run_here(plan)
+    (folder,) = (tmp_path / "out").glob("cells/*")
+    stored = sorted(lines_of(tmp_path / "out")[folder.name], key=lambda line: line["id"])
+    answers = folder / "answers.jsonl"
+    text = answers.read_text()
+    place = text.index('"text":"') + 8
+    answers.write_text(text[:place] + ("b" if text[place] == "a" else "a") + text[place + 1 :])
+    (folder / "scores.json").write_text("{")
+    (tmp_path / "out" / "results.json").write_text("[]")
+    assert len(verify(tmp_path / "out").problems) == 2  # results.json, and one line of answers
+    notes, engines = Notes(), []
+    engine = HashEngine("m1")
+    results = run(plan, notes, engine_for=lambda _: engine)
+    engines.append(engine)
+    assert any("1 answer is damaged" in sentence for sentence in notes.said)
+    assert any("results.json is damaged" in sentence for sentence in notes.said)
+    assert asked(engines) == 4  # the batch of the damaged answer
+    assert sorted(lines_of(tmp_path / "out")[folder.name], key=lambda line: line["id"]) == stored
+    assert numbers_of(results["cells"]) == numbers_of(first["cells"])
+    assert verify(tmp_path / "out").problems == []
+
+
+def test_verify_compares_numbers_with_what_they_were_made_from(tmp_path: Path, data: Path) -> None:
+    run_here(make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(),)))
+    verdict = verify(tmp_path / "out")
+    assert (verdict.cells, verdict.answers, verdict.problems) == (1, 23, [])
+    path = tmp_path / "out" / "results.json"
+    results = json.loads(path.read_text())
+    results["cells"][0]["metrics"]["vowels"]["value"] += 0.01
+    path.write_text(json.dumps(sealed(results)))  # as if somebody had meant it
+    (problem,) = verify(tmp_path / "out").problems
+    assert problem.startswith("vowels of m1-shift-letters")
+    (folder,) = (tmp_path / "out").glob("cells/*")
+    lines = (folder / "answers.jsonl").read_text().splitlines(keepends=True)
+    (folder / "answers.jsonl").write_text("".join(lines[1:]))
+    assert "lacks 1 scored answers" in verify(tmp_path / "out").problems[0]
+    with pytest.raises(RevisitError, match="is no folder"):
+        verify(tmp_path / "nothing")
 
 
 # --- plans ----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import os
@@ -18,11 +17,13 @@ from hypothesis import strategies as st
 
 from revisit.errors import RevisitError
 from revisit.evaluation import store
-from revisit.evaluation.store import Cell, Line, digest, locked, read_answers, write_json
+from revisit.evaluation.records import RECORDS, CellRecord, StoredAnswer, schemas
+from revisit.evaluation.store import Cell, digest, locked, read_answers, write_json, write_record
 
 
-def line(number: int, text: str = "a cat") -> Line:
-    return Line(f"q{number}", f"c{number}", "p", text, (1, 2, number), {"steps": 3}, 0.5)
+def line(number: int, text: str = "a cat") -> StoredAnswer:
+    values = {"text": text, "tokens": (1, 2, number), "counters": {"steps": 3}, "seconds": 0.5}
+    return StoredAnswer(id=f"q{number}", item=f"c{number}", prompt="p", **values)
 
 
 def cell(output: Path, **identity: object) -> Cell:
@@ -31,10 +32,12 @@ def cell(output: Path, **identity: object) -> Cell:
 
 @given(st.text(), st.lists(st.integers(0, 200_000)))
 def test_any_text_is_one_line_and_comes_back(text: str, tokens: list[int]) -> None:
-    original = Line("id", "c", "p", text, tuple(tokens), {"applied": 2}, 0.25)
+    original = StoredAnswer(
+        id="id", item="c", prompt="p", text=text, tokens=tuple(tokens), counters={"applied": 2}, seconds=0.25
+    )
     written = original.to_json()
     assert len(written.splitlines()) == 1
-    assert Line.from_json(written) == original
+    assert StoredAnswer.from_json(written) == original
 
 
 def test_appended_answers_are_read_again_and_never_doubled(tmp_path: Path) -> None:
@@ -73,16 +76,54 @@ def test_a_tail_longer_than_one_read_is_cut(tmp_path: Path) -> None:
         assert path.read_bytes() == whole
 
 
-def test_damage_before_the_end_is_refused_with_its_place(tmp_path: Path) -> None:
+def test_every_changed_character_is_found_and_its_answer_made_again(tmp_path: Path) -> None:
     with cell(tmp_path) as full:
-        full.append([line(1), line(2)])
+        full.append([line(1), line(2, "a dog"), line(3)])
     path = full.path / "answers.jsonl"
-    path.write_bytes(path.read_bytes().replace(b'"id":"q1"', b'"id":"q1', 1))
-    with pytest.raises(RevisitError, match=r"answers\.jsonl, line 1 is damaged"):
-        cell(tmp_path).open()
-    path.write_text('{"id": 3}\n')
-    with pytest.raises(RevisitError, match="line 1 is damaged"):
-        cell(tmp_path).open()
+    data = path.read_bytes()
+    lines = data.splitlines(keepends=True)
+    start = len(lines[0])
+    for place in range(start, start + len(lines[1]) - 1):
+        for other in (b"7", b"x"):
+            if data[place : place + 1] == other:
+                continue
+            path.write_bytes(data[:place] + other + data[place + 1 :])
+            with pytest.raises(RevisitError, match=r"answers\.jsonl, line 2 is damaged"):
+                list(read_answers(path))
+            with cell(tmp_path) as again:
+                assert [again.get(f"q{n}", f"c{n}") is None for n in (1, 2, 3)] == [False, True, False]
+                assert "1 answer is damaged (line 2) and will be made again" in again.repairs[0]
+                assert path.read_bytes() == lines[0] + lines[2]
+    assert (full.path / "damaged.jsonl").exists()
+
+
+def test_lines_that_a_changed_byte_joined_or_split_are_made_again(tmp_path: Path) -> None:
+    with cell(tmp_path) as full:
+        full.append([line(1), line(2), line(3)])
+    path = full.path / "answers.jsonl"
+    data = path.read_bytes()
+    end = data.index(b"\n")
+    for damaged, missing in (
+        (data[:end] + b" " + data[end + 1 :], [1, 2]),
+        (data[:9] + b"\n" + data[10:], [1]),
+        (b"\xff\xfe" + data, [1]),
+        (b"[" * 100_000 + b"\n" + data, []),
+    ):
+        path.write_bytes(damaged)
+        with cell(tmp_path) as again:
+            assert [n for n in (1, 2, 3) if again.get(f"q{n}", f"c{n}") is None] == missing
+            assert again.repairs
+            again.append([line(n) for n in missing])
+        with cell(tmp_path) as whole:
+            assert not whole.repairs
+
+
+def test_lines_of_before_have_no_checksum_and_are_read(tmp_path: Path) -> None:
+    old = json.loads(line(1).to_json())
+    del old["check"], old["finish"]
+    assert StoredAnswer.from_json(json.dumps(old)) == line(1)
+    with pytest.raises(ValueError, match="not an answer"):
+        StoredAnswer.from_json(json.dumps({**old, "chec": "x"}))
 
 
 def test_any_change_of_identity_is_another_cell(tmp_path: Path) -> None:
@@ -97,11 +138,17 @@ def test_any_change_of_identity_is_another_cell(tmp_path: Path) -> None:
     assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
 
 
-def test_a_folder_of_other_settings_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_other_settings_is_refused_and_a_damaged_description_is_written_again(tmp_path: Path) -> None:
     with cell(tmp_path) as one:
         pass
     about = one.path / "cell.json"
-    about.write_text(json.dumps({**json.loads(about.read_text()), "key": "other"}))
+    whole = about.read_bytes()
+    for damaged in (b"", b"{", b"[1]", b"\xff", whole.replace(b"model", b"modem", 1), b'{"key": 3}'):
+        about.write_bytes(damaged)
+        with cell(tmp_path) as again:
+            assert "cell.json was damaged" in again.repairs[0]
+        assert about.read_bytes() == whole
+    write_record(about, {"key": "other", "identity": {}}, CellRecord)
     with pytest.raises(RevisitError, match="belongs to other settings"):
         cell(tmp_path).open()
 
@@ -126,7 +173,7 @@ def test_two_processes_on_one_output_and_a_dead_holder(tmp_path: Path) -> None:
             pass
         holder.send_signal(signal.SIGKILL)
     with locked(tmp_path):  # the file of the dead process is still there, its lock is not
-        assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()} ")
+        assert (tmp_path / ".holder").read_text().startswith(f"process {os.getpid()} ")
 
 
 FILL = """
@@ -136,7 +183,7 @@ from test_store import cell, line
 from revisit.errors import RevisitError
 with cell(pathlib.Path(sys.argv[1])) as one:
     one.append([line(1)])
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
     try:
         one.append([line(2, "x" * 300)])
     except RevisitError as error:
@@ -145,7 +192,7 @@ with cell(pathlib.Path(sys.argv[1])) as one:
 
 
 def test_a_disk_that_fills_up_in_the_middle_of_a_line_leaves_whole_lines(tmp_path: Path) -> None:
-    assert len(line(1).to_json()) < 199
+    assert len(line(1).to_json()) < 299
     done = subprocess.run(
         [sys.executable, "-c", FILL, str(tmp_path), str(Path(__file__).parent)],
         capture_output=True,
@@ -155,7 +202,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_line_leaves_whole_lines(tmp_pat
     assert "may not grow further" in done.stdout
     assert "intact" in done.stdout
     path = cell(tmp_path).path / "answers.jsonl"
-    assert path.read_text() == line(1).to_json() + "\n"  # the 200 bytes that fitted were taken back
+    assert path.read_text() == line(1).to_json() + "\n"  # the 300 bytes that fitted were taken back
     assert resource.RLIMIT_FSIZE is not None
 
 
@@ -190,13 +237,12 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
 
 
-def test_lines_hold_what_the_format_promises() -> None:
-    assert [f.name for f in dataclasses.fields(Line)] == [
-        "id",
-        "item",
-        "prompt",
-        "text",
-        "tokens",
-        "counters",
-        "seconds",
-    ]
+def test_every_field_of_every_record_is_described_and_documented() -> None:
+    documented = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text("utf-8")
+    for file, schema in schemas().items():
+        assert file.split("/")[-1].removeprefix("*") in documented
+        parts = [schema, *schema.get("$defs", {}).values()]
+        for name, field in ((name, field) for part in parts for name, field in part["properties"].items()):
+            assert field.get("description"), (file, name)
+            assert f"`{name}`" in documented, (file, name)
+    assert set(schemas()) == set(RECORDS)

@@ -54,11 +54,11 @@ def ablate(
     from revisit.evaluation.config import EvalConfig, load_config, read_yaml
     from revisit.evaluation.progress import Bars
     from revisit.evaluation.runner import Silent
-    from revisit.evaluation.store import read_json
+    from revisit.evaluation.store import read_results
     from revisit.report.document import Figure, block_markdown
     from revisit.report.sections import ablation_sections
     from revisit.studies.ablation import ablate as run
-    from revisit.studies.ablation import all_methods, paper_panels, yaml_panels
+    from revisit.studies.ablation import all_methods, paper_panels, read_ablation, yaml_panels
     from revisit.studies.study import command
 
     flags: dict[str, Any] = {
@@ -105,7 +105,7 @@ def ablate(
                 run(plan, chosen, bars, command())
     except KeyboardInterrupt:
         raise stopped(plan.output) from None
-    about, results = read_json(plan.output / "ablation.json"), read_json(plan.output / "results.json")
+    about, results = read_ablation(plan.output), read_results(plan.output)
     for section in ablation_sections(about, results, "ablation"):
         print(f"## {section.title}\n")
         print("\n\n".join(block_markdown(block) for block in section.blocks if not isinstance(block, Figure)) + "\n")

@@ -153,10 +153,10 @@ def _run(name: str, subject: Any, study: Callable[..., Any], quiet: bool, extra:
     """Runs a study with progress, stores it and prints its tables."""
     from revisit.evaluation.progress import Bars
     from revisit.evaluation.runner import Silent
-    from revisit.evaluation.store import make_folder, read_json
+    from revisit.evaluation.store import make_folder
     from revisit.report.document import Figure, block_markdown
     from revisit.report.sections import study_section
-    from revisit.studies.study import save
+    from revisit.studies.study import read_study, save
 
     make_folder(Path(subject.output))
     if quiet:
@@ -165,7 +165,7 @@ def _run(name: str, subject: Any, study: Callable[..., Any], quiet: bool, extra:
         with Bars() as bars:
             result = study(subject, bars)
     path = save(subject, name, result, extra)
-    section = study_section(read_json(path))
+    section = study_section(read_study(path))
     print(f"## {section.title}\n")
     print("\n\n".join(block_markdown(block) for block in section.blocks if not isinstance(block, Figure)))
     print(f"\nStored in {path}; `revisit report {subject.output}` draws it.")

@@ -59,6 +59,8 @@ def evaluate(
         False, "--skip-bad-images", help="Score without the items whose image cannot be read, and list them."
     ),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress, only the table."),
+    verify: Path = typer.Option(None, help="Check a whole run folder instead: checksums, answers, scores."),
+    schema: bool = typer.Option(False, "--schema", help="Print the stored records as JSON Schema instead."),
 ) -> None:
     """Measure methods on benchmarks; killed at any moment, the same command goes on where it stopped.
 
@@ -78,11 +80,17 @@ def evaluate(
     from revisit.evaluation.runner import Silent, run
     from revisit.report.tables import to_markdown
 
+    if schema:
+        print_schemas()
+        return
+    if verify is not None:
+        verify_run(verify)
+        return
     # Only what was typed beats the file.
     given = {
         ("set" if name == "set_" else name): value
         for name, value in context.params.items()
-        if name not in ("config", "quiet") and typed(context, name)
+        if name not in ("config", "quiet", "verify", "schema") and typed(context, name)
     }
     if "set" in given:
         given["set"] = parse_assignments(set_, "--set key=value or method.key=value")
@@ -107,8 +115,30 @@ def evaluate(
     print(f"Answers and results: {plan.output}; more with `revisit compare {plan.output}`.")
 
 
+def print_schemas() -> None:
+    """The stored records, field by field."""
+    import json
+
+    from revisit.evaluation.records import schemas
+
+    print(json.dumps(schemas(), indent=1, ensure_ascii=False))
+
+
+def verify_run(folder: Path) -> None:
+    """Says what is wrong with a run folder, one line each; exit status 1 if anything is."""
+    from revisit.evaluation.verify import verify
+
+    verdict = verify(folder)
+    for problem in verdict.problems:
+        print(problem)
+    problems = "nothing is wrong" if not verdict.problems else f"{len(verdict.problems)} problems"
+    print(f"{folder}: {verdict.cells} cells, {verdict.answers} answers, {problems}.")
+    if verdict.problems:
+        raise typer.Exit(1)
+
+
 def stopped(output: Path) -> Interrupted:
-    """What is said to who pressed Ctrl-C."""
+    """The message for KeyboardInterrupt."""
     if any(output.glob("cells/*/answers.jsonl")):
         return Interrupted(f"Stopped. Every finished answer is in {output}; the same command goes on from there.")
     return Interrupted("Stopped before the first answer.")

@@ -26,7 +26,7 @@ from revisit.contrast.pixels import refuse_filled_cache
 from revisit.errors import RevisitError
 
 if TYPE_CHECKING:
-    from revisit.decoding.loop import Run
+    from revisit.decoding.run import Run
 
 CACHE = "past_key_values"
 

@@ -15,7 +15,7 @@ from revisit.contrast.pixels import item_digests
 from revisit.contrast.prompt_edits import Edit, edited, image_span
 
 if TYPE_CHECKING:
-    from revisit.decoding.loop import Run
+    from revisit.decoding.run import Run
 
 Tokens = tuple[int, ...]
 

@@ -17,7 +17,7 @@ from revisit.errors import RevisitError
 from revisit.models.parts import describe
 
 if TYPE_CHECKING:
-    from revisit.decoding.loop import Run
+    from revisit.decoding.run import Run
 
 # pixel input -> the input that says how many of its rows belong to each image, for families that pack patches
 PACKED = {"pixel_values": "image_grid_thw", "pixel_values_videos": "video_grid_thw"}

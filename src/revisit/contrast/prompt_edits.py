@@ -13,7 +13,7 @@ from revisit.contrast.pixels import prompt_inputs
 from revisit.errors import RevisitError
 
 if TYPE_CHECKING:
-    from revisit.decoding.loop import Run
+    from revisit.decoding.run import Run
 
 # what configurations and processors call the tokens that open and close an image
 BOUNDARIES = (

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 # Imported on first use: the methods' settings need neither torch nor transformers.
-_WHERE = {"generate": "loop", "decode": "loop", "Run": "loop", "Method": "method", "Trace": "trace"}
+_WHERE = {"generate": "loop", "decode": "loop", "Run": "run", "Method": "method", "Trace": "trace"}
 
 
 def __getattr__(name: str) -> Any:

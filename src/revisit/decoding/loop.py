@@ -8,10 +8,10 @@ processor put before all others. No decoding loop is written here and nothing of
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,14 +36,11 @@ from transformers.generation.utils import GENERATION_MODES_MAPPING
 
 from revisit.decoding.method import Method
 from revisit.decoding.registry import as_method
-from revisit.decoding.trace import RowTrace, StepRecord, Trace
+from revisit.decoding.run import Run
+from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
-from revisit.models.geometry import grids
 from revisit.models.loading import processor_of
-from revisit.models.parts import ModelParts, describe
-from revisit.step.reference import Refinement
-from revisit.taps.early_exits import EarlyExits
-from revisit.taps.vision import Capture, VisionStates, no_image, vision_mask
+from revisit.models.parts import describe
 
 if TYPE_CHECKING:
     from revisit.decoding.method import Refine
@@ -66,20 +63,44 @@ NEVER_EMPTY = (
     RepetitionPenaltyLogitsProcessor,
     LogitNormalization,
 )
-PIXEL_INPUTS = ("pixel_values", "pixel_values_images", "pixel_values_videos", "image_patches", "mm_encoder_outputs")
 
 
-def generate(model: Any, *args: Any, method: Method | None = None, trace: Trace | None = None, **kwargs: Any) -> Any:
+def generate(
+    model: Any,
+    *args: Any,
+    method: Method | type[Method] | str | Mapping[str, Any] | None = None,
+    trace: Trace | bool | None = None,
+    **kwargs: Any,
+) -> Any:
     """`model.generate(...)` decoded by a method; the same arguments and the same return value.
 
-    `method=None` decodes plainly. Pass a `Trace` to see what the method did. Prompts given as `inputs_embeds` need
+    `method` may be a method, its class or its name with settings ("revisit:alpha=1e-3"); a class or a name takes what is
+    recommended for the model. None decodes plainly. Pass a `Trace` to see what the method did; with `trace=True` every step
+    is recorded and the result is a pair, (what generate returns, the trace). Prompts given as `inputs_embeds` need
     `vision_mask`, a (batch, length) mask of their vision positions.
     """
-    method = as_method(method, model)
-    extra = {} if trace is None else {"trace": trace}
+    if not hasattr(model, "generate"):
+        raise RevisitError(
+            f"The first argument must be a model with generate(), as revisit.load makes it, not {_kind(model)}."
+        )
+    if args and isinstance(args[0], Mapping):
+        raise RevisitError(
+            "The inputs are a mapping, whose entries generate() takes by name: write generate(model, **inputs, ...) with two stars."
+        )
+    if not isinstance(trace, (Trace, bool, NoneType)):
+        raise RevisitError(f"trace must be a revisit.Trace, or True to have one made, not {_kind(trace)}.")
+    chosen = as_method(method, model)
     if kwargs.get("stop_strings") is not None:
         kwargs = _stopping_at_strings(kwargs)
-    return model.generate(*args, custom_generate=method, **extra, **kwargs)
+    if trace is True:
+        made = Trace(record=True)
+        return model.generate(*args, custom_generate=chosen, trace=made, **kwargs), made
+    extra = {} if not isinstance(trace, Trace) else {"trace": trace}
+    return model.generate(*args, custom_generate=chosen, **extra, **kwargs)
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__name__}"
 
 
 def _stopping_at_strings(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -90,275 +111,6 @@ def _stopping_at_strings(kwargs: dict[str, Any]) -> dict[str, Any]:
     criteria = [*(kwargs.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, strings)]
     rest = {name: value for name, value in kwargs.items() if name not in ("stop_strings", "tokenizer")}
     return {**rest, "stopping_criteria": StoppingCriteriaList(criteria)}
-
-
-@dataclass
-class Run:
-    """One call of generate, as a method sees it."""
-
-    method: Method
-    model: Any
-    input_ids: Tensor  # (rows, T) the prompt, already repeated for beams and return sequences
-    model_kwargs: dict[str, Any]  # what the loop passes to the model
-    inputs: dict[str, Any]  # what the caller passed to generate, before any preparation (pixels, grid sizes, ...)
-    generation_config: Any
-    copies: int  # consecutive rows that are copies of one item
-    trace: Trace
-    stack: ExitStack  # closed when the call ends, however it ends
-    user_mask: Tensor | None = None  # vision positions given by the caller
-    loop_model: Any = None  # what the loop runs; a method may put a stand-in for the model here
-    parts: ModelParts = field(init=False)
-    beams: bool = False
-
-    def __post_init__(self) -> None:
-        self.loop_model = self.loop_model or self.model
-        self.beams = self.generation_config.num_beams > 1
-        self._finished: Tensor | None = None  # (rows,) rows that the loop has ended, for whatever reason
-        self._later: list[tuple[Trace, Tensor]] = []  # counters still on the device
-        self._seen = self.input_ids.shape[1]
-        self._exits = False  # whether some method looks at early layers
-        self.raw: Tensor | None = None  # (rows, V) what the model itself said at this step
-
-    # -- the prompt ---------------------------------------------------------------------------------------------
-
-    def find_vision_tokens(self, *, required: bool = True) -> Tensor:
-        """Find the model's parts and the prompt's vision positions (rows, T).
-
-        Refuses prompts without any image, unless the method does not need one (`required=False`).
-        """
-        self.parts = ModelParts.of(self.model)
-        if self.user_mask is not None:
-            mask = self.user_mask.to(self.input_ids.device).bool()
-            embeds = self.model_kwargs.get("inputs_embeds")
-            length = embeds.shape[1] if embeds is not None and not self.input_ids.shape[1] else self.input_ids.shape[1]
-            wanted = (self.input_ids.shape[0] // self.copies, length)
-            if tuple(mask.shape) != wanted:
-                raise RevisitError(
-                    f"vision_mask must have the shape of the prompts, {wanted} (batch, length), not {tuple(mask.shape)}."
-                )
-            mask = mask.repeat_interleave(self.copies, dim=0)
-        elif self.model_kwargs.get("inputs_embeds") is not None and self.input_ids.shape[1] == 0:
-            if not required:
-                return self.input_ids.bool()
-            raise RevisitError(
-                "The prompt is given as inputs_embeds, which do not say where the vision tokens are: pass vision_mask, a "
-                "(batch, length) mask that is True at their positions."
-            )
-        else:
-            mask = vision_mask(self.input_ids, self.parts.vision_ids)
-        if not bool(mask.any()):
-            if not required:
-                return mask
-            raise no_image(self.model)
-        cached = self.model_kwargs.get("past_key_values")
-        has_pixels = any(self.inputs.get(name) is not None for name in (*PIXEL_INPUTS, "inputs_embeds"))
-        if not has_pixels and (cached is None or cached.get_seq_length() == 0):
-            raise RevisitError(
-                "The prompt has placeholders for an image but no pixels came with it: pass everything the processor returned "
-                "(model.generate(**inputs))."
-            )
-        for row, count in zip(self.trace.rows, mask.sum(-1).tolist(), strict=True):
-            row.vision_tokens = count
-        return mask
-
-    def capture(self, mask: Tensor, layers: tuple[int, ...], *, final_norm: bool = False) -> Capture:
-        """Start keeping the states of the vision tokens at these layers; complete after the prefill."""
-        self.trace.layers = layers
-        cache = self.model_kwargs.get("past_key_values")
-        return Capture(self.parts, mask, layers, self.copies, self.stack, final_norm=final_norm, cache=cache)
-
-    def within_windows(self, method_name: str) -> None:
-        """Refuses a call that outgrows the sliding window of some layer, where the image's place in attention is not known."""
-        config = self.model.config.get_text_config()
-        window = getattr(config, "sliding_window", None)
-        slides = "sliding_attention" in (getattr(config, "layer_types", None) or ())
-        if slides and window and self.generation_config.max_length > window:
-            raise RevisitError(
-                f"{method_name} changes attention, and some layers of {describe(self.model)} see only the last {window} tokens, fewer "
-                f"than the {self.generation_config.max_length} that this call may reach: ask for fewer new tokens, or use another method."
-            )
-
-    def early_exits(self, layers: tuple[int, ...], *, final_norm: bool = False) -> EarlyExits:
-        """Start projecting the last position's states at these layers, at every step."""
-        self.trace.layers = layers
-        if self._exits:
-            raise RevisitError(
-                "Only one method of a chain can look at early layers (DoLa, DeCo): leave one of them out."
-            )
-        self._exits = True
-        return EarlyExits(
-            self.parts,
-            layers,
-            self.input_ids.shape[0],
-            self.stack,
-            final_norm=final_norm,
-            ignore=lambda: getattr(self.loop_model, "contrasting", False),
-        )
-
-    def finish_capture(self, capture: Capture, logits: Tensor) -> list[VisionStates]:
-        """The captured states of every item, ready to be projected; call at the first step, with its raw logits."""
-        capture.release()
-        if capture.last is None:
-            raise RevisitError(
-                f"The prefill of {describe(self.model)} did not pass through its decoder module, so no vision states were seen; "
-                "this way of running the model is not supported."
-            )
-        raw = logits if self.raw is None else self.raw  # another method may have changed the logits before
-        self.parts.head.calibrate(capture.last[0], raw[0], describe(self.model))
-        shapes = grids(self.model.config, [item.runs() for item in capture.items], self.inputs)
-        for number, shape in enumerate(shapes):
-            for row in self.trace.rows[number * self.copies : (number + 1) * self.copies]:
-                row.grids = shape
-        return capture.items
-
-    # -- the steps ----------------------------------------------------------------------------------------------
-
-    def item(self, row: int) -> int:
-        """Which item of the batch a row belongs to; beams never cross items."""
-        return row // self.copies
-
-    def active(self, input_ids: Tensor) -> list[int]:
-        """Rows that have not ended before this step. Beam search replaces ended beams, so there all rows count."""
-        ended = self.ended(input_ids)
-        return [row for row in range(input_ids.shape[0]) if ended is None or not ended[row]]
-
-    def ended(self, input_ids: Tensor) -> Tensor | None:
-        """Rows that have ended before this step, on their device; None where no row can have ended."""
-        return None if self.beams or input_ids.shape[1] == self._seen else self._finished
-
-    def end(self, rows: Tensor) -> None:
-        """The loop ended these rows, and goes on for the others."""
-        self._finished = rows if self._finished is None else self._finished | rows
-
-    def note(
-        self,
-        row: int,
-        *,
-        applied: bool = False,
-        changed: bool = False,
-        set_size: int | None = None,
-        record: StepRecord | None = None,
-    ) -> None:
-        """Count one step of one row."""
-        counters = self.trace.rows[row]
-        counters.steps += 1
-        counters.applied += applied
-        counters.changed += changed
-        if set_size is not None:
-            counters.set_sizes.append(set_size)
-        if record is not None:
-            counters.records.append(record)
-
-    def note_later(self, input_ids: Tensor, sizes: Tensor, applied: Tensor, changed: Tensor) -> None:
-        """Count one step of all rows from (rows,) tensors that the host reads only when the call ends; size -1 is none."""
-        ended = self.ended(input_ids)
-        counted = torch.ones_like(applied) if ended is None else ~ended.to(applied.device)
-        if not self._later:
-            self.stack.callback(self._count)
-        counts = torch.stack([counted.long(), applied.long(), changed.long(), sizes])
-        self._later.append((self.trace, counts))
-
-    def _count(self) -> None:
-        """Count what `note_later` kept, in the trace that it belongs to (a chain has one for each of its methods)."""
-        now, steps = self.trace, torch.stack([counts for _, counts in self._later]).tolist()
-        for (trace, _), step in zip(self._later, steps, strict=True):
-            self.trace = trace
-            for row, (counted, applied, changed, size) in enumerate(zip(*step, strict=True)):
-                if counted:
-                    self.note(row, applied=bool(applied), changed=bool(changed), set_size=None if size < 0 else size)
-        self.trace = now
-        self._later.clear()
-
-    def note_refinement(self, row: int, result: Refinement | None, states: VisionStates) -> None:
-        """Count, and on request record, a step that fused two distributions over a plausible set; None: left as it is."""
-        if result is None:
-            self.note(row)
-            return
-        record = self._record(row, result, states) if self.trace.record else None
-        self.note(row, applied=result.applied, changed=result.changed, set_size=result.size, record=record)
-
-    def note_scores(
-        self,
-        input_ids: Tensor,
-        base: Tensor,
-        scores: Tensor,
-        other: Tensor | None = None,
-        acted: Tensor | None = None,
-        layers: Sequence[int] | None = None,
-    ) -> None:
-        """Count, and on request record, a step that turned the logits `base` into `scores`, all rows at once.
-
-        The set of a row is where its scores are finite. `other` are the logits that were contrasted with (all (rows, V)),
-        `acted` (rows,) says where the method had anything to do, `layers` which hidden state each row used.
-        """
-        sizes = scores.isfinite().sum(-1)
-        applied = sizes > 1 if acted is None else acted.to(sizes.device) & (sizes > 1)
-        changed = (scores.argmax(-1) != base.argmax(-1)) & applied
-        told = torch.stack([sizes, applied, changed]).tolist()  # one wait for the device a step
-        for row in self.active(input_ids):
-            size, did, moved = told[0][row], bool(told[1][row]), bool(told[2][row])
-            record = None
-            if self.trace.record:
-                contrast = other[row] if other is not None and did else None
-                record = self._record_scores(row, base[row], scores[row], contrast, size)
-                record.layer = layers[row] if layers is not None and did else None
-            self.note(row, applied=did, changed=moved, set_size=size, record=record)
-
-    def note_plain(self, row: int, logits: Tensor) -> None:
-        """Count, and on request record, a step that left the logits (V,) as they are."""
-        size = int(logits.isfinite().sum()) if self.trace.record else 0
-        self.note(row, record=self._record_scores(row, logits, logits, None, size) if self.trace.record else None)
-
-    def _record_scores(self, row: int, base: Tensor, scores: Tensor, other: Tensor | None, size: int) -> StepRecord:
-        """Candidates of one step; every column is a distribution over the row's set."""
-        outside = ~scores.isfinite()
-        before, after = (x.masked_fill(outside, -torch.inf).softmax(-1) for x in (base.float(), scores.float()))
-        order = after.topk(min(size, self.trace.candidates)).indices
-        favourite = before.argmax()
-        if not bool((order == favourite).any()):
-            order = torch.cat([order[:-1], favourite[None]])
-        between = None if other is None else other.float().masked_fill(outside, -torch.inf).softmax(-1)[order].tolist()
-        return StepRecord(
-            step=self.trace.rows[row].steps,
-            token=None,
-            ids=order.tolist(),
-            base=before[order].tolist(),
-            vision=between,
-            final=after[order].tolist(),
-            set_size=size,
-        )
-
-    def _record(self, row: int, result: Refinement, states: VisionStates) -> StepRecord:
-        final = result.final.softmax(-1)
-        order = final.argsort(descending=True, stable=True)[: self.trace.candidates]
-        favourite = result.base.argmax()
-        if not bool((order == favourite).any()):  # what the model would have said is always shown
-            order = torch.cat([order[:-1], favourite[None]])
-        record = StepRecord(
-            step=self.trace.rows[row].steps,
-            token=None,
-            ids=result.ids[order].tolist(),
-            base=result.base.exp()[order].tolist(),
-            vision=None,
-            final=final[order].tolist(),
-            set_size=len(result.ids),
-        )
-        if result.applied and result.divergences is not None:
-            record.vision = result.vision.exp()[order].tolist()
-            record.layer, record.index = states.place(result.state)
-            record.divergence = float(result.divergences[result.state])
-            record.divergences = result.divergences.float().cpu().view(len(states.layers), states.tokens)
-            record.weight = result.weight
-        return record
-
-    def finish(self, sequences: Tensor) -> None:
-        """Fill in which token was chosen at each recorded step (not for beams: there rows change places)."""
-        if not self.trace.record or self.beams:
-            return
-        start = self.input_ids.shape[1]
-        for row, tokens in zip(self.trace.rows, sequences[:, start:].tolist(), strict=True):
-            for record, token in zip(row.records, tokens, strict=False):
-                record.token = token
 
 
 class MethodProcessor(LogitsProcessor):
@@ -381,8 +133,7 @@ class TrackedCriteria(StoppingCriteriaList):
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         ended = super().__call__(input_ids, scores, **kwargs)
-        if not self.run.beams:
-            self.run.end(ended)
+        self.run.recorder.ended.add(ended)
         return ended
 
 
@@ -417,25 +168,14 @@ def decode(
     caller = _arguments_of_generate()
     mode = generation_config.get_generation_mode(caller.get("assistant_model"))
     _refuse(mode, generation_config, caller)
-    trace = trace if trace is not None else Trace()
-    trace.method = {"name": method.name, **method.settings()}
-    trace.rows = [RowTrace() for _ in range(input_ids.shape[0])]
+    _check_context(model, input_ids, model_kwargs)
     streamer = caller.get("streamer")
     if (processor := processor_of(model)) is not None:
         method = method.bind(processor)
     with ExitStack() as stack:
-        run = Run(
-            method=method,
-            model=model,
-            input_ids=input_ids,
-            model_kwargs=model_kwargs,
-            inputs=dict(caller.get("kwargs") or {}),
-            generation_config=generation_config,
-            copies=max(generation_config.num_beams, generation_config.num_return_sequences),
-            trace=trace,
-            stack=stack,
-            user_mask=vision_mask,
-        )
+        trace = trace if trace is not None else Trace()
+        inputs = dict(caller.get("kwargs") or {})
+        run = Run.begin(method, model, input_ids, model_kwargs, inputs, generation_config, trace, stack, vision_mask)
         others = LogitsProcessorList(logits_processor or [])
         last = [FallbackProcessor(run, others)] if any(type(other) not in NEVER_EMPTY for other in others) else []
         processors = LogitsProcessorList([MethodProcessor(run, method.begin(run)), *others, *last])
@@ -451,8 +191,26 @@ def decode(
             **streaming,
             **run.model_kwargs,
         )
-        run.finish(output if isinstance(output, Tensor) else output.sequences)
+        sequences = output if isinstance(output, Tensor) else output.sequences
+        run.recorder.finish(sequences, getattr(processor, "tokenizer", None))
         return output
+
+
+def _check_context(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
+    """One sentence for a prompt that is longer than the model's context."""
+    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    limit = getattr(config, "max_position_embeddings", None)
+    embeds = model_kwargs.get("inputs_embeds")
+    length = max(input_ids.shape[1], 0 if embeds is None else embeds.shape[1])
+    rope = getattr(config, "rope_parameters", None) or {}
+    stretched = isinstance(rope, dict) and any(
+        "factor" in str(part) for part in rope.items()
+    )  # then the limit is not stated
+    if isinstance(limit, int) and limit > 0 and length > limit and not stretched:
+        raise RevisitError(
+            f"The prompt has {length} tokens, its image included, and the context of {describe(model)} has {limit}: shorten the prompt, "
+            "or send fewer or smaller images."
+        )
 
 
 def _arguments_of_generate() -> dict[str, Any]:

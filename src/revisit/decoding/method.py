@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from typing_extensions import Self
 
-    from revisit.decoding.loop import Run
+    from revisit.decoding.run import Run
 
     Refine = Callable[[Tensor, Tensor], Tensor]  # (input_ids (B, T), logits (B, V)) -> logits (B, V)
 

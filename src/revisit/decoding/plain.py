@@ -10,8 +10,8 @@ from revisit.decoding.method import Method
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
+    from revisit.decoding.run import Run
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,7 @@ class Plain(Method):
 
     def begin(self, run: Run) -> Refine:
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
-            for row in run.active(input_ids):
-                run.note_plain(row, logits[row])
+            run.recorder.note_plain(input_ids, logits)
             return logits
 
         return refine

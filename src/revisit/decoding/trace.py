@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
+
+from revisit.errors import RevisitError, need
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.models.geometry import ImageGrid
+    from revisit.models.patch_maps import ImageGrid
+
+SCHEMA = 1  # of saved traces
 
 
-@dataclass
+@dataclass(repr=False)
 class StepRecord:
     """One step of one row. Probabilities run over `ids`, the plausible set, most probable (final) first."""
 
@@ -28,14 +35,26 @@ class StepRecord:
     divergence: float | None = None
     divergences: Tensor | None = None  # (layers, vision tokens), float32 on the CPU
     weight: float | None = None  # of the vision side in the fusion
+    text: str | None = None  # of the chosen token, where the tokenizer is known
+    texts: list[str] | None = None  # of `ids`
 
     @property
     def changed(self) -> bool:
-        """Whether the method's favourite differs from the model's own."""
-        return self.ids[0] != self.ids[max(range(len(self.base)), key=self.base.__getitem__)]
+        """Whether the method's favorite differs from the model's own."""
+        return self.ids[0] != self.favorite
+
+    @property
+    def favorite(self) -> int:
+        """The token that the model alone would have preferred."""
+        return self.ids[max(range(len(self.base)), key=self.base.__getitem__)]
+
+    def __repr__(self) -> str:
+        chosen = repr(self.text) if self.text is not None else self.token
+        where = "" if self.index is None else f", vision token {self.index} at layer {self.layer}"
+        return f"StepRecord({self.step}: {chosen} of {self.set_size}{where}{', changed' if self.changed else ''})"
 
 
-@dataclass
+@dataclass(repr=False)
 class RowTrace:
     """Counters of one row (one beam of one item, in beam search)."""
 
@@ -47,8 +66,14 @@ class RowTrace:
     records: list[StepRecord] = field(default_factory=list)
     grids: list[ImageGrid] = field(default_factory=list)  # one per image of the row, where the layout is known
 
+    def __repr__(self) -> str:
+        counts = (
+            f"vision_tokens={self.vision_tokens}, steps={self.steps}, applied={self.applied}, changed={self.changed}"
+        )
+        return f"RowTrace({counts}, records={len(self.records)})"
 
-@dataclass
+
+@dataclass(repr=False)
 class Trace:
     """Pass one to `generate` to see what a method did.
 
@@ -63,6 +88,13 @@ class Trace:
     layers: tuple[int, ...] = ()
     links: list[Trace] = field(default_factory=list)  # of a chain: the counters of each of its methods
 
+    def __repr__(self) -> str:
+        if not self.rows:
+            return f"Trace(record={self.record}, nothing decoded yet)"
+        found = self.summary()
+        counts = ", ".join(f"{name}={found[name]}" for name in ("rows", "vision_tokens", "steps", "applied", "changed"))
+        return f"Trace({self.method.get('name', '')!r}, {counts}{', recorded' if self.record else ''})"
+
     def summary(self) -> dict[str, Any]:
         """Totals over all rows."""
         sizes = [size for row in self.rows for size in row.set_sizes]
@@ -76,3 +108,136 @@ class Trace:
             "median_set_size": median(sizes) if sizes else None,
             "largest_set_size": max(sizes, default=None),
         }
+
+    def add_text(self, tokenizer: Any) -> Trace:
+        """Fill in the text of every recorded token; `generate` does it for models that `revisit.load` loaded."""
+        tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+        records = [record for row in self.rows for record in row.records]
+        ids = {token for record in records for token in (*record.ids, record.token) if token is not None}
+        text = {token: str(tokenizer.decode([token])) for token in ids}
+        for record in records:
+            record.text = None if record.token is None else text[record.token]
+            record.texts = [text[token] for token in record.ids]
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, in JSON-ready form."""
+        return {
+            "schema": SCHEMA,
+            "record": self.record,
+            "candidates": self.candidates,
+            "method": self.method,
+            "layers": list(self.layers),
+            "summary": self.summary(),
+            "rows": [_row_to_dict(row) for row in self.rows],
+            "links": [link.to_dict() for link in self.links],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Trace:
+        """The trace that `to_dict` wrote."""
+        try:
+            if data["schema"] != SCHEMA:
+                raise RevisitError(f"This trace has format {data['schema']}, and only {SCHEMA} is known: decode again.")
+            return cls(
+                record=data["record"],
+                candidates=data["candidates"],
+                rows=[_row_from_dict(row) for row in data["rows"]],
+                method=data["method"],
+                layers=tuple(data["layers"]),
+                links=[cls.from_dict(link) for link in data["links"]],
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RevisitError(f"This is no saved trace ({type(error).__name__}: {error}).") from None
+
+    def save(self, path: str | Path) -> Path:
+        """Write the trace as JSON; returns the path."""
+        path = Path(path)
+        text = json.dumps(self.to_dict(), ensure_ascii=False)
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise RevisitError(f"The trace could not be written to {path}: {error.strerror}.") from None
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Trace:
+        """Read a trace that `save` wrote."""
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        except OSError as error:
+            raise RevisitError(f"The trace {path} could not be read: {error.strerror}.") from None
+        except ValueError as error:
+            if isinstance(error, RevisitError):
+                raise
+            raise RevisitError(f"{path} is no saved trace: it is not JSON ({error}).") from None
+
+    def to_pandas(self) -> Any:
+        """A table with one line per recorded step; needs pandas and `Trace(record=True)`."""
+        need("pandas")
+        import pandas
+
+        if not self.record:
+            raise RevisitError(
+                "This trace has counters only: decode with Trace(record=True) to have a table of its steps."
+            )
+        lines = [_line(number, record) for number, row in enumerate(self.rows) for record in row.records]
+        return pandas.DataFrame(lines, columns=list(_line(0, _EMPTY)))
+
+
+_EMPTY = StepRecord(0, None, [0], [1.0], None, [1.0], 1)
+
+
+def _line(row: int, record: StepRecord) -> dict[str, Any]:
+    place = record.ids.index(record.token) if record.token in record.ids else None
+    return {
+        "row": row,
+        "step": record.step,
+        "token": record.token,
+        "text": record.text,
+        "base": None if place is None else record.base[place],  # of the chosen token
+        "vision": None if place is None or record.vision is None else record.vision[place],
+        "final": None if place is None else record.final[place],
+        "set_size": record.set_size,
+        "changed": record.changed,
+        "favorite": record.favorite,
+        "favorite_text": None if record.texts is None else record.texts[record.ids.index(record.favorite)],
+        "layer": record.layer,
+        "vision_token": record.index,
+        "divergence": record.divergence,
+    }
+
+
+def _row_to_dict(row: RowTrace) -> dict[str, Any]:
+    made = {f.name: getattr(row, f.name) for f in dataclasses.fields(row)}
+    made["records"] = [
+        {
+            f.name: value.tolist() if f.name == "divergences" and value is not None else value
+            for f in dataclasses.fields(record)
+            for value in [getattr(record, f.name)]
+        }
+        for record in row.records
+    ]
+    made["grids"] = [dataclasses.asdict(grid) for grid in row.grids]
+    return made
+
+
+def _row_from_dict(data: dict[str, Any]) -> RowTrace:
+    from revisit.models.patch_maps import ImageGrid
+
+    records = []
+    for record in data["records"]:
+        if record["divergences"] is not None:
+            import torch
+
+            record = {**record, "divergences": torch.tensor(record["divergences"], dtype=torch.float32)}
+        records.append(StepRecord(**record))
+    return RowTrace(**{**data, "records": records, "grids": [ImageGrid(**_tuples(grid)) for grid in data["grids"]]})
+
+
+def _tuples(data: dict[str, Any]) -> dict[str, Any]:
+    return {key: _tupled(value) for key, value in data.items()}
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(_tupled(part) for part in value) if isinstance(value, list) else value

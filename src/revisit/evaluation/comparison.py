@@ -16,7 +16,7 @@ from typing import Any, Literal
 from revisit.benchmarks.base import Metric, ratio
 from revisit.errors import RevisitError, unknown
 from revisit.evaluation import statistics
-from revisit.evaluation.store import read_json, read_results
+from revisit.evaluation.store import read_results, read_scores
 
 Test = Literal["permutation", "bootstrap"]
 
@@ -138,11 +138,11 @@ def _variant(group: tuple[str, ...], groups: Sequence[tuple[str, ...]]) -> str:
 
 
 def _scored(output: Path, entry: Mapping[str, Any]) -> Scored:
-    stored = read_json(output / entry["path"] / "scores.json")
+    stored = read_scores(output / entry["path"])
     return Scored(
         entry=entry,
-        items=stored["items"],
-        per_item={name: {u: (t[0], t[1]) for u, t in terms.items()} for name, terms in stored["per_item"].items()},
+        items=stored.items,
+        per_item=stored.per_item,
         values={k: math.nan if m["value"] is None else m["value"] for k, m in entry["metrics"].items()},
         label=entry["method"]["label"],
     )

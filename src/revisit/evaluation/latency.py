@@ -27,8 +27,8 @@ from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError, unknown
 
 if TYPE_CHECKING:
-    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
+    from revisit.decoding.run import Run
 
 # -- random models of real shapes ---------------------------------------------------------------------------------
 

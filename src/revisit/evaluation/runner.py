@@ -25,7 +25,8 @@ from revisit.evaluation.engines.base import Answer, BadImage, Engine, Job, open_
 from revisit.evaluation.environment import environment
 from revisit.evaluation.identity import method_code
 from revisit.evaluation.plan import Plan, label
-from revisit.evaluation.store import SCHEMA, Cell, Line, digest, file_digest, locked, read_results, write_json
+from revisit.evaluation.records import RunRecord, ScoresRecord, StoredAnswer
+from revisit.evaluation.store import Cell, Damaged, digest, file_digest, locked, read_results, write_record
 
 
 class Reporter(Protocol):
@@ -106,7 +107,7 @@ def run(
     reporter = reporter or Silent()
     engine_for = engine_for or (lambda model: open_engine(plan.engine, model, **plan.engine_options))
     with locked(plan.output):
-        results = Results(plan)
+        results = Results(plan, reporter)
         checksums = Checksums()
         questions = {id(b): ask(b, plan, checksums, reporter) for b in plan.benchmarks}
         for model in plan.models:
@@ -191,6 +192,8 @@ def run_cell(
     name = label(method)
     bad = dict(questions.bad)
     with Cell(plan.output, (model, name, benchmark.name), about) as cell:
+        for sentence in cell.repairs:
+            reporter.note(sentence)
         stored = [cell.get(q.item.id, q.content) is not None for q in questions.ready]
         reporter.start(f"{model} · {name} · {benchmark.name}", len(stored), sum(stored))
         todo = [
@@ -217,20 +220,21 @@ def run_cell(
     if not kept:
         return {**entry, "status": "unreadable images"}
     scores = benchmark.score(kept, {item.id: lines_by_id[item.id].text for item in kept})
-    write_json(
+    write_record(
         cell.path / "scores.json",
         {
             "version": benchmark.version,
             "items": {q.item.id: q.content for q in questions.ready if q.item.id in lines_by_id},
             "per_item": {metric: {u: list(t) for u, t in terms.items()} for metric, terms in scores.per_item.items()},
         },
+        ScoresRecord,
     )
     return {**entry, "status": "complete", **scored(benchmark, scores, len(kept))}
 
 
-def line_of(question: Question, answer: Answer) -> Line:
+def line_of(question: Question, answer: Answer) -> StoredAnswer:
     """An answer as it is stored, tied to the content of its question."""
-    return Line(
+    return StoredAnswer(
         id=question.item.id,
         item=question.content,
         prompt=question.prompt,
@@ -238,6 +242,7 @@ def line_of(question: Question, answer: Answer) -> Line:
         tokens=tuple(answer.tokens),
         counters=dict(answer.counters),
         seconds=round(answer.seconds, 6),
+        finish="length" if answer.finish == "length" else "stop",
     )
 
 
@@ -249,7 +254,7 @@ def describe(
     about: Mapping[str, Any],
     benchmark: Benchmark,
     questions: Questions,
-    lines: Mapping[str, Line],
+    lines: Mapping[str, StoredAnswer],
     bad: Mapping[str, BadImage],
 ) -> dict[str, Any]:
     """The part of a cell's entry that does not depend on its scores."""
@@ -313,14 +318,26 @@ def _finite(value: float) -> float | None:
 class Results:
     """results.json: rewritten as a whole after every cell, so that it can be read at any time."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, reporter: Reporter) -> None:
         self.path = plan.output / "results.json"
         self.plan = plan
         self.started = time.time()
         self.entries: list[dict[str, Any]] = []
-        earlier = read_results(plan.output)["cells"] if self.path.exists() else []
+        earlier = self._read(reporter)["cells"] if self.path.exists() else []
         self.earlier = [old for old in earlier if (plan.output / old["path"]).exists()]  # somebody may delete a cell
         self._write("running")
+
+    def _read(self, reporter: Reporter) -> dict[str, Any]:
+        """What earlier commands left; a damaged file is set aside, since everything in it can be made from the answers."""
+        try:
+            return read_results(self.plan.output)
+        except Damaged as error:
+            aside = self.path.with_name("results.damaged.json")
+            self.path.replace(aside)
+            reporter.note(
+                f"{error} It was moved to {aside.name}; cells of other commands appear again when those are run again."
+            )
+            return {"cells": []}
 
     def add(self, entry: dict[str, Any]) -> None:
         """Adds a cell; an earlier entry for the same question under other code or weights gives way to it."""
@@ -352,7 +369,6 @@ class Results:
     def _write(self, status: str) -> dict[str, Any]:
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         results = {
-            "schema": SCHEMA,
             "status": status,
             "written": now,
             "seconds": round(time.time() - self.started, 1),
@@ -360,8 +376,7 @@ class Results:
             "settings": settings(self.plan),
             "cells": [*self.earlier, *self.entries],
         }
-        write_json(self.path, results)
-        return results
+        return write_record(self.path, results, RunRecord)
 
 
 def settings(plan: Plan) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     OUTPUT/
       results.json                     what was measured (docs/evaluation.md describes every field)
-      .lock                            held by the running process, released by the system when it dies
+      .lock, .holder                   held by the running process, released by the system when it dies; its name
       cells/MODEL-METHOD-BENCHMARK-KEY/
         cell.json                      everything that could change an answer; KEY is its hash
         answers.jsonl                  one line per answer
@@ -20,46 +20,27 @@ import json
 import os
 import re
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from filelock import FileLock, Timeout
+from pydantic import ValidationError
 
 from revisit.errors import RevisitError
-
-SCHEMA = 1  # of results.json
-
-
-@dataclass(frozen=True)
-class Line:
-    """One answer as stored: `item` hashes prompt and image bytes, `prompt` the prompt alone, `seconds` is its share."""
-
-    id: str
-    item: str
-    prompt: str
-    text: str
-    tokens: tuple[int, ...]
-    counters: Mapping[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
-
-    def to_json(self) -> str:
-        """The line without its line end; texts are escaped, so no text can contain a line end."""
-        return json.dumps(asdict(self), ensure_ascii=True, separators=(",", ":"))
-
-    @classmethod
-    def from_json(cls, text: str) -> Line:
-        """The inverse of `to_json`; raises ValueError for anything else."""
-        raw = json.loads(text)
-        try:
-            line = cls(
-                **{**raw, "tokens": tuple(raw["tokens"])},
-            )
-        except (TypeError, KeyError) as error:
-            raise ValueError(f"not an answer: {error}") from error
-        if not all(isinstance(v, str) for v in (line.id, line.item, line.prompt, line.text)):
-            raise ValueError("not an answer: id, item, prompt and text must be strings")
-        return line
+from revisit.evaluation.records import (
+    READABLE,
+    SCHEMA,
+    CellRecord,
+    Record,
+    RunRecord,
+    ScoresRecord,
+    StoredAnswer,
+    checksum,
+    first_problem,
+    sealed,
+)
 
 
 def digest(value: Any) -> str:
@@ -93,6 +74,8 @@ def disk_error(error: OSError, path: Path) -> RevisitError:
         errno.EPERM: "the folder is not writable",
         errno.ENOTDIR: "a file stands where a folder is needed",
         errno.EEXIST: "a file stands where a folder is needed",
+        errno.EISDIR: "a folder stands where a file is needed",
+        errno.ELOOP: "its links go in a circle",
     }
     reason = reasons.get(error.errno or 0, os.strerror(error.errno) if error.errno else str(error))
     return RevisitError(
@@ -117,26 +100,64 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON in `path`; raises one sentence if it is absent or not JSON."""
+    """The JSON in `path`; raises one sentence if it is absent, unreadable or not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RevisitError(f"{path} does not exist: give the --out folder of a `revisit eval` run.") from error
     except NotADirectoryError as error:
         raise RevisitError(f"{path.parent} is a file: give the --out folder of a `revisit eval` run.") from error
-    except (ValueError, UnicodeDecodeError) as error:
-        raise RevisitError(f"{path} is not valid JSON ({error}); move it away and run `revisit eval` again.") from error
+    except OSError as error:
+        raise RevisitError(f"{path} cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{path} is not valid JSON ({error}); {AGAIN}") from error
 
 
-def read_results(output: Path) -> Any:
-    """The results.json of an output folder; raises one sentence if it is absent or of another format."""
-    results = read_json(output / "results.json")
-    if not isinstance(results, dict) or results.get("schema") != SCHEMA or not isinstance(results.get("cells"), list):
+AnyRecord = TypeVar("AnyRecord", bound=Record)
+AGAIN = "move it away and run the same `revisit eval` command again (stored answers are kept)."
+
+
+class Damaged(RevisitError):
+    """A stored file that is not what was written."""
+
+
+def read_record(path: Path, kind: type[AnyRecord]) -> AnyRecord:
+    """A stored record; raises one sentence if it is absent, of another format, or not what was written."""
+    raw = read_json(path)
+    if not isinstance(raw, dict):
+        raise Damaged(f"{path} is damaged: it holds a {type(raw).__name__}, not a record; {AGAIN}")
+    if (number := raw.get("schema", 1)) not in READABLE:
         raise RevisitError(
-            f"{output / 'results.json'} was not written by this version of `revisit eval`: give another --out, or move "
-            "that file away (the answers beside it are kept)."
+            f"{path} has format {str(number)[:20]}; this version reads {' and '.join(map(str, READABLE))}: {AGAIN}"
         )
-    return results
+    if raw.get("checksum") not in (None, checksum(raw)):
+        raise Damaged(f"{path} is damaged: its checksum does not fit; {AGAIN}")
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        raise Damaged(f"{path} is damaged ({first_problem(error)}); {AGAIN}") from error
+
+
+def write_record(path: Path, value: Mapping[str, Any], kind: type[Record]) -> dict[str, Any]:
+    """Replaces `path` by a record in one step, with its checksum; returns what was written."""
+    record = sealed({"schema": SCHEMA, **value})
+    kind.model_validate(record)
+    write_json(path, record)
+    return record
+
+
+def read_results(output: Path) -> dict[str, Any]:
+    """The results.json of an output folder as plain data; raises one sentence if it is absent, damaged or of another format."""
+    path = output / "results.json"
+    raw = read_json(path)
+    if isinstance(raw, dict) and not {"schema", "cells"} & raw.keys():
+        raise RevisitError(f"{path} was not written by `revisit eval`: give another --out, or move that file away.")
+    return read_record(path, RunRecord).model_dump(mode="json", by_alias=True)
+
+
+def read_scores(folder: Path) -> ScoresRecord:
+    """The scores.json of a cell's folder."""
+    return read_record(folder / "scores.json", ScoresRecord)
 
 
 def make_folder(path: Path) -> Path:
@@ -151,31 +172,28 @@ def make_folder(path: Path) -> Path:
 @contextmanager
 def locked(output: Path) -> Iterator[None]:
     """Holds `output` for this process; a second process is refused, a dead one's lock does not count."""
+    path, holder = make_folder(output) / ".lock", output / ".holder"
+    lock = FileLock(path, timeout=0, is_singleton=False)
     try:
-        import fcntl
-    except ImportError as error:  # pragma: no cover - Windows
-        raise RevisitError("`revisit eval` needs POSIX file locks; on Windows run it inside WSL.") from error
-    path = make_folder(output) / ".lock"
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        lock.acquire()
+    except Timeout as error:
+        try:
+            name = holder.read_text("utf-8", errors="replace").strip()[:200]
+        except OSError:
+            name = ""
+        raise RevisitError(
+            f"{output} is in use by {name or 'another process'}; wait until it ends, or give this run another --out."
+        ) from error
     except OSError as error:
         raise disk_error(error, path) from error
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
-            raise RevisitError(
-                f"{output} is in use by {holder}; wait until it ends, or give this run another --out."
-            ) from error
-        try:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            holder.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", "utf-8")
         except OSError as error:
-            raise disk_error(error, path) from error
+            raise disk_error(error, holder) from error
         yield
     finally:
-        os.close(descriptor)  # releases the lock; the file stays, since removing it would race with the next holder
+        lock.release()
 
 
 class Cell:
@@ -185,26 +203,51 @@ class Cell:
         self.identity = dict(identity)
         self.key = digest(self.identity)
         self.path = output / "cells" / "-".join([*(slug(name) for name in names), self.key[:12]])
-        self._lines: dict[tuple[str, str], Line] = {}
+        self.repairs: list[str] = []  # what was put right when the cell was opened
+        self._lines: dict[tuple[str, str], StoredAnswer] = {}
         self._descriptor: int | None = None
         self._size = 0
 
     def open(self) -> Cell:
-        """Reads what is stored, cuts an unfinished last line, and is ready to append."""
+        """Reads what is stored, puts right what is damaged, and is ready to append.
+
+        An unfinished last line is the work of a kill and is cut. A line that is not what was written is taken out of the file,
+        kept in `damaged.jsonl`, and said in `repairs`; its answer is missing from then on.
+        """
         make_folder(self.path)
-        about = self.path / "cell.json"
-        if not about.exists():
-            write_json(about, {"key": self.key, "identity": json.loads(json.dumps(self.identity, default=repr))})
-        elif read_json(about).get("key") != self.key:
-            raise RevisitError(f"{about} belongs to other settings; move the folder {self.path} away.")
+        self._open_about(self.path / "cell.json")
         path = self.path / "answers.jsonl"
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            self._size = repair(self._descriptor, path)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            try:
+                repair(descriptor)
+                lines, damaged = sort_lines(path)
+                if damaged:
+                    _set_aside(path, damaged)
+            finally:
+                os.close(descriptor)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+            self._size = os.fstat(self._descriptor).st_size
         except OSError as error:
             raise disk_error(error, path) from error
-        self._lines = {(line.id, line.item): line for line in read_answers(path)}
+        if damaged:
+            numbers = ", ".join(str(number) for number, _ in damaged[:5]) + (", …" if len(damaged) > 5 else "")
+            answers = "1 answer is" if len(damaged) == 1 else f"{len(damaged)} answers are"
+            self.repairs.append(f"{path}: {answers} damaged (line {numbers}) and will be made again.")
+        self._lines = {(line.id, line.item): line for line in lines}
         return self
+
+    def _open_about(self, path: Path) -> None:
+        """Checks `cell.json`, or writes it where it is missing or damaged: all it says is known."""
+        try:
+            known = read_record(path, CellRecord).key if path.exists() else None
+        except Damaged:
+            known = None
+            self.repairs.append(f"{path} was damaged and is written again.")
+        if known is None:
+            write_record(path, {"key": self.key, "identity": self.identity}, CellRecord)
+        elif known != self.key:
+            raise RevisitError(f"{path} belongs to other settings; move the folder {self.path} away.")
 
     def close(self) -> None:
         """Ends appending; what is stored stays readable."""
@@ -218,11 +261,11 @@ class Cell:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def get(self, id: str, item: str) -> Line | None:
+    def get(self, id: str, item: str) -> StoredAnswer | None:
         """The answer to item `id` with content `item`, or None."""
         return self._lines.get((id, item))
 
-    def append(self, lines: Iterable[Line]) -> int:
+    def append(self, lines: Iterable[StoredAnswer]) -> int:
         """Stores those of `lines` that are not stored yet, all of them or none, and returns how many there were."""
         if self._descriptor is None:
             raise RuntimeError("the cell is not open")
@@ -243,8 +286,8 @@ class Cell:
         return len(new)
 
 
-def repair(descriptor: int, path: Path) -> int:
-    """Cuts what follows the last line end (a kill in the middle of a write) and returns the file's size."""
+def repair(descriptor: int) -> None:
+    """Cuts what follows the last line end: a kill in the middle of a write."""
     size = os.fstat(descriptor).st_size
     end, step = size, 1 << 16
     while end > 0:
@@ -257,22 +300,45 @@ def repair(descriptor: int, path: Path) -> int:
     if end != size:
         os.ftruncate(descriptor, end)
         os.fsync(descriptor)
-    return end
 
 
-def read_answers(path: Path) -> Iterator[Line]:
-    """The stored answers in the order they were written, an unfinished last line left out.
-
-    A damaged line before the end is not the work of a kill; it is refused rather than guessed at.
-    """
+def sort_lines(path: Path) -> tuple[list[StoredAnswer], list[tuple[int, str]]]:
+    """The stored answers in the order they were written, and the number and problem of every damaged line."""
+    good, damaged = [], []
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
             if not raw.endswith(b"\n"):
-                return
+                break  # the unfinished line of a kill
             try:
-                yield Line.from_json(raw.decode())
-            except ValueError as error:
-                raise RevisitError(
-                    f"{path}, line {number} is damaged ({error}); delete that line and run the same command again, "
-                    "which asks for that answer anew."
-                ) from error
+                good.append(StoredAnswer.from_json(raw.decode()))
+            except (ValueError, RecursionError) as error:
+                damaged.append((number, str(error) or type(error).__name__))
+    return good, damaged
+
+
+def _set_aside(path: Path, damaged: Sequence[tuple[int, str]]) -> None:
+    """Moves damaged lines to `damaged.jsonl`; the file of answers is replaced in one step."""
+    numbers = {number for number, _ in damaged}
+    temporary = path.with_name(f".{path.name}.tmp")
+    with path.open("rb") as file, temporary.open("wb") as kept, path.with_name("damaged.jsonl").open("ab") as aside:
+        for number, raw in enumerate(file, 1):
+            (aside if number in numbers else kept).write(raw)
+        for written in (aside, kept):
+            written.flush()
+            os.fsync(written.fileno())
+    temporary.replace(path)
+
+
+def read_answers(path: Path) -> Iterator[StoredAnswer]:
+    """The stored answers in the order they were written, an unfinished last line left out; damage is one sentence."""
+    try:
+        lines, damaged = sort_lines(path)
+    except OSError as error:
+        raise RevisitError(f"{path} cannot be read: {error.strerror}.") from error
+    if damaged:
+        number, problem = damaged[0]
+        raise RevisitError(
+            f"{path}, line {number} is damaged ({problem[:200]}); run the same `revisit eval` command again, which makes that answer "
+            "anew."
+        )
+    return iter(lines)

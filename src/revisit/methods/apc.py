@@ -15,8 +15,8 @@ from revisit.methods.contrastive import cut
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
+    from revisit.decoding.run import Run
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class APC(Method):
             scores = cut(logits, logits, self.alpha)
             if run.beams:
                 scores = scores.log_softmax(-1)
-            run.note_scores(input_ids, logits, scores)
+            run.recorder.note_scores(input_ids, logits, scores)
             return scores
 
         return refine

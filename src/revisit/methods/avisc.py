@@ -20,8 +20,8 @@ from revisit.methods.contrastive import Contrastive, cut
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
+    from revisit.decoding.run import Run
     from revisit.taps.attention import Call
 
 

@@ -19,8 +19,9 @@ from revisit.errors import RevisitError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
+    from revisit.decoding.recorder import Recorder
+    from revisit.decoding.run import Run
 
 
 @dataclass(frozen=True)
@@ -66,26 +67,23 @@ class Chain(Method):
         return dataclasses.replace(self, methods=tuple(method.bind(processor) for method in self.methods))
 
     def begin(self, run: Run) -> Refine:
-        from revisit.decoding.trace import RowTrace, Trace
-
-        whole = run.trace
-        links: list[tuple[Trace, Refine]] = []
+        whole = run.recorder
+        links: list[tuple[Recorder, Refine]] = []
         for method in self.methods:
-            run.trace = Trace(rows=[RowTrace() for _ in whole.rows], method={"name": method.name, **method.settings()})
-            links.append((run.trace, method.begin(run)))
-            for mine, own in zip(whole.rows, run.trace.rows, strict=True):
+            run.recorder = whole.link(method)
+            links.append((run.recorder, method.begin(run)))
+            for mine, own in zip(whole.trace.rows, run.trace.rows, strict=True):
                 mine.vision_tokens = max(mine.vision_tokens, own.vision_tokens)
-            whole.layers = whole.layers or run.trace.layers
-        run.trace = whole
-        whole.links = [trace for trace, _ in links]
+            whole.trace.layers = whole.trace.layers or run.trace.layers
+        run.recorder = whole
 
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
             scores = logits
-            for trace, link in links:
-                run.trace = trace
+            for recorder, link in links:
+                run.recorder = recorder
                 scores = link(input_ids, scores)
-            run.trace = whole
-            run.note_scores(input_ids, logits, scores)
+            run.recorder = whole
+            whole.note_scores(input_ids, logits, scores)
             return scores
 
         return refine

@@ -20,8 +20,8 @@ from revisit.methods.prompts import Boundaries, around_image, starts_with_bos
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
+    from revisit.decoding.run import Run
 
 REQUEST = (
     "Provide a detailed description of the image, covering all visible elements and their interactions, so as to "

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from revisit.contrast.branch import Branch
-    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
+    from revisit.decoding.run import Run
 
     Combine = Callable[[Tensor, Tensor, int], Tensor]  # (logits, contrast logits, step from 0), all (rows, V) -> scores
 
@@ -55,7 +55,7 @@ class Contrastive(Method):
             scores = scores.where(has_image[:, None].to(scores.device), logits)
             if run.beams:  # beams are compared with each other
                 scores = scores.log_softmax(-1)
-            run.note_scores(input_ids, logits, scores, contrast, has_image)
+            run.recorder.note_scores(input_ids, logits, scores, contrast, has_image)
             return scores
 
         return refine

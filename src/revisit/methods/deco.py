@@ -20,8 +20,8 @@ from revisit.errors import RevisitError, unknown
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
+    from revisit.decoding.run import Run
 
 
 def candidates(logits: Tensor, top_p: float, top_k: int) -> Tensor:
@@ -106,8 +106,8 @@ class DeCo(Method):
             scores, layer = correct(logits, early, self.alpha, self.top_p, self.top_k)
             if run.beams:
                 scores = scores.log_softmax(-1)
-            chosen = early.take_along_dim(layer[..., None, None], -2).squeeze(-2) if run.trace.record else None
-            run.note_scores(input_ids, logits, scores, chosen, layers=[layers[i] for i in layer.tolist()])
+            chosen = early.take_along_dim(layer[..., None, None], -2).squeeze(-2) if run.recorder.records else None
+            run.recorder.note_scores(input_ids, logits, scores, chosen, layer=layer)
             return scores
 
         return refine

@@ -20,8 +20,8 @@ from revisit.errors import RevisitError, unknown
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
+    from revisit.decoding.run import Run
 
 
 def divergences(final: Tensor, early: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def divergences(final: Tensor, early: Tensor) -> Tensor:
     import torch
 
     impossible = final == -math.inf
-    if bool(impossible.any()):  # tokens that the model cannot say at all are not compared
+    if final.device.type != "cpu" or bool(impossible.any()):  # tokens that the model cannot say at all are not compared
         early = early.masked_fill(impossible.unsqueeze(-2), -math.inf)
     log_p = final.log_softmax(-1).masked_fill(impossible, 0.0)  # (rows, V)
     log_q = early.log_softmax(-1)  # (rows, layers, V)
@@ -137,7 +137,7 @@ class DoLa(Method):
             scores = contrast(logits, chosen, self.relative_top)
             if run.beams:
                 scores = scores.log_softmax(-1)
-            run.note_scores(input_ids, logits, scores, chosen, layers=[layers[i] for i in best.tolist()])
+            run.recorder.note_scores(input_ids, logits, scores, chosen, layer=best)
             return scores
 
         return refine

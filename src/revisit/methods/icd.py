@@ -20,8 +20,8 @@ from revisit.methods.prompts import Boundaries, word_ids
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
+    from revisit.decoding.run import Run
 
 
 def contrast(logits: Tensor, disturbed: Tensor, alpha: float, beta: float) -> Tensor:

@@ -18,8 +18,8 @@ from revisit.methods.prompts import Boundaries
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
+    from revisit.decoding.run import Run
 
 
 def weight(t: int, decay: float, cap: float | None = None) -> float:

@@ -20,8 +20,8 @@ from revisit.methods.prompts import Boundaries
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
+    from revisit.decoding.run import Run
     from revisit.taps.attention import Call
 
 
@@ -106,7 +106,7 @@ class PAI(Boundaries, Contrastive):
         at_prompt = self.gamma is None if self.at_prompt is None else self.at_prompt
         rows, seen = len(mask), set[int]()
         forwards = 0
-        run.within_windows("PAI")
+        run.check_sliding_windows("PAI")
 
         def see(call: Call) -> Callable[[Tensor], Tensor] | None:
             nonlocal forwards
@@ -133,7 +133,7 @@ class PAI(Boundaries, Contrastive):
     def _plain(self, run: Run, has_image: Tensor, seen: set[int]) -> Refine:
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
             _check(seen, input_ids.shape[1] - run.input_ids.shape[1])
-            run.note_scores(input_ids, logits, logits, acted=has_image)
+            run.recorder.note_scores(input_ids, logits, logits, acted=has_image)
             return logits
 
         return refine

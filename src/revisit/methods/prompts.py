@@ -12,7 +12,7 @@ from revisit.errors import RevisitError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from revisit.decoding.loop import Run
+    from revisit.decoding.run import Run
 
 
 @dataclass(frozen=True)

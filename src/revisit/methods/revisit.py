@@ -23,8 +23,8 @@ from revisit.step.rule import ADAPTIVE_WEIGHTS, Rule
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
+    from revisit.decoding.run import Run
     from revisit.step.backend import Backend
     from revisit.taps.vision import VisionStates
 
@@ -132,7 +132,7 @@ class ReVisiT(Method):
         layers = resolve_layers(self.layers, run.parts.depth, run.parts.tied)
         capture = run.capture(mask, layers, final_norm=self.norm == "final")
         rule = self.rule(normalize=self.normalize or run.beams)  # beams are compared with each other
-        record = run.trace.record
+        record = run.recorder.records
         draws = random.Random(self.seed)
         items: list[VisionStates] = []
         step: Backend | None = None
@@ -143,12 +143,12 @@ class ReVisiT(Method):
                 items.extend(run.finish_capture(capture, logits))
                 step = backend.choose(*capture.padded(), run.parts.head, rule, copies=run.copies, record=record)
             uniform = draws.random()  # one draw a step, so that a row does not depend on its neighbors
-            result = step(logits.to(run.parts.head.device), uniform, run.ended(input_ids))
+            result = step(logits.to(run.parts.head.device), uniform, run.recorder.ended.before(input_ids))
             if record:
-                for row in run.active(input_ids):
-                    run.note_refinement(row, result.refinements[row], items[run.item(row)])
+                for row in run.recorder.active(input_ids):
+                    run.recorder.note_refinement(row, result.refinements[row], items[run.item(row)])
             else:
-                run.note_later(input_ids, result.sizes, result.applied, result.changed)
+                run.recorder.note_later(input_ids, result.sizes, result.applied, result.changed)
             return result.scores.to(logits.device)
 
         return refine

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from revisit.contrast.branch import Branch
-    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
+    from revisit.decoding.run import Run
     from revisit.taps.attention import Call
 
 
@@ -98,7 +98,7 @@ class SID(Contrastive):
         branch = add_branch(run, None, stacked=self.stacks(run))
         counts = budget(self.keep, mask.sum(-1), run.model.config.model_type)
         masker = Masker(branch, mask, counts, self.layer)
-        run.within_windows("SID")
+        run.check_sliding_windows("SID")
         run.stack.enter_context(watching(run.parts, masker.see, "SID"))
         beta = self.beta if self.constraint == "always" or run.generation_config.do_sample else 0.0
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
+    from revisit.decoding.run import Run
 
 STEPS = 1000
 

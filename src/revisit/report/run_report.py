@@ -16,12 +16,13 @@ from revisit.benchmarks.base import Metric
 from revisit.errors import RevisitError
 from revisit.evaluation.comparison import Table as Compared
 from revisit.evaluation.comparison import compare_folder
-from revisit.evaluation.store import read_answers, read_json, slug
+from revisit.evaluation.store import read_answers, read_json, read_results, slug
 from revisit.report import figures, published
 from revisit.report.document import Block, Cell, Document, Made, Section, Table, Text, rows_of
 from revisit.report.sections import ablation_sections, heading, number, p_value, ranked, study_section, triple
 from revisit.studies.ablation import FILE as ABLATION
-from revisit.studies.study import CAPTIONS, FOLDER
+from revisit.studies.ablation import read_ablation
+from revisit.studies.study import CAPTIONS, FOLDER, read_study
 
 ORDER = ("hallusionbench", "chair", "pope", "repope", "vqav2", "mmmu", "amber", "mme", "llava_bench")
 STUDY_ORDER = ("hallucinated-steps", "gt-vs-hal", "projection", "case-study")
@@ -42,17 +43,18 @@ def gather(folder: Path) -> Found:
         raise RevisitError(f"{folder} is no folder; give the --out folder of `revisit eval`, `ablate` or `analyze`.")
     runs, ablations = [], []
     for path in sorted(folder.rglob("results.json")):
-        place, results = path.parent, read_json(path)
-        if not isinstance(results, dict) or "cells" not in results:
-            continue
+        place, found = path.parent, read_json(path)
+        if not isinstance(found, dict) or "cells" not in found:
+            continue  # somebody else's file
+        results = read_results(place)
         runs.append((place, results))
         if (place / ABLATION).exists():
-            ablations.append((place, read_json(place / ABLATION), results))
+            ablations.append((place, read_ablation(place), results))
     files = sorted(path for path in folder.rglob("*.json") if path.parent.name == FOLDER)
     studies = [
         {**study, "name": slug(path.relative_to(folder).with_suffix("").as_posix(), 100)}
         for path in files
-        if (study := read_json(path)).get("study") in STUDY_ORDER
+        if (study := read_study(path))["study"] in STUDY_ORDER
     ]
     studies.sort(key=lambda study: STUDY_ORDER.index(study["study"]))
     if not runs and not studies:
@@ -142,7 +144,7 @@ def _main_keys(place: Path, results: Mapping[str, Any]) -> set[str]:
     cells = [cell for cell in results["cells"] if cell["status"] == "complete"]
     if not (place / ABLATION).exists():
         return {cell["key"] for cell in cells}
-    panels = read_json(place / ABLATION)["panels"]
+    panels = read_ablation(place)["panels"]
     varied = {row["method"] for panel in panels for row in panel["rows"]}
     others = [cell for cell in cells if cell["method"]["label"] not in varied]
     asked = {_question(cell) for cell in others if cell["method"]["label"] != "greedy"}

@@ -338,7 +338,7 @@ def ablation_sections(
                 blocks.insert(1, _published_panel(panel))
             named = panel["title"] if panel["title"] == panel["key"] else f"({panel['key']}) {panel['title']}"
             title = f"{named} · {benchmark} · {model}"
-            sections.append(Section(title, [*blocks, made(panel.get("made", about))], level=3))
+            sections.append(Section(title, [*blocks, made(panel.get("made") or about)], level=3))
     return sections
 
 

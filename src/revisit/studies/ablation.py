@@ -28,11 +28,11 @@ from revisit.decoding.plain import Plain
 from revisit.errors import RevisitError, unknown
 from revisit.evaluation.engines.base import BadImage, decode_images
 from revisit.evaluation.plan import Plan, label
+from revisit.evaluation.records import AblationRecord
 from revisit.evaluation.runner import Checksums, Reporter, Silent, ask, batches, identity, line_of, run
-from revisit.evaluation.store import Cell, locked, read_json, write_json
+from revisit.evaluation.store import Cell, locked, read_record, write_record
 from revisit.methods.revisit import ReVisiT
 
-SCHEMA = 1
 FILE = "ablation.json"
 ALPHAS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 NAMES = {
@@ -179,9 +179,9 @@ def ablate(
     results = run(plan, reporter)
     about = {"command": command, "settings": results["settings"], "environment": results["environment"]}
     made = [{**panel.to_json(), "made": about} for panel in panels.values()]
-    earlier = read_json(plan.output / FILE)["panels"] if (plan.output / FILE).exists() else []
+    earlier = read_ablation(plan.output)["panels"] if (plan.output / FILE).exists() else []
     kept = [panel for panel in earlier if panel["key"] not in panels]  # of other commands on the same output
-    write_json(plan.output / FILE, {"schema": SCHEMA, **about, "panels": [*kept, *made]})
+    write_record(plan.output / FILE, {**about, "panels": [*kept, *made]}, AblationRecord)
     return results
 
 
@@ -214,6 +214,8 @@ def _fill_benchmark(
     for method in plan.methods:
         about = identity(plan, engine, method, benchmark, questions, decoding)
         cells[method] = Cell(plan.output, (model, label(method), benchmark.name), about).open()
+        for sentence in cells[method].repairs:
+            reporter.note(sentence)
     missing = sum(
         cell.get(question.item.id, question.content) is None for cell in cells.values() for question in questions.ready
     )
@@ -239,6 +241,6 @@ def _fill_benchmark(
     return answered
 
 
-def read_ablation(folder: Path) -> dict[str, Any] | None:
-    """The panels that a folder's ablation had, or None."""
-    return read_json(folder / FILE) if (folder / FILE).exists() else None
+def read_ablation(folder: Path) -> dict[str, Any]:
+    """The ablation.json of a folder as plain data; one sentence if it is damaged."""
+    return read_record(folder / FILE, AblationRecord).model_dump(mode="json", by_alias=True)

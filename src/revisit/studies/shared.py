@@ -15,9 +15,10 @@ import torch
 from transformers.cache_utils import DynamicLayer
 
 from revisit.decoding.batch import decode_batch
-from revisit.decoding.loop import PIXEL_INPUTS, generate
+from revisit.decoding.loop import generate
 from revisit.decoding.method import Method
 from revisit.decoding.plain import Plain
+from revisit.decoding.run import PIXEL_INPUTS
 from revisit.decoding.settings import Decoding
 from revisit.evaluation.engines.base import Answer, Job
 from revisit.evaluation.engines.local import LocalEngine, as_answers, memory_advice
@@ -29,8 +30,8 @@ from revisit.taps.vision import VisionStates, remember, remembered, resolve_laye
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.loop import Run
     from revisit.decoding.method import Refine
+    from revisit.decoding.run import Run
 
 
 @dataclass(frozen=True)

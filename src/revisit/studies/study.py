@@ -16,7 +16,6 @@ from revisit.errors import RevisitError
 from revisit.evaluation.config import DEFAULT_SCENES, resolve_data
 from revisit.evaluation.runner import Reporter, Silent
 
-SCHEMA = 1
 FOLDER = "studies"  # below the output folder
 CAPTIONS = "captions"  # the folder of the descriptions that studies read, below the output
 
@@ -71,7 +70,7 @@ class Subject:
         from revisit import methods
         from revisit.evaluation.plan import Plan
         from revisit.evaluation.runner import run
-        from revisit.evaluation.store import read_answers, read_json
+        from revisit.evaluation.store import read_answers, read_scores
 
         plan = Plan(
             models=(self.model,),
@@ -86,7 +85,7 @@ class Subject:
         )
         cell = run(plan, reporter or Silent())["cells"][-1]
         place = Path(self.output) / CAPTIONS / cell["path"]
-        asked = read_json(place / "scores.json")["items"]  # id -> hash of prompt and picture
+        asked = read_scores(place).items  # id -> hash of prompt and picture
         stored = read_answers(place / "answers.jsonl")
         lines = {line.id: line for line in stored if asked.get(line.id) == line.item}
         return [Caption(item, lines[item.id].text, lines[item.id].tokens) for item in self.items]
@@ -121,14 +120,14 @@ def spoken(caption: Caption, end: Sequence[int] | set[int]) -> tuple[int, ...]:
 def save(subject: Subject, study: str, result: dict[str, Any], extra: dict[str, Any] | None = None) -> Path:
     """Writes a study's file: what was measured, with the command, the settings and the machine."""
     from revisit.evaluation.environment import environment
-    from revisit.evaluation.store import make_folder, slug, write_json
+    from revisit.evaluation.records import StudyRecord
+    from revisit.evaluation.store import make_folder, slug, write_record
 
     folder = make_folder(Path(subject.output) / FOLDER)
     path = folder / f"{study}-{slug(subject.model)}-{slug(subject.data)}.json"
-    write_json(
+    write_record(
         path,
         {
-            "schema": SCHEMA,
             "study": study,
             "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "command": command(),
@@ -136,8 +135,17 @@ def save(subject: Subject, study: str, result: dict[str, Any], extra: dict[str, 
             "environment": environment(),
             "result": result,
         },
+        StudyRecord,
     )
     return path
+
+
+def read_study(path: Path) -> dict[str, Any]:
+    """A study's file as plain data; one sentence if it is damaged."""
+    from revisit.evaluation.records import StudyRecord
+    from revisit.evaluation.store import read_record
+
+    return read_record(path, StudyRecord).model_dump(mode="json", by_alias=True)
 
 
 def command() -> str:

@@ -70,10 +70,8 @@ def waiting(init: Callable[..., Any]) -> Callable[..., Any]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         manager = self.kv_cache_manager
-        allocate, taken = (
-            manager.allocate_slots,
-            {},
-        )  # request id -> blocks of the pool, kept until the request has ended
+        allocate = manager.allocate_slots
+        taken: dict[str, int] = {}  # blocks of the pool, by request, until the request has ended
 
         @functools.wraps(allocate)
         def allocate_slots(request: Any, *more: Any, **named: Any) -> Any:

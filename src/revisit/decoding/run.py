@@ -1,0 +1,184 @@
+"""One call of generate() as a method sees it: the prompt, the model's parts, and what can be tapped while it runs."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from revisit.decoding.recorder import EndedRows, Recorder
+from revisit.decoding.trace import Trace
+from revisit.errors import RevisitError
+from revisit.models.geometry import grids
+from revisit.models.parts import ModelParts, describe
+from revisit.taps.early_exits import EarlyExits
+from revisit.taps.vision import Capture, VisionStates, no_image, vision_mask
+
+if TYPE_CHECKING:
+    from revisit.decoding.method import Method
+
+PIXEL_INPUTS = ("pixel_values", "pixel_values_images", "pixel_values_videos", "image_patches", "mm_encoder_outputs")
+
+
+@dataclass
+class Run:
+    """One call of generate."""
+
+    method: Method
+    model: Any
+    input_ids: Tensor  # (rows, T) the prompt, already repeated for beams and return sequences
+    model_kwargs: dict[str, Any]  # what the loop passes to the model
+    inputs: dict[str, Any]  # what the caller passed to generate, before any preparation (pixels, grid sizes, ...)
+    generation_config: Any
+    copies: int  # consecutive rows that are copies of one item
+    recorder: Recorder
+    stack: ExitStack  # closed when the call ends, however it ends
+    user_mask: Tensor | None = None  # vision positions given by the caller
+    loop_model: Any = None  # what the loop runs; a method may put a stand-in for the model here
+    raw: Tensor | None = None  # (rows, V) the model's own logits at this step
+    parts: ModelParts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.loop_model = self.loop_model or self.model
+        self._exits = False  # whether some method looks at early layers
+
+    @classmethod
+    def begin(
+        cls,
+        method: Method,
+        model: Any,
+        input_ids: Tensor,
+        model_kwargs: dict[str, Any],
+        inputs: dict[str, Any],
+        generation_config: Any,
+        trace: Trace,
+        stack: ExitStack,
+        user_mask: Tensor | None = None,
+    ) -> Run:
+        """A call that is about to decode; the trace is emptied for it."""
+        ended = EndedRows(input_ids.shape[1], generation_config.num_beams > 1)
+        return cls(
+            method=method,
+            model=model,
+            input_ids=input_ids,
+            model_kwargs=model_kwargs,
+            inputs=inputs,
+            generation_config=generation_config,
+            copies=max(generation_config.num_beams, generation_config.num_return_sequences),
+            recorder=Recorder(trace, method, input_ids.shape[0], ended, stack),
+            stack=stack,
+            user_mask=user_mask,
+        )
+
+    @property
+    def trace(self) -> Trace:
+        """The trace of the method that acts now."""
+        return self.recorder.trace
+
+    @property
+    def beams(self) -> bool:
+        """Whether rows are beams, which are compared with each other and change places."""
+        return bool(self.generation_config.num_beams > 1)
+
+    def item(self, row: int) -> int:
+        """Which item of the batch a row belongs to; beams never cross items."""
+        return row // self.copies
+
+    # -- the prompt ---------------------------------------------------------------------------------------------
+
+    def find_vision_tokens(self, *, required: bool = True) -> Tensor:
+        """Find the model's parts and the prompt's vision positions (rows, T).
+
+        Refuses prompts without any image, unless the method does not need one (`required=False`).
+        """
+        self.parts = ModelParts.of(self.model)
+        mask = self._vision_mask(required)
+        if not bool(mask.any()):
+            if not required:
+                return mask
+            raise no_image(self.model)
+        cached = self.model_kwargs.get("past_key_values")
+        has_pixels = any(self.inputs.get(name) is not None for name in (*PIXEL_INPUTS, "inputs_embeds"))
+        if not has_pixels and (cached is None or cached.get_seq_length() == 0):
+            raise RevisitError(
+                "The prompt has placeholders for an image but no pixels came with it: pass everything the processor returned "
+                "(model.generate(**inputs))."
+            )
+        for row, count in zip(self.trace.rows, mask.sum(-1).tolist(), strict=True):
+            row.vision_tokens = count
+        return mask
+
+    def _vision_mask(self, required: bool) -> Tensor:
+        embeds = self.model_kwargs.get("inputs_embeds")
+        only_embeds = embeds is not None and self.input_ids.shape[1] == 0
+        if self.user_mask is not None:
+            mask = self.user_mask.to(self.input_ids.device).bool()
+            length = embeds.shape[1] if embeds is not None and only_embeds else self.input_ids.shape[1]
+            wanted = (self.input_ids.shape[0] // self.copies, length)
+            if tuple(mask.shape) != wanted:
+                raise RevisitError(
+                    f"vision_mask must have the shape of the prompts, {wanted} (batch, length), not {tuple(mask.shape)}."
+                )
+            return mask.repeat_interleave(self.copies, dim=0)
+        if only_embeds:
+            if not required:
+                return self.input_ids.bool()
+            raise RevisitError(
+                "The prompt is given as inputs_embeds, which do not say where the vision tokens are: pass vision_mask, a "
+                "(batch, length) mask that is True at their positions."
+            )
+        return vision_mask(self.input_ids, self.parts.vision_ids)
+
+    def check_sliding_windows(self, method_name: str) -> None:
+        """Refuses a call that outgrows the sliding window of some layer, where the image's place in attention is not known."""
+        config = self.model.config.get_text_config()
+        window = getattr(config, "sliding_window", None)
+        slides = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+        if slides and window and self.generation_config.max_length > window:
+            raise RevisitError(
+                f"{method_name} changes attention, and some layers of {describe(self.model)} see only the last {window} tokens, fewer "
+                f"than the {self.generation_config.max_length} that this call may reach: ask for fewer new tokens, or use another method."
+            )
+
+    # -- taps ---------------------------------------------------------------------------------------------------
+
+    def capture(self, mask: Tensor, layers: tuple[int, ...], *, final_norm: bool = False) -> Capture:
+        """Start keeping the states of the vision tokens at these layers; complete after the prefill."""
+        self.trace.layers = layers
+        cache = self.model_kwargs.get("past_key_values")
+        return Capture(self.parts, mask, layers, self.copies, self.stack, final_norm=final_norm, cache=cache)
+
+    def early_exits(self, layers: tuple[int, ...], *, final_norm: bool = False) -> EarlyExits:
+        """Start projecting the last position's states at these layers, at every step."""
+        self.trace.layers = layers
+        if self._exits:
+            raise RevisitError(
+                "Only one method of a chain can look at early layers (DoLa, DeCo): leave one of them out."
+            )
+        self._exits = True
+        return EarlyExits(
+            self.parts,
+            layers,
+            self.input_ids.shape[0],
+            self.stack,
+            final_norm=final_norm,
+            ignore=lambda: getattr(self.loop_model, "contrasting", False),
+        )
+
+    def finish_capture(self, capture: Capture, logits: Tensor) -> list[VisionStates]:
+        """The captured states of every item, ready to be projected; call at the first step, with its raw logits."""
+        capture.release()
+        if capture.last is None:
+            raise RevisitError(
+                f"The prefill of {describe(self.model)} did not pass through its decoder module, so no vision states were seen; "
+                "this way of running the model is not supported."
+            )
+        raw = logits if self.raw is None else self.raw  # another method may have changed the logits before
+        self.parts.head.calibrate(capture.last[0], raw[0], describe(self.model))
+        shapes = grids(self.model.config, [item.runs() for item in capture.items], self.inputs)
+        for number, shape in enumerate(shapes):
+            for row in self.trace.rows[number * self.copies : (number + 1) * self.copies]:
+                row.grids = shape
+        return capture.items

@@ -1,0 +1,143 @@
+"""Traces: what they hold, how they show themselves, and how they are kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import families
+import revisit
+from revisit import Trace
+from revisit.decoding.trace import RowTrace, StepRecord
+from revisit.errors import RevisitError
+
+OPTIONS = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+
+
+@pytest.fixture(scope="module")
+def decoded() -> tuple[Any, Trace]:
+    model, processor = families.build("llava")
+    inputs = families.inputs("llava", ["What is it?", "And this?"], [[families.picture(1)], [families.picture(2)]])
+    output, trace = revisit.generate(model, **inputs, method="revisit:alpha=1e-3", trace=True, **OPTIONS)
+    trace.add_text(processor)
+    return output[:, inputs["input_ids"].shape[1] :], trace
+
+
+def test_trace_true_gives_the_output_and_a_recorded_trace(decoded: tuple[Any, Trace]) -> None:
+    output, trace = decoded
+    assert [[record.token for record in row.records] for row in trace.rows] == output.tolist()
+    assert trace.method["name"] == "revisit"
+    assert trace.method["alpha"] == 1e-3
+
+
+def test_trace_false_is_none() -> None:
+    model, _ = families.build("llava")
+    inputs = families.inputs("llava", ["What is it?"], [[families.picture(1)]])
+    assert isinstance(revisit.generate(model, **inputs, trace=False, **OPTIONS), torch.Tensor)
+
+
+def test_records_have_the_text_of_their_tokens(decoded: tuple[Any, Trace]) -> None:
+    _, processor = families.build("llava")
+    for row in decoded[1].rows:
+        for record in row.records:
+            assert record.text == processor.tokenizer.decode([record.token])
+            assert record.texts == [processor.tokenizer.decode([token]) for token in record.ids]
+
+
+def test_it_shows_itself_in_one_line(decoded: tuple[Any, Trace]) -> None:
+    assert repr(Trace()) == "Trace(record=False, nothing decoded yet)"
+    rows = [RowTrace(vision_tokens=6, steps=3, applied=2, changed=1), RowTrace(vision_tokens=6, steps=2)]
+    shown = repr(Trace(rows=rows, method={"name": "vcd"}))
+    assert shown == "Trace('vcd', rows=2, vision_tokens=12, steps=5, applied=2, changed=1)"
+    assert repr(rows[0]) == "RowTrace(vision_tokens=6, steps=3, applied=2, changed=1, records=0)"
+    record = StepRecord(2, 7, [7, 5], [0.4, 0.6], [0.9, 0.1], [0.8, 0.2], 2, layer=4, index=3, text=" zebra")
+    assert repr(record) == "StepRecord(2: ' zebra' of 2, vision token 3 at layer 4, changed)"
+    assert len(repr(decoded[1])) < 120
+
+
+def test_it_is_saved_and_loaded_whole(decoded: tuple[Any, Trace], tmp_path: Path) -> None:
+    trace = decoded[1]
+    loaded = Trace.load(trace.save(tmp_path / "trace.json"))
+    assert loaded.to_dict() == trace.to_dict()
+    assert loaded.rows[0].grids == trace.rows[0].grids
+    for before, after in zip(trace.rows[1].records, loaded.rows[1].records, strict=True):
+        assert (before.divergences is None) == (after.divergences is None)
+        if before.divergences is not None and after.divergences is not None:
+            torch.testing.assert_close(after.divergences, before.divergences)
+
+
+def test_a_chain_keeps_its_links(tmp_path: Path) -> None:
+    model, _ = families.build("llava")
+    inputs = families.inputs("llava", ["What is it?"], [[families.picture(1)]])
+    trace = Trace()
+    revisit.generate(model, **inputs, method="chain:methods=vcd,revisit", trace=trace, **OPTIONS)
+    loaded = Trace.load(trace.save(tmp_path / "trace.json"))
+    assert [link.method["name"] for link in loaded.links] == ["vcd", "revisit"]
+    assert [link.summary()["steps"] for link in loaded.links] == [4, 4]
+    assert loaded.summary()["steps"] == 4
+
+
+def test_the_table_of_steps(decoded: tuple[Any, Trace]) -> None:
+    output, trace = decoded
+    table = trace.to_pandas()
+    assert table["token"].tolist() == output.flatten().tolist()
+    assert table["row"].tolist() == [0] * 4 + [1] * 4
+    assert table["step"].tolist() == [0, 1, 2, 3] * 2
+    first = trace.rows[0].records[0]
+    assert table.loc[0, "final"] == first.final[first.ids.index(first.token)]  # type: ignore[arg-type]
+    assert table.loc[0, "favorite"] == first.favorite
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("not json", "it is not JSON"),
+        ("[]", "no saved trace"),
+        ('{"rows": []}', "no saved trace"),
+        (json.dumps({**Trace().to_dict(), "schema": 99}), "format 99"),
+    ],
+)
+def test_what_is_no_trace(tmp_path: Path, content: str, sentence: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(content)
+    with pytest.raises(RevisitError, match=sentence):
+        Trace.load(path)
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RevisitError, match="could not be read: No such file"):
+        Trace.load(tmp_path / "nothing.json")
+    with pytest.raises(RevisitError, match="could not be written to"):
+        Trace().save(tmp_path / "no folder" / "trace.json")
+
+
+def test_a_table_needs_records() -> None:
+    with pytest.raises(RevisitError, match="counters only"):
+        Trace().to_pandas()
+
+
+def test_wrong_calls_are_one_sentence() -> None:
+    model, _ = families.build("llava")
+    inputs = families.inputs("llava", ["What is it?"], [[families.picture(1)]])
+    with pytest.raises(RevisitError, match="with two stars"):
+        revisit.generate(model, inputs, **OPTIONS)
+    with pytest.raises(RevisitError, match="must be a model with generate"):
+        revisit.generate("tiny", **inputs)
+    with pytest.raises(RevisitError, match="or True to have one made"):
+        revisit.generate(model, **inputs, trace="yes")  # type: ignore[arg-type]
+
+
+def test_a_prompt_longer_than_the_context() -> None:
+    model, _ = families.build("llava")
+    inputs = families.inputs("llava", ["What is it?"], [[families.picture(1)]])
+    config = model.config.get_text_config()
+    before, config.max_position_embeddings = config.max_position_embeddings, inputs["input_ids"].shape[1] - 1
+    try:
+        with pytest.raises(RevisitError, match="shorten the prompt"):
+            revisit.generate(model, **inputs, method="revisit", **OPTIONS)
+    finally:
+        config.max_position_embeddings = before
