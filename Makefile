@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: demo test test-browser test-vllm test-ray lint format docs clean
+.PHONY: demo test test-faults test-browser test-vllm test-ray lint format docs clean
 
 # The package is installed again when what is compiled in it has changed.
 BUILD  := pyproject.toml setup.py src/revisit/step/compiled/kernel.c
@@ -19,6 +19,9 @@ demo: $(VENV)/.installed  ## describe a picture with and without ReVisiT, on a m
 
 test: $(VENV)/.installed lint  ## lint, types and the whole test suite
 	$(BIN)/python -m pytest -n 2
+
+test-faults: $(VENV)/.installed  ## hostile requests, checkpoints and run folders, kills, slow clients; at most 15 minutes
+	timeout 900 $(BIN)/python -m pytest -n 2 -m faults
 
 test-browser: $(VENV)/.installed  ## the pages in a real browser; needs a Chromium
 	@$(BIN)/python tests/chromium.py

@@ -7,7 +7,9 @@ The logits are sharpened so that plausible sets are neither one token nor the wh
 from __future__ import annotations
 
 import functools
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from revisit.models.loading import images_only
+from revisit.models.processors import images_only
 
 SPECIAL = ["<pad>", "<s>", "</s>", "<image>", "<video>", "<|im_start|>", "<|im_end|>"]
 SPECIAL += ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|image|>", "<|video|>"]
@@ -440,3 +442,28 @@ def inputs(family: str, prompts: list[str], images: list[list[Image.Image]]) -> 
     _, processor = build(family)
     texts = [PLACEHOLDER[family] * len(own) + prompt for prompt, own in zip(prompts, images, strict=True)]
     return processor(text=texts, images=[list(own) for own in images], padding=True, return_tensors="pt")
+
+
+TEMPLATE = (
+    "{% for m in messages %}{% for c in m['content'] %}"
+    "{% if c['type'] == 'image' %}PLACE{% else %}{{ c['text'] }}{% endif %}"
+    "{% endfor %}{% endfor %}"
+)
+
+
+def save(family: str, folder: Path) -> Path:
+    """A model folder as the hub has it, processor included, written without saving the processor object itself."""
+    model, processor = build(family)
+    model.save_pretrained(folder)
+    processor.tokenizer.save_pretrained(folder)
+    processor.image_processor.save_pretrained(folder)
+    own = {"processor_class": type(processor).__name__}
+    for name in ("patch_size", "vision_feature_select_strategy", "num_additional_image_tokens", "image_seq_length"):
+        if isinstance(getattr(processor, name, None), (int, str)):
+            own[name] = getattr(processor, name)
+    for name in ("image_seq_len", "num_image_tokens"):
+        if hasattr(processor, name):
+            own[name] = getattr(processor, name)
+    (folder / "processor_config.json").write_text(json.dumps(own))
+    (folder / "chat_template.jinja").write_text(TEMPLATE.replace("PLACE", PLACEHOLDER[family]))
+    return folder

@@ -13,15 +13,13 @@ import pytest
 import families
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "models"))
-from test_loading import save
-
 from revisit.cli.main import main
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cli")
-    save("llava", folder / "model")
+    families.save("llava", folder / "model")
     families.picture(0).save(folder / "a.png")
     families.picture(1, (30, 50)).save(folder / "b.png")
     (folder / "bad.png").write_text("no picture")

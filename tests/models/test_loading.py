@@ -3,49 +3,27 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file
 
 import families
 import revisit
 from revisit import ReVisiT, RevisitError
+from revisit.models import loading
 from revisit.models.loading import load_processor
 from revisit.models.prompts import answers, prepare
-
-TEMPLATE = (
-    "{% for m in messages %}{% for c in m['content'] %}"
-    "{% if c['type'] == 'image' %}PLACE{% else %}{{ c['text'] }}{% endif %}"
-    "{% endfor %}{% endfor %}"
-)
-
-
-def save(family: str, folder: Path) -> Path:
-    """A model folder as the hub has it, processor included, written without saving the processor object itself."""
-    model, processor = families.build(family)
-    model.save_pretrained(folder)
-    processor.tokenizer.save_pretrained(folder)
-    processor.image_processor.save_pretrained(folder)
-    own = {"processor_class": type(processor).__name__}
-    for name in ("patch_size", "vision_feature_select_strategy", "num_additional_image_tokens", "image_seq_length"):
-        if isinstance(getattr(processor, name, None), (int, str)):
-            own[name] = getattr(processor, name)
-    for name in ("image_seq_len", "num_image_tokens"):
-        if hasattr(processor, name):
-            own[name] = getattr(processor, name)
-    (folder / "processor_config.json").write_text(json.dumps(own))
-    (folder / "chat_template.jinja").write_text(TEMPLATE.replace("PLACE", families.PLACEHOLDER[family]))
-    return folder
 
 
 @pytest.mark.parametrize(
     "family", ["llava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "llava_onevision", "smolvlm", "glm4v"]
 )
 def test_load_and_decode_a_batch(family: str, tmp_path: Path) -> None:
-    model, processor = revisit.load(save(family, tmp_path))
+    model, processor = revisit.load(families.save(family, tmp_path))
     assert model.dtype == torch.float32
     assert processor.tokenizer.padding_side == "left"
     pictures = [[families.picture(0, (40, 32))], [families.picture(1, (30, 30))]]
@@ -59,7 +37,7 @@ def test_load_and_decode_a_batch(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("torchvision") is not None, reason="torchvision is installed here")
 def test_an_images_only_processor_is_never_saved_incomplete(tmp_path: Path) -> None:
-    processor = load_processor(save("qwen2_vl", tmp_path))
+    processor = load_processor(families.save("qwen2_vl", tmp_path))
     with pytest.raises(RevisitError, match="torchvision"):
         processor.save_pretrained(tmp_path / "again")
 
@@ -69,15 +47,13 @@ def test_clear_refusals(tmp_path: Path) -> None:
         revisit.load("nobody/has-this-model")
     with pytest.raises(RevisitError, match=r"no config\.json"):
         revisit.load(tmp_path)
-    import transformers
-
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**families.TEXT)).save_pretrained(tmp_path / "text")
     with pytest.raises(RevisitError, match="takes no images"):
         revisit.load(tmp_path / "text")
 
 
 def test_only_safetensors_are_read(tmp_path: Path) -> None:
-    folder = save("llava", tmp_path)
+    folder = families.save("llava", tmp_path)
     weights = folder / "model.safetensors"
     torch.save({}, folder / "pytorch_model.bin")
     weights.unlink()
@@ -87,7 +63,7 @@ def test_only_safetensors_are_read(tmp_path: Path) -> None:
 
 def test_half_precision_does_not_overflow_into_a_wrong_choice(tmp_path: Path) -> None:
     """States that overflow float16 when projected must still give finite scores."""
-    model, processor = revisit.load(save("llava", tmp_path), dtype=torch.float16)
+    model, processor = revisit.load(families.save("llava", tmp_path), dtype=torch.float16)
     with torch.no_grad():
         model.get_output_embeddings().weight.mul_(200)
         model.get_decoder().norm.weight.mul_(0.005)  # the model's own logits stay as they were
@@ -106,3 +82,65 @@ def test_half_precision_does_not_overflow_into_a_wrong_choice(tmp_path: Path) ->
         for scores in out.scores:
             assert not scores.isnan().any()
             assert torch.isfinite(scores.max())
+
+
+def refusal(*args: Any, **kwargs: Any) -> str:
+    with pytest.raises(RevisitError) as caught:
+        revisit.load(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_path_that_is_not_there_is_no_hub_id() -> None:
+    for path in ("./nope", "/no/such/model", "../nope", "a/b/c"):
+        assert refusal(path) == f"There is no model folder {path!r}; check the path."
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.parametrize("place", ["cuda", "cuda:1", {"": "cuda:0"}, torch.device("cuda")])
+def test_a_gpu_that_is_not_there_is_said_before_anything_is_loaded(place: Any) -> None:
+    assert "sees no GPU here; leave the device map out" in refusal("tiny", device_map=place)
+
+
+def test_a_device_that_does_not_exist() -> None:
+    assert "There is no device 'gpu'" in refusal("tiny", device_map="gpu")
+
+
+def test_a_gpu_is_used_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert loading._device_map(None, quantized=False) == "cuda"
+    assert loading._device_map(None, quantized=True) is None  # transformers places those itself
+    assert loading._device_map("cpu", quantized=False) == "cpu"
+    with pytest.raises(RevisitError, match=r"has 1 GPU\(s\)"):
+        loading._device_map("cuda:3", quantized=False)
+
+
+def test_where_a_model_is_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="revisit.models.loading"):
+        model, _ = revisit.load("tiny")
+    assert caplog.messages[-1].endswith("is on cpu, float32")
+    assert loading.placement(model) == "cpu, float32"
+
+
+def test_internvl_with_code_of_its_own_is_pointed_to_its_twin(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "internvl_chat", "auto_map": {"AutoConfig": "a.B"}}')
+    assert f"load '{tmp_path}-hf' instead" in refusal(tmp_path)
+    assert f"load '{tmp_path}-hf' instead" in refusal(tmp_path, trust_remote_code=True)
+
+
+def test_a_type_that_needs_code_and_one_that_nobody_knows(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "new_thing", "auto_map": {"AutoConfig": "a.B"}}')
+    assert "--trust-remote-code" in refusal(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "new_thing"}')
+    assert "'new_thing', which transformers" in refusal(tmp_path)
+
+
+def test_a_head_tied_by_declaration_is_not_missing(tmp_path: Path) -> None:
+    config = transformers.LlavaConfig(**families._clip(), vision_feature_select_strategy="default")
+    config.text_config.tie_word_embeddings = config.tie_word_embeddings = True
+    model, folder = transformers.LlavaForConditionalGeneration(config), families.save("llava", tmp_path)
+    model.save_pretrained(folder)
+    assert not any("lm_head" in name for name in load_file(folder / "model.safetensors"))
+    loaded, _ = revisit.load(folder)
+    assert loaded.lm_head.weight is loaded.get_input_embeddings().weight

@@ -67,6 +67,9 @@ def generate(
     trust_remote_code: bool = typer.Option(
         False, "--trust-remote-code", help="Allow code from the model's repository."
     ),
+    allow_incomplete: bool = typer.Option(
+        False, "--allow-incomplete", help="Load weights with missing, left-over or non-finite tensors."
+    ),
 ) -> None:
     """Describe pictures, or answer a question about them.
 
@@ -102,7 +105,13 @@ def generate(
     from revisit import generate as decode
     from revisit.models.prompts import answers, new_tokens, prepare
 
-    loaded, processor = load(model, dtype=dtype, device_map=device_map, trust_remote_code=trust_remote_code)
+    loaded, processor = load(
+        model,
+        dtype=dtype,
+        device_map=device_map,
+        trust_remote_code=trust_remote_code,
+        allow_incomplete=allow_incomplete,
+    )
     chosen = methods.recommended(method, loaded, **settings)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample, "num_beams": beams}
     if sample:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from revisit.decoding.method import Method
 from revisit.errors import RevisitError
+from revisit.models import templates
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -59,7 +60,7 @@ def around_image(processor: Any, words: str) -> tuple[tuple[int, ...], tuple[int
     if getattr(processor, "chat_template", None) or getattr(tokenizer, "chat_template", None):
         content = [{"type": "image"}, {"type": "text", "text": words}]
         turn = [{"role": "user", "content": content}]
-        text = processor.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+        text = templates.render(processor, turn, add_generation_prompt=True)
     else:
         text = f"{placeholder}\n{words}"
     ids = tokenizer(text, add_special_tokens=not text.startswith(tokenizer.bos_token or "\0"))["input_ids"]

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from revisit.decoding.method import Method
+from revisit.decoding.method import Method, parse_settings
 from revisit.errors import RevisitError, unknown
 from revisit.models import families
 from revisit.step.rule import ADAPTIVE_WEIGHTS, Rule
@@ -105,8 +105,22 @@ class ReVisiT(Method):
         of layers: all for the Qwen-VL family, last for the others.
         """
         kind = model if isinstance(model, str) else model.config.model_type
-        own = getattr(getattr(model, "generation_config", None), "revisit", None) or {}
-        return cls(**{"layers": families.of(kind).layers, **own, **overrides})
+        own = getattr(getattr(model, "generation_config", None), "revisit", None)
+        return cls(**{"layers": families.of(kind).layers, **cls._declared(own), **overrides})
+
+    @classmethod
+    def _declared(cls, entry: Any) -> dict[str, Any]:
+        """The settings in a model's generation_config.json, each of which must be right alone."""
+        try:
+            if not isinstance(entry or {}, dict):
+                raise RevisitError("it must map settings to values.")
+            settings = parse_settings(cls, entry or {})
+            cls(**settings)
+        except (RevisitError, TypeError) as error:
+            raise RevisitError(
+                f"The entry `revisit` of the model's generation_config.json is wrong: {str(error)[:200]}"
+            ) from None
+        return settings
 
     def rule(self, *, normalize: bool) -> Rule:
         """These settings as those of one step."""

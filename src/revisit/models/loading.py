@@ -1,17 +1,33 @@
-"""Loading any vision-language model and its processor, with safe defaults."""
+"""Loading any vision-language model and its processor, with safe defaults: whole weights, no remote code, on the GPU if any."""
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import weakref
 from pathlib import Path
 from typing import Any
 
 from revisit.errors import RevisitError
-from revisit.models import cpu
+from revisit.models import checkpoint, cpu
+from revisit.models.checkpoint import brief
+from revisit.models.config import EMBEDDED, describe_model, embedded_folder, load_config, resolve
+from revisit.models.processors import load_processor
 
-EMBEDDED = "tiny"
+__all__ = [
+    "EMBEDDED",
+    "as_dtype",
+    "describe_model",
+    "embedded_folder",
+    "load",
+    "load_config",
+    "load_processor",
+    "placement",
+    "processor_of",
+    "resolve",
+]
 
+_log = logging.getLogger(__name__)
 _PROCESSORS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # model -> processor
 
 
@@ -20,70 +36,56 @@ def processor_of(model: Any) -> Any | None:
     return _PROCESSORS.get(model)
 
 
-def embedded_folder() -> Path:
-    """The folder of the embedded model, which any transformers program can load."""
-    folder = Path(__file__).parents[1] / "tiny" / "weights"
-    if not (folder / "model.safetensors").is_file():
-        raise RevisitError(f"The embedded model is missing from {folder}; install revisit-decoding again.")
-    return folder
-
-
-def resolve(name_or_path: str | Path) -> str:
-    """A local path or hub id; "tiny" is the embedded model."""
-    if str(name_or_path) == EMBEDDED and not Path(EMBEDDED).is_dir():
-        return str(embedded_folder())
-    return str(name_or_path)
-
-
 def load(
     name_or_path: str | Path = EMBEDDED,
     *,
     dtype: Any = None,
     device_map: Any = None,
     trust_remote_code: bool = False,
+    allow_incomplete: bool = False,
     **kwargs: Any,
 ) -> tuple[Any, Any]:
     """(model, processor) from a local folder or a hub id, ready to generate.
 
-    Weights come from safetensors only and no remote code runs unless asked. Without a `dtype`, a CPU gets float32
-    (half precision is slow there) and an accelerator the checkpoint's own. Other arguments go to `from_pretrained`,
-    so quantised models load as they do in transformers.
+    The model is on the GPU if there is one, unless `device_map` says otherwise. Weights come from safetensors only, no
+    remote code runs unless asked, and a checkpoint with missing, left-over or non-finite tensors is refused unless
+    `allow_incomplete`. Without a `dtype`, a CPU gets float32 (half precision is slow there) and an accelerator the
+    checkpoint's own. Other arguments go to `from_pretrained`, so quantized models load as they do in transformers.
     """
     import torch
-    from transformers import AutoModelForImageTextToText
 
     name = resolve(name_or_path)
     dtype = as_dtype(dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
+    device_map = _device_map(device_map, quantized=bool(kwargs.get("quantization_config")))
     if dtype is None:
-        on_accelerator = device_map is not None or torch.cuda.is_available()
-        dtype = "auto" if on_accelerator or kwargs.get("quantization_config") else torch.float32
-    config = load_config(name, trust_remote_code=trust_remote_code, **_hub_arguments(kwargs))
-    on_cpu = str(device_map) == "cpu" if torch.cuda.is_available() else True
-    if on_cpu and (getattr(config, "dtype", None) if dtype == "auto" else dtype) in (torch.bfloat16, torch.float16):
+        plain_cpu = device_map is None and not kwargs.get("quantization_config")
+        dtype = torch.float32 if plain_cpu else "auto"
+    hub = _hub_arguments(kwargs)
+    config = load_config(name, trust_remote_code=trust_remote_code, **hub)
+    stays_on_cpu = device_map is None or str(device_map) == "cpu" or not torch.cuda.is_available()
+    half = (getattr(config, "dtype", None) if dtype == "auto" else dtype) in (torch.bfloat16, torch.float16)
+    if half and stays_on_cpu:
         cpu.check_half_precision()
-    try:
-        model = AutoModelForImageTextToText.from_pretrained(
-            name,
-            dtype=dtype,
-            device_map=device_map,
-            use_safetensors=True,
-            trust_remote_code=trust_remote_code,
-            **kwargs,
-        )
-    except ValueError as error:
-        if "Unrecognized configuration class" in str(error):
-            raise RevisitError(
-                f"{name!r} is a {config.model_type} model, which takes no images; use a vision-language model such as LLaVA, "
-                "Qwen-VL or InternVL."
-            ) from None
-        raise
-    except OSError as error:
-        raise RevisitError(
-            f"The weights of {name!r} could not be loaded: {_first_line(error)} Only safetensors are read."
-        ) from None
-    processor = load_processor(name, trust_remote_code=trust_remote_code, **_hub_arguments(kwargs))
+    _check_takes_images(name, config, trust_remote_code)
+    _check_files(name, hub)
+    processor = load_processor(name, trust_remote_code=trust_remote_code, **hub)
+    model, loading = _from_pretrained(
+        name, dtype=dtype, device_map=device_map, trust_remote_code=trust_remote_code, **kwargs
+    )
+    if not allow_incomplete:
+        checkpoint.check_weights(name, model, loading)
     _PROCESSORS[model] = processor  # for methods with words in their settings
+    _log.info("%s is on %s", name, placement(model))
     return model.eval(), processor
+
+
+def placement(model: Any) -> str:
+    """Where a model is and in which precision, for people: "cuda:0 (NVIDIA A100), bfloat16"."""
+    import torch
+
+    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    names = [f"{d} ({torch.cuda.get_device_name(d)})" if d.startswith("cuda") else d for d in devices]
+    return f"{', '.join(names)}, {str(model.dtype).removeprefix('torch.')}"
 
 
 def as_dtype(name: str) -> Any:
@@ -96,130 +98,82 @@ def as_dtype(name: str) -> Any:
     return kind
 
 
-def describe_model(name: str, trust_remote_code: bool = False) -> Any:
-    """What a method's recommendation looks at, read from the model's small files: no weights are loaded."""
-    from types import SimpleNamespace
+def _device_map(asked: Any, *, quantized: bool) -> Any:
+    """The device map to load with: the GPU if there is one and nothing was asked; refused where there is none."""
+    import torch
 
-    from transformers import GenerationConfig
-
-    config = load_config(name, trust_remote_code=trust_remote_code)
-    try:
-        generation = GenerationConfig.from_pretrained(resolve(name))
-    except OSError:  # a model may come without one
-        generation = GenerationConfig()
-    return SimpleNamespace(config=config, generation_config=generation)
-
-
-def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:
-    """The configuration of a model, or one sentence that says why there is none."""
-    from transformers import AutoConfig
-
-    name = resolve(name_or_path)
-    local = Path(name)
-    if local.exists() and not (local / "config.json").is_file():
-        raise RevisitError(f"{name!r} is not a model folder: it has no config.json.")
-    try:
-        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **kwargs)
-    except OSError as error:
-        raise RevisitError(
-            f"There is no model {name!r}: it is neither a local folder nor a hub id that can be reached ({_first_line(error)})."
-        ) from None
-    except ValueError as error:
-        raise RevisitError(f"The model {name!r} cannot be loaded: {_first_line(error)}") from None
-
-
-def load_processor(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:
-    """The processor of a model, padding on the left as batched generation needs.
-
-    Processors that own a video processor cannot be built where torchvision is missing; there a version for images
-    only is made of the same class.
-    """
-    from transformers import AutoProcessor
-
-    name = resolve(name_or_path)
-    images_only = None
-    if importlib.util.find_spec("torchvision") is None:
-        images_only = _images_only_class(name, trust_remote_code=trust_remote_code, **kwargs)
-    if images_only is not None:
-        processor = images_only.from_pretrained(name, **kwargs)
-    else:
-        processor = AutoProcessor.from_pretrained(name, trust_remote_code=trust_remote_code, **kwargs)
-    tokenizer = getattr(processor, "tokenizer", None)
-    if tokenizer is not None:
-        tokenizer.padding_side = "left"
-        if tokenizer.pad_token_id is None:
-            tokenizer.pad_token = tokenizer.eos_token
-    return processor
-
-
-def _images_only_class(name: str, *, trust_remote_code: bool, **kwargs: Any) -> Any:
-    """The model's processor class without its video processor, or None if it has none to leave out."""
-    import transformers
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # type: ignore[attr-defined]
-    from transformers.processing_utils import ProcessorMixin
-
-    config = load_config(name, trust_remote_code=trust_remote_code, **kwargs)
-    try:
-        declared = ProcessorMixin.get_processor_dict(name, **kwargs)[0].get("processor_class")
-    except OSError:
-        declared = None
-    cls = getattr(transformers, declared or PROCESSOR_MAPPING_NAMES.get(config.model_type) or "", None)
-    try:
-        attributes = cls.get_attributes() if cls is not None else []
-    except ImportError as error:  # a placeholder class: the processor itself needs something that is missing
-        raise RevisitError(f"The processor of {name!r} cannot be built here: {_first_line(error)}") from None
-    return images_only(cls) if "video_processor" in attributes else None
-
-
-def images_only(cls: Any) -> Any:
-    """A subclass of a processor class that is built, and works on images, without its video processor."""
-    from transformers.processing_utils import ProcessorMixin
-
-    class WithoutVideo(cls):  # type: ignore[misc]
-        """Lists only the parts that can be built, while they are being loaded."""
-
-        @classmethod
-        def get_attributes(klass) -> list[str]:
-            return [name for name in cls.get_attributes() if name != "video_processor"]
-
-    class ImagesOnly(cls):  # type: ignore[misc]
-        """Accepts None as its video processor."""
-
-        @classmethod
-        def _get_arguments_from_pretrained(klass, *args: Any, **kwargs: Any) -> list[Any]:
-            parts = dict(
-                zip(
-                    WithoutVideo.get_attributes(),
-                    WithoutVideo._get_arguments_from_pretrained(*args, **kwargs),
-                    strict=True,
-                )
-            )
-            return [parts.get(name) for name in cls.get_attributes()]
-
-        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
-            if argument_name == "video_processor" and argument is None:
-                return None
-            return super().check_argument_for_proper_class(argument_name, argument)
-
-        def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
-            # the common template: a family's own version may ask its video processor for frame rates
-            return ProcessorMixin.apply_chat_template(self, *args, **kwargs)
-
-        def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+    if asked is None:
+        return "cuda" if torch.cuda.is_available() and not quantized else None
+    for place in asked.values() if isinstance(asked, dict) else [asked]:
+        if isinstance(place, str) and place in ("auto", "balanced", "balanced_low_0", "sequential", "disk"):
+            continue
+        try:
+            device = torch.device(place)
+        except (RuntimeError, TypeError, ValueError):
             raise RevisitError(
-                "This processor was built without its video processor because torchvision is missing, so it would be saved "
-                "incomplete; install torchvision to save it."
+                f"There is no device {str(place)[:60]!r}: give auto, cpu, cuda or cuda:0 as the device map."
+            ) from None
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            have = f"has {torch.cuda.device_count()} GPU(s)" if torch.cuda.is_available() else "sees no GPU"
+            raise RevisitError(
+                f"The device map asks for {str(place)!r}, but torch {torch.__version__} {have} here; leave the device map out, or install "
+                "a torch built for your GPU."
             )
+    return asked
 
-    ImagesOnly.__name__ = ImagesOnly.__qualname__ = cls.__name__
-    WithoutVideo.__name__ = cls.__name__
-    return ImagesOnly
+
+def _check_takes_images(name: str, config: Any, trust_remote_code: bool) -> None:
+    """Refuses text models; those with code of their own, where that may run, decide for themselves."""
+    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    own_code = trust_remote_code and hasattr(config, "auto_map")
+    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not own_code:
+        raise RevisitError(
+            f"{name!r} is a {config.model_type} model, which takes no images; use a vision-language model such as LLaVA, "
+            "Qwen-VL or InternVL."
+        )
+
+
+def _check_files(name: str, hub: dict[str, Any]) -> None:
+    """Refuses weights that are missing, outside the folder, of another format or cut off, before they are opened."""
+    folder = Path(name) / (hub.get("subfolder") or "")
+    if folder.is_dir():
+        checkpoint.check_folder(folder)
+        return
+    from transformers.utils.hub import cached_file
+
+    found = cached_file(
+        name,
+        checkpoint.INDEX,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+        **hub,
+    )
+    if found is not None:
+        checkpoint.index_files(Path(found))
+
+
+def _from_pretrained(name: str, *, device_map: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    """(model, what transformers says about the loading); every failure is one sentence."""
+    from transformers import AutoModelForImageTextToText
+
+    move_to = None
+    if isinstance(device_map, str) and device_map != "auto" and importlib.util.find_spec("accelerate") is None:
+        device_map, move_to = None, device_map  # only accelerate loads straight onto a device
+    loaded: Any
+    try:
+        loaded = AutoModelForImageTextToText.from_pretrained(
+            name, device_map=device_map, use_safetensors=True, output_loading_info=True, **kwargs
+        )
+    except Exception as error:  # transformers, safetensors and torch raise many kinds
+        why = brief(error)
+        if "ignore_mismatched_sizes" in str(error):
+            why = "tensors have other shapes than its config.json declares; get a whole copy."
+        raise RevisitError(f"The weights of {name!r} could not be loaded: {why}") from error
+    model, loading = loaded
+    return model if move_to is None else model.to(move_to), loading
 
 
 def _hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
     names = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
     return {name: kwargs[name] for name in names if name in kwargs}
-
-
-def _first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

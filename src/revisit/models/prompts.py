@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
-from revisit.models import families
+from revisit.models import families, templates
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -24,8 +24,7 @@ def chat_text(processor: Any, prompt: str, images: int = 1, system: str | None =
     messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
     if system:
         messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
-    text: str = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    return text
+    return templates.render(processor, messages, add_generation_prompt=True)
 
 
 def prepare(processor: Any, prompts: Sequence[str], images: Sequence[Sequence[Image]], device: Any = None) -> Any:

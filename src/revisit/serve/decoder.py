@@ -8,6 +8,7 @@ from typing import Any
 from revisit.decoding.batch import decode_batch, end_tokens
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
+from revisit.models import templates
 from revisit.models.prompts import encode, vision_texts
 from revisit.serve.batcher import Ticket
 from revisit.serve.detokenizer import IncrementalDetokenizer
@@ -35,10 +36,7 @@ class Decoder:
                             f"A message contains {token!r}, which stands for an image in this model; leave it out."
                         )
         if getattr(self.processor, "chat_template", None) is not None:
-            text: str = self.processor.apply_chat_template(
-                list(request.messages), add_generation_prompt=True, tokenize=False
-            )
-            return text
+            return templates.render(self.processor, request.messages, add_generation_prompt=True)
         return plain_template(request, getattr(self.processor, "image_token", "<image>"))
 
     def text_length(self, text: str) -> int:

@@ -1,0 +1,138 @@
+"""Is a checkpoint whole? Looked at before its weights are opened, and again when they are in the model."""
+
+from __future__ import annotations
+
+import json
+import struct
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from revisit.errors import RevisitError
+
+INDEX = "model.safetensors.index.json"
+MAX_JSON = 50_000_000  # bytes of a JSON file or header
+MAX_LAYERS = 10_000  # of a text or vision model; real ones have fewer than 200
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a model folder, or one sentence."""
+    try:
+        if path.stat().st_size > MAX_JSON:
+            raise RevisitError(f"{str(path)!r} is larger than {MAX_JSON:,} bytes, which no such file is.")
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, RevisitError):
+            raise
+        raise RevisitError(f"{str(path)!r} is damaged: it is not JSON ({brief(error)}); get a whole copy.") from None
+    if not isinstance(value, dict):
+        raise RevisitError(f"{str(path)!r} is damaged: it must hold a JSON object.")
+    return value
+
+
+def check_folder(folder: Path) -> None:
+    """Refuses a model folder whose weights are missing, outside the folder, of another format or cut off."""
+    if (folder / INDEX).is_file():
+        files = [folder / name for name in index_files(folder / INDEX)]
+    else:
+        files = [folder / "model.safetensors"]
+        if not files[0].is_file():
+            raise RevisitError(
+                f"{str(folder)!r} holds no weights that are read here: only safetensors are (model.safetensors or {INDEX})."
+            )
+    for path in files:
+        if not path.is_file():
+            raise RevisitError(f"The checkpoint {str(folder)!r} is incomplete: {path.name} is missing.")
+        check_safetensors(path)
+
+
+def index_files(index: Path) -> list[str]:
+    """The files that an index names: safetensors beside it and nothing else."""
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
+        raise RevisitError(f"{str(index)!r} is damaged: its weight_map must map tensors to files.")
+    files = sorted(set(names.values()))
+    for name in files:
+        if not name.endswith(".safetensors"):
+            raise RevisitError(f"{str(index)!r} names {name[:200]!r}: only .safetensors files are read.")
+        if name != Path(name).name or "\\" in name or name.startswith("."):
+            raise RevisitError(f"{str(index)!r} names {name[:200]!r}, which is not a file of its own folder; refused.")
+    return files
+
+
+def check_safetensors(path: Path) -> None:
+    """Refuses a file whose header is damaged or whose size is not what its header says."""
+    damaged = f"The weights in {str(path)!r} are truncated or damaged"
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        first = file.read(8)
+        length = struct.unpack("<Q", first)[0] if len(first) == 8 else -1
+        if not 2 <= length <= min(size - 8, MAX_JSON):
+            raise RevisitError(f"{damaged}: there is no safetensors header; get a whole copy.")
+        try:
+            header = json.loads(file.read(length))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+            end = 8 + length + max(map(int, ends), default=0)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+            raise RevisitError(f"{damaged}: the safetensors header cannot be read; get a whole copy.") from None
+    if size != end:
+        raise RevisitError(f"{damaged}: {size:,} bytes instead of {end:,}; get a whole copy.")
+
+
+def check_config(name: str, config: Any) -> None:
+    """Refuses sizes that no model has, before a model of that size is built."""
+    for part in (config, getattr(config, "text_config", None), getattr(config, "vision_config", None)):
+        for field in ("num_hidden_layers", "num_layers", "depth"):
+            value = getattr(part, field, None)
+            if value is not None and (not isinstance(value, int) or not 0 <= value <= MAX_LAYERS):
+                raise RevisitError(f"The config.json of {name!r} is damaged: {field} is {str(value)[:40]!r}.")
+
+
+def check_weights(name: str, model: Any, loading: dict[str, Any]) -> None:
+    """Refuses a model with tensors that were missing, left over, of another shape, or not finite.
+
+    `loading` is what transformers says about the loading; heads tied by declaration are not missing there.
+    """
+    mismatched = [entry[0] for entry in loading.get("mismatched_keys") or ()]
+    for kind, found in (
+        ("lacks", loading.get("missing_keys") or ()),
+        ("has another shape for", mismatched),
+        ("has, beyond what its configuration declares,", loading.get("unexpected_keys") or ()),
+        ("has values that are not finite in", not_finite(model)),
+    ):
+        if found:
+            raise RevisitError(
+                f"The checkpoint {name!r} {kind} {_some(found)}: its answers would mean nothing. Get a whole copy, or load it as it "
+                "is with allow_incomplete=True (--allow-incomplete)."
+            )
+
+
+def not_finite(model: Any) -> list[str]:
+    """Names of the tensors that hold infinities or NaN; the device is waited for once."""
+    import torch
+
+    names, extremes = [], []
+    scattered = len({parameter.device for parameter in model.parameters()}) > 1
+    for name, tensor in model.state_dict().items():
+        if not isinstance(tensor, torch.Tensor) or tensor.is_meta or not tensor.numel():
+            continue
+        if tensor.is_floating_point() and tensor.element_size() > 1:  # float8 has no such operation
+            pair = torch.stack(torch.aminmax(tensor.detach())).float()  # (2,)
+            names.append(name)
+            extremes.append(pair.cpu() if scattered else pair)
+    if not extremes:
+        return []
+    finite = torch.stack(extremes).isfinite().all(-1).tolist()
+    return [name for name, good in zip(names, finite, strict=True) if not good]
+
+
+def _some(names: Iterable[str]) -> str:
+    """The first of some tensors, and how many more there are."""
+    first, *others = sorted(names)
+    return f"{first[:200]}" + (f" and {len(others)} more tensors" if others else "")
+
+
+def brief(error: BaseException) -> str:
+    """An error in one line of bounded length, for a sentence."""
+    return textwrap.shorten(str(error) or type(error).__name__, 200, placeholder="…")

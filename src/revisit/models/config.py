@@ -1,0 +1,103 @@
+"""A model's configuration: read from its small files, no weights loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from revisit.errors import RevisitError
+from revisit.models import families
+from revisit.models.checkpoint import brief, check_config, read_json
+
+EMBEDDED = "tiny"
+
+
+def embedded_folder() -> Path:
+    """The folder of the embedded model, which any transformers program can load."""
+    folder = Path(__file__).parents[1] / "tiny" / "weights"
+    if not (folder / "model.safetensors").is_file():
+        raise RevisitError(f"The embedded model is missing from {folder}; install revisit-decoding again.")
+    return folder
+
+
+def resolve(name_or_path: str | Path) -> str:
+    """A local path or hub id; "tiny" is the embedded model."""
+    if str(name_or_path) == EMBEDDED and not Path(EMBEDDED).is_dir():
+        return str(embedded_folder())
+    name = str(name_or_path)
+    return str(Path(name).expanduser()) if name.startswith("~") else name
+
+
+def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:
+    """The configuration of a model, or one sentence that says why there is none."""
+    from transformers import AutoConfig
+
+    name = resolve(name_or_path)
+    _check_type(name, _raw(name, kwargs), trust_remote_code)
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **kwargs)
+    except Exception as error:  # configuration classes raise whatever their checks raise
+        raise RevisitError(f"The configuration of {name!r} cannot be read: {brief(error)}") from error
+    check_config(name, config)
+    return config
+
+
+def _raw(name: str, hub: dict[str, Any]) -> dict[str, Any]:
+    """What config.json says, before any class reads it."""
+    from transformers import PreTrainedConfig
+
+    local = Path(name)
+    folder = local / hub["subfolder"] if hub.get("subfolder") else local
+    if local.exists():
+        if not (folder / "config.json").is_file():
+            raise RevisitError(f"{name!r} is not a model folder: it has no config.json.")
+        return read_json(folder / "config.json")
+    if not name.strip() or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
+        raise RevisitError(f"There is no model folder {name!r}; check the path.")
+    try:
+        found: dict[str, Any] = PreTrainedConfig.get_config_dict(name, **hub)[0]
+    except (OSError, ValueError) as error:
+        raise RevisitError(
+            f"There is no model {name!r}: it is neither a local folder nor a hub id that can be reached ({brief(error)})."
+        ) from None
+    return found
+
+
+def _check_type(name: str, raw: dict[str, Any], trust_remote_code: bool) -> None:
+    """Refuses a configuration without a type, with an unknown one, or with one that runs code where a native twin exists."""
+    from transformers import CONFIG_MAPPING, __version__
+
+    kind = raw.get("model_type")
+    if not isinstance(kind, str) or not kind:
+        raise RevisitError(
+            f"The config.json of {name!r} names no model_type, so it is not known what kind of model this is."
+        )
+    family = families.of(kind)
+    if family.native_suffix:
+        raise RevisitError(
+            f"{name!r} is a checkpoint of type {kind}, which decodes by code of its own: load {name.rstrip('/') + family.native_suffix!r} "
+            "instead, the same weights for transformers."
+        )
+    if kind in CONFIG_MAPPING or (trust_remote_code and "auto_map" in raw):
+        return
+    if "auto_map" in raw:
+        raise RevisitError(
+            f"{name!r} is of type {kind[:60]!r}, which runs code from its repository: read that code, then allow it by "
+            "trust_remote_code=True (--trust-remote-code)."
+        )
+    raise RevisitError(f"{name!r} is of type {kind[:60]!r}, which transformers {__version__} does not know.")
+
+
+def describe_model(name: str, trust_remote_code: bool = False) -> Any:
+    """What a method's recommendation looks at, read from the model's small files."""
+    from transformers import GenerationConfig
+
+    config = load_config(name, trust_remote_code=trust_remote_code)
+    try:
+        generation = GenerationConfig.from_pretrained(resolve(name))
+    except OSError:  # a model may come without one
+        generation = GenerationConfig()
+    except Exception as error:
+        raise RevisitError(f"The generation_config.json of {name!r} cannot be read: {brief(error)}") from error
+    return SimpleNamespace(config=config, generation_config=generation)

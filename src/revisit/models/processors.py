@@ -1,0 +1,113 @@
+"""Processors: what turns texts and images into model inputs, with or without torchvision."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from revisit.errors import RevisitError
+from revisit.models import families
+from revisit.models.checkpoint import brief
+from revisit.models.config import load_config, resolve
+
+
+def load_processor(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:
+    """The processor of a model, padding on the left as batched generation needs.
+
+    Processors that own a video processor cannot be built where torchvision is missing; there a version for images
+    only is made of the same class.
+    """
+    name = resolve(name_or_path)
+    config = load_config(name, trust_remote_code=trust_remote_code, **kwargs)
+    needs = families.of(config.model_type).needs
+    if needs and importlib.util.find_spec(needs) is None:
+        raise RevisitError(f"The processor of {name!r} needs {needs}, which is not installed: pip install {needs}.")
+    try:
+        processor = _build(name, config, trust_remote_code=trust_remote_code, **kwargs)
+    except RevisitError:
+        raise
+    except Exception as error:  # tokenizers, image processors and JSON readers raise many kinds
+        raise RevisitError(f"The processor of {name!r} cannot be built: {brief(error)}") from error
+    tokenizer, images = getattr(processor, "tokenizer", None), getattr(processor, "image_processor", None)
+    if tokenizer is None or images is None:
+        lacks = "tokenizer" if tokenizer is None else "image processor"
+        raise RevisitError(f"The model {name!r} comes without {lacks}; get a whole copy of its folder.")
+    tokenizer.padding_side = "left"
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return processor
+
+
+def _build(name: str, config: Any, *, trust_remote_code: bool, **kwargs: Any) -> Any:
+    """The processor, for images only where its video processor cannot be built."""
+    from transformers import AutoProcessor
+
+    if importlib.util.find_spec("torchvision") is None:
+        images_only = _images_only_class(name, config, **kwargs)
+        if images_only is not None:
+            return images_only.from_pretrained(name, **kwargs)
+    return AutoProcessor.from_pretrained(name, trust_remote_code=trust_remote_code, **kwargs)
+
+
+def _images_only_class(name: str, config: Any, **kwargs: Any) -> Any:
+    """The model's processor class without its video processor, or None if it has none to leave out."""
+    import transformers
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # type: ignore[attr-defined]
+    from transformers.processing_utils import ProcessorMixin
+
+    try:
+        declared = ProcessorMixin.get_processor_dict(name, **kwargs)[0].get("processor_class")
+    except OSError:
+        declared = None
+    cls = getattr(transformers, declared or PROCESSOR_MAPPING_NAMES.get(config.model_type) or "", None)
+    try:
+        attributes = cls.get_attributes() if cls is not None else []
+    except ImportError as error:  # a placeholder class: the processor itself needs something that is missing
+        raise RevisitError(f"The processor of {name!r} cannot be built here: {brief(error)}") from None
+    return images_only(cls) if "video_processor" in attributes else None
+
+
+def images_only(cls: Any) -> Any:
+    """A subclass of a processor class that is built, and works on images, without its video processor."""
+    from transformers.processing_utils import ProcessorMixin
+
+    class WithoutVideo(cls):  # type: ignore[misc]
+        """Lists only the parts that can be built, while they are being loaded."""
+
+        @classmethod
+        def get_attributes(klass) -> list[str]:
+            return [name for name in cls.get_attributes() if name != "video_processor"]
+
+    class ImagesOnly(cls):  # type: ignore[misc]
+        """Accepts None as its video processor."""
+
+        @classmethod
+        def _get_arguments_from_pretrained(klass, *args: Any, **kwargs: Any) -> list[Any]:
+            parts = dict(
+                zip(
+                    WithoutVideo.get_attributes(),
+                    WithoutVideo._get_arguments_from_pretrained(*args, **kwargs),
+                    strict=True,
+                )
+            )
+            return [parts.get(name) for name in cls.get_attributes()]
+
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+            if argument_name == "video_processor" and argument is None:
+                return None
+            return super().check_argument_for_proper_class(argument_name, argument)
+
+        def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
+            # the common template: a family's own version may ask its video processor for frame rates
+            return ProcessorMixin.apply_chat_template(self, *args, **kwargs)
+
+        def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+            raise RevisitError(
+                "This processor was built without its video processor because torchvision is missing, so it would be saved "
+                "incomplete; install torchvision to save it."
+            )
+
+    ImagesOnly.__name__ = ImagesOnly.__qualname__ = cls.__name__
+    WithoutVideo.__name__ = cls.__name__
+    return ImagesOnly

@@ -1,0 +1,214 @@
+"""Model folders that are damaged or mean harm. Each case changes a whole folder of a tiny LLaVA."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+Damage = Callable[[Path], object]
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+TEMPLATE = "chat_template.jinja"
+BREACH = "breach"  # the file that code from a folder would leave there
+CODE = f"import pathlib\npathlib.Path(__file__).with_name({BREACH!r}).write_text('ran')\n"
+TENSOR = "language_model.model.layers.0.mlp.up_proj.weight"
+HEAD = "language_model.lm_head.weight"
+
+
+class Pickled:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.write_text, (self.folder / BREACH, "ran")
+
+
+def edit(name: str, **changes: Any) -> Damage:
+    """Change fields of a JSON file; None removes one, a dict is merged."""
+
+    def damage(folder: Path) -> None:
+        path = folder / name
+        value = json.loads(path.read_text()) if path.exists() else {}
+        for key, change in changes.items():
+            if change is None:
+                value.pop(key, None)
+            elif isinstance(change, dict) and isinstance(value.get(key), dict):
+                value[key] |= change
+            else:
+                value[key] = change
+        path.write_text(json.dumps(value))
+
+    return damage
+
+
+def write(name: str, text: str) -> Damage:
+    return lambda folder: (folder / name).write_text(text)
+
+
+def remove(*names: str) -> Damage:
+    return lambda folder: [(folder / name).unlink() for name in names]
+
+
+def cut(name: str, share: float) -> Damage:
+    """Keep only the first share of a file."""
+
+    def damage(folder: Path) -> None:
+        path = folder / name
+        os.truncate(path, int(path.stat().st_size * share))
+
+    return damage
+
+
+def tensors(change: Callable[[dict[str, torch.Tensor]], object]) -> Damage:
+    """Change the weights."""
+
+    def damage(folder: Path) -> None:
+        found = {name: tensor.clone() for name, tensor in load_file(folder / WEIGHTS).items()}
+        change(found)
+        save_file(found, folder / WEIGHTS, metadata={"format": "pt"})
+
+    return damage
+
+
+def header(length: int | None = None, text: bytes | None = None) -> Damage:
+    """Replace the header of the weights, or the length it claims."""
+
+    def damage(folder: Path) -> None:
+        data = (folder / WEIGHTS).read_bytes()
+        (old,) = struct.unpack("<Q", data[:8])
+        new = data[8 : 8 + old] if text is None else text
+        (folder / WEIGHTS).write_bytes(
+            struct.pack("<Q", len(new) if length is None else length) + new + data[8 + old :]
+        )
+
+    return damage
+
+
+def index(files: Any) -> Damage:
+    """Weights named by an index instead of one file."""
+
+    def damage(folder: Path) -> None:
+        names = list(load_file(folder / WEIGHTS))
+        (folder / WEIGHTS).rename(folder / "model-00001-of-00001.safetensors")
+        weight_map = dict.fromkeys(names, files) if isinstance(files, str) else files
+        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+    return damage
+
+
+def both(*damages: Damage) -> Damage:
+    return lambda folder: [damage(folder) for damage in damages]
+
+
+def pickled(name: str) -> Damage:
+    return lambda folder: (folder / name).write_bytes(pickle.dumps(Pickled(folder)))
+
+
+def fill(name: str, value: float) -> Damage:
+    def change(found: dict[str, torch.Tensor]) -> None:
+        found[name].view(-1)[0] = value
+
+    return tensors(change)
+
+
+NESTED = "".join(f"{{% for a{n} in range(99999) %}}" for n in range(3)) + "x" + "{% endfor %}" * 3
+DOUBLING = "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}"
+
+# Refused in one sentence.
+REFUSED: dict[str, Damage] = {
+    "config missing": remove(CONFIG),
+    "config empty": write(CONFIG, ""),
+    "config not json": write(CONFIG, "model_type: llava"),
+    "config truncated": cut(CONFIG, 0.5),
+    "config a list": write(CONFIG, "[1, 2]"),
+    "config nested deeply": write(CONFIG, "[" * 100_000),
+    "config binary": lambda folder: (folder / CONFIG).write_bytes(bytes(range(256))),
+    "type missing": edit(CONFIG, model_type=None),
+    "type a number": edit(CONFIG, model_type=7),
+    "type unknown": edit(CONFIG, model_type="no_such_model"),
+    "type needs code": both(
+        edit(CONFIG, model_type="no_such_model", auto_map={"AutoConfig": "evil.Config"}), write("evil.py", CODE)
+    ),
+    "internvl with code": edit(CONFIG, model_type="internvl_chat"),
+    "text model": edit(CONFIG, model_type="llama"),
+    "layers without end": edit(CONFIG, text_config={"num_hidden_layers": 10**8}),
+    "layers a word": edit(CONFIG, text_config={"num_hidden_layers": "four"}),
+    "layers too many": edit(CONFIG, text_config={"num_hidden_layers": 5}),
+    "layers too few": edit(CONFIG, text_config={"num_hidden_layers": 3}),
+    "width doubled": edit(CONFIG, text_config={"hidden_size": 64}),
+    "width negative": edit(CONFIG, text_config={"hidden_size": -1}),
+    "vocabulary huge": edit(CONFIG, text_config={"vocab_size": 10**12}),
+    "patches of no size": edit(CONFIG, vision_config={"patch_size": 0}),
+    "weights missing": remove(WEIGHTS),
+    "weights empty": cut(WEIGHTS, 0),
+    "weights truncated": cut(WEIGHTS, 0.6),
+    "weights a folder": both(remove(WEIGHTS), lambda folder: (folder / WEIGHTS).mkdir()),
+    "header without end": header(length=2**62),
+    "header not json": header(text=b"{" * 64),
+    "header a list": header(text=b"[1]"),
+    "offsets beyond the file": header(text=b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,99999999]}}'),
+    "a tensor missing": tensors(lambda found: found.pop(TENSOR)),
+    "the head missing": tensors(lambda found: found.pop(HEAD)),
+    "no tensors": tensors(lambda found: found.clear()),
+    "a tensor too many": tensors(lambda found: found.update(extra=torch.zeros(3))),
+    "a tensor of another shape": tensors(lambda found: found.update({TENSOR: torch.zeros(3, 3)})),
+    "nan": fill(TENSOR, float("nan")),
+    "infinity": fill(HEAD, float("inf")),
+    "only a pickle": both(remove(WEIGHTS), pickled("pytorch_model.bin")),
+    "a pickle by another name": pickled(WEIGHTS),
+    "index names a pickle": both(index("shard.bin"), pickled("shard.bin")),
+    "index leaves the folder": index("../elsewhere.safetensors"),
+    "index with an absolute path": index("/etc/passwd.safetensors"),
+    "index names a missing file": index("model-00009-of-00009.safetensors"),
+    "index not json": both(index("x"), write(INDEX, "{")),
+    "index without a map": index(["a"]),
+    "tokenizer missing": remove("tokenizer.json"),
+    "tokenizer truncated": cut("tokenizer.json", 0.4),
+    "image processor missing": remove("preprocessor_config.json", "processor_config.json"),
+    "image processor not json": write("preprocessor_config.json", "{"),
+    "processor class unknown": both(
+        edit("processor_config.json", processor_class="Nothing"),
+        edit("preprocessor_config.json", image_processor_type="Nothing"),
+    ),
+    "template of broken syntax": write(TEMPLATE, "{% for m in %}"),
+    "template that raises": write(TEMPLATE, "{{ raise_exception('no images today') }}"),
+    "template that escapes": write(TEMPLATE, "{{ ''.__class__.__mro__[1].__subclasses__() }}"),
+    "template without end": write(TEMPLATE, NESTED),
+    "template that multiplies": write(TEMPLATE, "{{ 'x' * 10000000000 }}"),
+    "template of a huge power": write(TEMPLATE, "{% set n = 10 ** 10 %}{{ 'x' * n }}"),
+    "template that doubles": write(TEMPLATE, DOUBLING),
+    "template that pads": write(TEMPLATE, "{{ '%10000000000d' % 1 }}"),
+    "template too long": write(TEMPLATE, "x" * 1_000_000),
+    "template without image": write(TEMPLATE, "hello"),
+    "settings a list": edit("generation_config.json", _from_model_config=None, revisit=[1]),
+    "settings unknown": edit("generation_config.json", _from_model_config=None, revisit={"alfa": 1}),
+    "settings out of range": edit("generation_config.json", _from_model_config=None, revisit={"alpha": 7}),
+    "settings of another type": edit("generation_config.json", _from_model_config=None, revisit={"layers": {"a": 1}}),
+    "image token beyond the vocabulary": edit(CONFIG, image_token_id=10**6, image_token_index=10**6),
+}
+
+# Loaded, without a line of theirs being run.
+HARMLESS: dict[str, Damage] = {
+    "model code beside a known type": both(
+        edit(CONFIG, auto_map={"AutoModelForImageTextToText": "evil.Model", "AutoConfig": "evil.Config"}),
+        write("evil.py", CODE),
+    ),
+    "generate code": both(
+        lambda folder: (folder / "custom_generate").mkdir(), write("custom_generate/generate.py", CODE)
+    ),
+    "tokenizer code": both(
+        edit("tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Tokenizer", None]}), write("evil.py", CODE)
+    ),
+    "a pickle beside the weights": pickled("pytorch_model.bin"),
+    "training state beside the weights": pickled("training_args.bin"),
+}
