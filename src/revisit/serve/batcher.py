@@ -144,7 +144,8 @@ class Batcher:
         try:
             self.decode(batch, self.limits.prompt_tokens)
         except BaseException as error:  # the thread must outlive any batch
-            logger.error("A batch of %d failed: %s: %s", len(batch), type(error).__name__, error, exc_info=error)
+            if not isinstance(error, RevisitError):  # whose sentence the client is told
+                logger.error("A batch of %d failed: %s: %s", len(batch), type(error).__name__, error, exc_info=error)
             for ticket in batch:
                 ticket.fail(error)
         for ticket in batch:

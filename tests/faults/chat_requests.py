@@ -1,0 +1,211 @@
+"""Seeded chat requests: valid ones, hostile ones, and valid ones with something random in them."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import io
+import json
+import random
+import struct
+import zlib
+from typing import Any
+
+import families
+from revisit import methods
+
+JSON = {"content-type": "application/json"}
+NUMBERS = (0, 1, -1, 2**31, 2**63, -(2**63) - 1, 10**40, 0.5, -0.0, 1e-320, 1e308, -1e308)
+TEXTS = ("", " ", "x", "\0", "é" * 50, "🦊\u200f", "<image>", "{{ 7 * 7 }}", "../../etc/passwd", "file.py:Class", "none", "1e999")
+RAW = ("Infinity", "-Infinity", "NaN", "1e999", "-1e999", '"\\ud800"', "[" * 300 + "]" * 300, '{"a":' * 300 + "1" + "}" * 300)
+
+
+@functools.cache
+def data_uri(seed: int, form: str = "PNG") -> str:
+    """A small picture as a data URI."""
+    buffer = io.BytesIO()
+    families.picture(seed).save(buffer, form)
+    return f"data:image/{form.lower()};base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def question(number: int, **fields: Any) -> dict[str, Any]:
+    """A request that is answered."""
+    parts = [
+        {"type": "image_url", "image_url": {"url": data_uri(number % 6)}},
+        {"type": "text", "text": f"What is in picture {number % 6}?"},
+    ]
+    return {"model": "tiny", "messages": [{"role": "user", "content": parts}], "max_tokens": 4, **fields}
+
+
+def valid(dice: random.Random) -> dict[str, Any]:
+    """One of about a thousand different valid requests, which are answered the same every time."""
+    fields: dict[str, Any] = {"max_tokens": dice.choice((1, 3, 6, 9)), "stream": dice.random() < 0.3}
+    kind = dice.randrange(6)
+    if kind == 0:
+        fields |= {"temperature": 0.9, "top_p": 0.9, "seed": dice.randrange(4)}
+    elif kind == 1:
+        fields["decoding"] = {"method": "greedy"}
+    elif kind == 2:
+        fields["decoding"] = {"method": "revisit", "settings": {"alpha": dice.choice((1e-3, 0.1)), "layers": "all"}}
+    elif kind == 3:
+        fields["decoding"] = {"method": "vcd"}
+    elif kind == 4:
+        fields["stop"] = ["zz"]
+    return question(dice.randrange(6), **fields)
+
+
+def hostile(dice: random.Random) -> tuple[bytes, dict[str, str]]:
+    """(body, headers) of a request that is refused, or at least does no harm."""
+    makers = (garbage, mutated, mutated, raw_value, odd_settings, odd_settings, odd_image, oversized, odd_headers)
+    return dice.choice(makers)(dice)
+
+
+def garbage(dice: random.Random) -> tuple[bytes, dict[str, str]]:
+    """Bytes, or a request cut short."""
+    if dice.random() < 0.5:
+        return dice.randbytes(dice.randrange(200)), JSON
+    whole = json.dumps(question(0)).encode()
+    return whole[: dice.randrange(len(whole))], JSON
+
+
+def value(dice: random.Random, depth: int = 0) -> Any:
+    """Any JSON value, small."""
+    kind = dice.randrange(9 if depth < 3 else 6)
+    if kind < 2:
+        return dice.choice(NUMBERS)
+    if kind < 4:
+        return dice.choice(TEXTS)
+    if kind < 6:
+        return dice.choice((None, True, False, dice.randrange(-9, 9)))
+    if kind < 8:
+        return [value(dice, depth + 1) for _ in range(dice.randrange(4))]
+    return {dice.choice((*TEXTS, "type", "url", "name")): value(dice, depth + 1) for _ in range(dice.randrange(3))}
+
+
+def mutated(dice: random.Random) -> tuple[bytes, dict[str, str]]:
+    """A valid request in which one to three places hold something else."""
+    body = json.loads(json.dumps(valid(dice)))
+    for _ in range(dice.randrange(1, 4)):
+        places = list(_places(body))
+        holder, key = dice.choice(places)
+        action = dice.randrange(4)
+        if action == 0 and isinstance(holder, dict):
+            del holder[key]
+        elif action == 1 and isinstance(holder, dict):
+            holder[dice.choice(("", "x", "tools", "n", "seed", "temperature", "decoding", "stop", "top_k"))] = value(dice)
+        else:
+            holder[key] = value(dice)
+    return json.dumps(body).encode(), JSON
+
+
+def _places(node: Any) -> Any:
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, inner in list(items):
+        yield node, key
+        yield from _places(inner)
+
+
+def raw_value(dice: random.Random) -> tuple[bytes, dict[str, str]]:
+    """A valid request with one value that Python's json would write, but JSON does not have, or one that is very deep."""
+    field = dice.choice(("temperature", "top_p", "seed", "max_tokens", "decoding", "metadata", "messages", "logit_bias"))
+    body = json.dumps({**question(1), field: "HERE"}).replace('"HERE"', dice.choice(RAW))
+    if dice.random() < 0.5:
+        settings = json.dumps({"method": "revisit", "settings": {dice.choice(("alpha", "weight", "layers")): "HERE"}})
+        body = json.dumps({**question(1), "decoding": 0})[:-2] + settings.replace('"HERE"', dice.choice(RAW)) + "}"
+    return body.encode(), JSON
+
+
+def odd_settings(dice: random.Random) -> tuple[bytes, dict[str, str]]:
+    """A method with one to three settings of any type."""
+    name = dice.choice(methods.names())
+    fields = [field.name for field in dataclasses.fields(methods.find(name))] or ["alpha"]
+    settings = {dice.choice(fields): setting(dice) for _ in range(dice.randrange(1, 4))}
+    return json.dumps(question(2, decoding={"method": name, "settings": settings})).encode(), JSON
+
+
+def setting(dice: random.Random) -> Any:
+    """A setting's value: odd numbers, texts, lists as token ids would be, lists of lists."""
+    kind = dice.randrange(6)
+    if kind == 0:
+        return [dice.choice((0, 1, 2, 3, -1, 511, 512, 10**9)) for _ in range(dice.randrange(5))]
+    if kind == 1:
+        return [[dice.choice((0, 1, 600, -5)) for _ in range(dice.randrange(3))] for _ in range(dice.randrange(4))]
+    if kind == 2:
+        return dice.choice((1e308, 1e-308, 2.5, 10**30, 10**400, -1, 0, 1, 2, 100))
+    if kind == 3:
+        return dice.choice(("inf", "-inf", "nan", "1e308", "all", "last", "0,1", "true", "none", "[[1],[2]]", "vcd,vcd"))
+    return value(dice)
+
+
+def odd_image(dice: random.Random) -> tuple[bytes, dict[str, str]]:
+    """A request with an image that is none, or one that costs too much."""
+    body = question(3)
+    whole = base64.b64decode(data_uri(1).partition(",")[2])
+    kind = dice.randrange(7)
+    if kind == 0:
+        data = whole[: dice.randrange(len(whole))]
+    elif kind == 1:
+        changed = bytearray(whole)
+        for _ in range(dice.randrange(1, 9)):
+            changed[dice.randrange(len(changed))] = dice.randrange(256)
+        data = bytes(changed)
+    elif kind == 2:
+        data = bomb(dice.choice((10_000, 100_000)))
+    elif kind == 3:
+        data = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
+    elif kind == 4:
+        data = dice.choice((b"", b"GIF89a", b"\x89PNG\r\n\x1a\n", b"RIFF0000WEBPVP8 ", b"BM")) + dice.randbytes(40)
+    else:
+        url = dice.choice(("/etc/passwd", "file:///etc/passwd", "http://127.0.0.1:1/x", "data:,", "data:image/png;base64,é", ""))
+        body["messages"][0]["content"][0]["image_url"] = dice.choice((url, {"url": url}, {"url": [url]}))
+        return json.dumps(body).encode(), JSON
+    body["messages"][0]["content"][0]["image_url"]["url"] = "data:image/png;base64," + base64.b64encode(data).decode()
+    return json.dumps(body).encode(), JSON
+
+
+def bomb(side: int) -> bytes:
+    """A PNG file of a few hundred bytes that says it has `side` × `side` pixels."""
+
+    def piece(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = piece(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + piece(b"IDAT", zlib.compress(bytes(1000))) + piece(b"IEND", b"")
+
+
+def oversized(dice: random.Random) -> tuple[bytes, dict[str, str]]:
+    """More of something than is allowed, a few hundred kilobytes at most."""
+    text = "word " * 20_000
+    kind = dice.randrange(7)
+    if kind == 0:
+        body: Any = question(0, messages=[{"role": "user", "content": text}])
+    elif kind == 1:
+        body = question(0, **{text: 1})
+    elif kind == 2:
+        body = question(0, messages=[{"role": "user", "content": "hi"}] * 1000)
+    elif kind == 3:
+        body = question(0, messages=[{"role": "user", "content": [{"type": "text", "text": "hi"}] * 1000}])
+    elif kind == 4:
+        body = question(0, decoding={"method": "chain", "settings": {"methods": ["vcd"] * 300}})
+    elif kind == 5:
+        body = question(0, decoding={"method": text, "settings": {text: text}})
+    else:
+        image = {"type": "image_url", "image_url": {"url": data_uri(0)}}
+        body = question(0, messages=[{"role": "user", "content": [image] * 40}])
+    return json.dumps(body).encode(), JSON
+
+
+def odd_headers(dice: random.Random) -> tuple[bytes, dict[str, str]]:
+    """A valid body under headers that do not fit."""
+    odd = dice.choice(
+        (
+            {"content-type": "text/plain"},
+            {"content-type": ""},
+            {**JSON, "host": "other.example"},
+            {**JSON, "content-encoding": "gzip"},
+            {**JSON, "authorization": "x" * 5000},
+            {**JSON, "expect": "100-continue"},
+        )
+    )
+    return json.dumps(question(4)).encode(), odd
