@@ -9,6 +9,8 @@ import io
 import json
 import random
 import struct
+import types
+import typing
 import zlib
 from typing import Any
 
@@ -17,8 +19,30 @@ from revisit import methods
 
 JSON = {"content-type": "application/json"}
 NUMBERS = (0, 1, -1, 2**31, 2**63, -(2**63) - 1, 10**40, 0.5, -0.0, 1e-320, 1e308, -1e308)
-TEXTS = ("", " ", "x", "\0", "é" * 50, "🦊\u200f", "<image>", "{{ 7 * 7 }}", "../../etc/passwd", "file.py:Class", "none", "1e999")
-RAW = ("Infinity", "-Infinity", "NaN", "1e999", "-1e999", '"\\ud800"', "[" * 300 + "]" * 300, '{"a":' * 300 + "1" + "}" * 300)
+TEXTS = (
+    "",
+    " ",
+    "x",
+    "\0",
+    "é" * 50,
+    "🦊\u200f",
+    "<image>",
+    "{{ 7 * 7 }}",
+    "../../etc/passwd",
+    "file.py:Class",
+    "none",
+    "1e999",
+)
+RAW = (
+    "Infinity",
+    "-Infinity",
+    "NaN",
+    "1e999",
+    "-1e999",
+    '"\\ud800"',
+    "[" * 300 + "]" * 300,
+    '{"a":' * 300 + "1" + "}" * 300,
+)
 
 
 @functools.cache
@@ -93,7 +117,9 @@ def mutated(dice: random.Random) -> tuple[bytes, dict[str, str]]:
         if action == 0 and isinstance(holder, dict):
             del holder[key]
         elif action == 1 and isinstance(holder, dict):
-            holder[dice.choice(("", "x", "tools", "n", "seed", "temperature", "decoding", "stop", "top_k"))] = value(dice)
+            holder[dice.choice(("", "x", "tools", "n", "seed", "temperature", "decoding", "stop", "top_k"))] = value(
+                dice
+            )
         else:
             holder[key] = value(dice)
     return json.dumps(body).encode(), JSON
@@ -108,7 +134,9 @@ def _places(node: Any) -> Any:
 
 def raw_value(dice: random.Random) -> tuple[bytes, dict[str, str]]:
     """A valid request with one value that Python's json would write, but JSON does not have, or one that is very deep."""
-    field = dice.choice(("temperature", "top_p", "seed", "max_tokens", "decoding", "metadata", "messages", "logit_bias"))
+    field = dice.choice(
+        ("temperature", "top_p", "seed", "max_tokens", "decoding", "metadata", "messages", "logit_bias")
+    )
     body = json.dumps({**question(1), field: "HERE"}).replace('"HERE"', dice.choice(RAW))
     if dice.random() < 0.5:
         settings = json.dumps({"method": "revisit", "settings": {dice.choice(("alpha", "weight", "layers")): "HERE"}})
@@ -119,9 +147,36 @@ def raw_value(dice: random.Random) -> tuple[bytes, dict[str, str]]:
 def odd_settings(dice: random.Random) -> tuple[bytes, dict[str, str]]:
     """A method with one to three settings of any type."""
     name = dice.choice(methods.names())
+    hints = typing.get_type_hints(methods.find(name))
     fields = [field.name for field in dataclasses.fields(methods.find(name))] or ["alpha"]
-    settings = {dice.choice(fields): setting(dice) for _ in range(dice.randrange(1, 4))}
+    settings: dict[str, Any] = {}
+    for field in dice.choices(fields, k=dice.randrange(1, 4)):
+        fitting = dice.random() < 0.6 and field in hints
+        settings[field] = of_type(dice, hints[field]) if fitting else setting(dice)
     return json.dumps(question(2, decoding={"method": name, "settings": settings})).encode(), JSON
+
+
+def of_type(dice: random.Random, hint: Any) -> Any:
+    """A value of a setting's type, often at the edge of what makes sense."""
+    inner = typing.get_args(hint)
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return of_type(dice, dice.choice(inner))
+    if typing.get_origin(hint) is typing.Literal:
+        return dice.choice(inner)
+    if typing.get_origin(hint) is tuple:
+        kinds = inner[:1] * dice.randrange(4) if inner[-1] is Ellipsis else inner
+        return [of_type(dice, kind) for kind in kinds]
+    if hint is float:
+        return dice.choice((0, 1e-300, 1e-30, 1e-5, 0.1, 0.5, 1, 1.0, 2, 100.0, 1e18))
+    if hint is int:
+        return dice.choice((0, 1, 2, 3, 4, 5, 19, 300, 511, 10**6, 2**62))
+    if hint is bool:
+        return dice.random() < 0.5
+    return (
+        None
+        if hint is type(None)
+        else dice.choice(("vcd", "revisit:alpha=0.1", "Say it.", "<image>", "\ufffd", "é" * 300))
+    )
 
 
 def setting(dice: random.Random) -> Any:
@@ -134,7 +189,9 @@ def setting(dice: random.Random) -> Any:
     if kind == 2:
         return dice.choice((1e308, 1e-308, 2.5, 10**30, 10**400, -1, 0, 1, 2, 100))
     if kind == 3:
-        return dice.choice(("inf", "-inf", "nan", "1e308", "all", "last", "0,1", "true", "none", "[[1],[2]]", "vcd,vcd"))
+        return dice.choice(
+            ("inf", "-inf", "nan", "1e308", "all", "last", "0,1", "true", "none", "[[1],[2]]", "vcd,vcd")
+        )
     return value(dice)
 
 
@@ -157,7 +214,9 @@ def odd_image(dice: random.Random) -> tuple[bytes, dict[str, str]]:
     elif kind == 4:
         data = dice.choice((b"", b"GIF89a", b"\x89PNG\r\n\x1a\n", b"RIFF0000WEBPVP8 ", b"BM")) + dice.randbytes(40)
     else:
-        url = dice.choice(("/etc/passwd", "file:///etc/passwd", "http://127.0.0.1:1/x", "data:,", "data:image/png;base64,é", ""))
+        url = dice.choice(
+            ("/etc/passwd", "file:///etc/passwd", "http://127.0.0.1:1/x", "data:,", "data:image/png;base64,é", "")
+        )
         body["messages"][0]["content"][0]["image_url"] = dice.choice((url, {"url": url}, {"url": [url]}))
         return json.dumps(body).encode(), JSON
     body["messages"][0]["content"][0]["image_url"]["url"] = "data:image/png;base64," + base64.b64encode(data).decode()

@@ -105,10 +105,42 @@ def parse_settings(cls: type[Method], settings: dict[str, Any]) -> dict[str, Any
     for key, value in settings.items():
         if key not in known:
             raise unknown(f"{cls.__name__} setting", key, known)
-        parsed[key] = _parse(value, hints[key], f"{cls.__name__}: {key}") if isinstance(value, str) else value
-        if isinstance(parsed[key], list):
-            parsed[key] = tuple(parsed[key])
+        what = f"{cls.__name__}: {key}"
+        parsed[key] = (
+            _parse(value, hints[key], what) if isinstance(value, str) else _typed(as_tuples(value), hints[key], what)
+        )
     return parsed
+
+
+def _typed(value: Any, hint: Any, what: str) -> Any:
+    """The value if it is of the hinted type, in a tuple if that is wanted; one sentence otherwise."""
+    for read in (value, (value,)):
+        if fits(read, hint):
+            return read
+    raise RevisitError(f"{what} must be {_say(hint)}, not {value!r}.")
+
+
+def as_tuples(value: Any) -> Any:
+    """Lists as tuples, at every depth: settings can be compared and hashed."""
+    return tuple(map(as_tuples, value)) if isinstance(value, (list, tuple)) else value
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a setting's type: whole numbers are numbers too, and no number is infinite or huge."""
+    if hint is Any:
+        return True
+    if get_origin(hint) in (types.UnionType, typing.Union):
+        return any(fits(value, member) for member in get_args(hint))
+    if get_origin(hint) is Literal:
+        return isinstance(value, str) and value in get_args(hint)
+    if get_origin(hint) is tuple:
+        inner = get_args(hint)
+        inner = inner[:1] * len(value) if isinstance(value, tuple) and inner[-1] is Ellipsis else inner
+        return isinstance(value, tuple) and len(value) == len(inner) and all(map(fits, value, inner))
+    if hint in (int, float):
+        kinds = (int,) if hint is int else (int, float)
+        return isinstance(value, kinds) and not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, hint)
 
 
 def _parse(text: str, hint: Any, what: str, alone: bool = True) -> Any:
@@ -133,8 +165,8 @@ def _parse(text: str, hint: Any, what: str, alone: bool = True) -> Any:
             return False
     elif hint in (int, float):
         try:
-            return hint(text)
-        except ValueError:
+            return _typed(hint(text), hint, what)
+        except (ValueError, OverflowError):
             pass
     elif get_origin(hint) is tuple:
         inner = get_args(hint)[0]
@@ -147,4 +179,16 @@ def _parse(text: str, hint: Any, what: str, alone: bool = True) -> Any:
 
 
 def _say(hint: Any) -> str:
-    return {float: "a number", int: "a whole number", bool: "true or false", type(None): "none"}.get(hint, str(hint))
+    if get_origin(hint) in (types.UnionType, typing.Union):
+        return " or ".join(map(_say, get_args(hint)))
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    if get_origin(hint) is tuple:
+        first, *rest = get_args(hint)
+        return (
+            f"a list, each {_say(first)}"
+            if rest in ([], [Ellipsis])
+            else f"a list of {len(rest) + 1}, each {_say(first)}"
+        )
+    plain = {float: "a number", int: "a whole number", bool: "true or false", type(None): "none", str: "a text"}
+    return plain.get(hint, str(hint))

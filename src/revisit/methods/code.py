@@ -94,9 +94,10 @@ class CODE(Boundaries, Contrastive):
                 "CODE asks the model for a description and does not know the tokens of its request: use CODE(...).bind(processor), or "
                 "pass request_ids, the token ids before and after the image."
             )
+        first = () if self.bos is None else (self.bos,)
+        self.check_ids(run, (*self.request_ids[0], *self.request_ids[1], *first), "request_ids or bos")
         mask = run.find_vision_tokens()
         written = descriptions(run, mask, self.request_ids, self.boundaries(run), self.description_tokens)
-        first = () if self.bos is None else (self.bos,)
         words = [run.input_ids.new_tensor([*first, *ids]) for ids in written]
         text = edited(run, mask, lambda item, ids, vision: in_place_of_image(ids, vision, words[item]), pixels=False)
         branch = add_branch(run, text, stacked=self.stacks(run))

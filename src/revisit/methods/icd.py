@@ -87,6 +87,7 @@ class ICD(Boundaries, Contrastive):
                 "use a model that has its image in the prompt, such as LLaVA, Qwen-VL or InternVL."
             )
         mask = run.find_vision_tokens()
+        self.check_ids(run, self.sentence_ids, "sentence_ids")
         words, around = run.input_ids.new_tensor(self.sentence_ids), self.boundaries(run)
         disturbed = edited(run, mask, lambda _, ids, vision: after_image(ids, vision, around, words), pixels=True)
         branch = add_branch(run, disturbed, stacked=self.stacks(run))

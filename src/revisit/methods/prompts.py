@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from revisit.decoding.method import Method
 from revisit.errors import RevisitError
 from revisit.models import templates
+from revisit.models.families import VISION_TOKEN_IDS
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,6 +39,17 @@ class Boundaries(Method):
         from revisit.contrast.prompt_edits import declared_boundaries
 
         return (*self.around, *declared_boundaries(run.model.config))
+
+    def check_ids(self, run: Run, ids: Iterable[int], field: str) -> None:
+        """One sentence unless these are ids of text: in the vocabulary, and none that stands for an image."""
+        config = run.model.config
+        size = run.model.get_input_embeddings().weight.shape[0]
+        images = {getattr(config, name, None) for name in VISION_TOKEN_IDS}
+        for token in ids:
+            if not 0 <= token < size or token in images:
+                raise RevisitError(
+                    f"{type(self).__name__}: {field} holds {token}, which is no text token of this model (0 to {size - 1})."
+                )
 
 
 def word_ids(processor: Any, words: str) -> tuple[int, ...]:

@@ -184,9 +184,19 @@ def make_method(name: str, settings: Mapping[str, Any], limits: Limits, model: A
         chosen = {**own, **settings}
         if LIST_OF_METHODS in chosen:
             chosen[LIST_OF_METHODS] = _links(chosen[LIST_OF_METHODS], limits)
-        return methods.recommended(_known(name), model, **chosen)
+        method = methods.recommended(_known(name), model, **chosen)
+        for link in (method, *getattr(method, LIST_OF_METHODS, ())):
+            _check_work(link, limits)
+        return method
     except (RevisitError, TypeError, ValueError, OverflowError) as error:
         raise ApiError(400, _without_long_values(str(error), settings), param="decoding") from None
+
+
+def _check_work(method: Method, limits: Limits) -> None:
+    """Refuse methods that would write more tokens of their own than an answer may have."""
+    own, usual = getattr(method, "description_tokens", 0), getattr(type(method), "description_tokens", 0)
+    if own > max(limits.new_tokens, usual):
+        raise RevisitError(f"description_tokens must be at most {max(limits.new_tokens, usual)}, not {own}.")
 
 
 def _links(given: Any, limits: Limits) -> list[dict[str, Any]]:
