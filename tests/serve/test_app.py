@@ -50,6 +50,9 @@ class Running:
         port = self.server.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
 
+    def connections(self) -> int:
+        return len(self.server.server_state.connections)
+
     def stop(self) -> None:
         self.server.should_exit = True
         self.thread.join(30)
@@ -233,7 +236,12 @@ def test_a_key_is_asked_for_where_there_is_one() -> None:
         for headers, status in (
             ({}, 401),
             ({"authorization": "Bearer wrong"}, 401),
+            ({"authorization": "right"}, 401),  # a bare key
+            ({"authorization": "Basic right"}, 401),
+            ({"authorization": "Bearer rig\u00e9t".encode("latin-1")}, 401),
             ({"authorization": "Bearer right"}, 200),
+            ({"authorization": "bearer right"}, 200),
+            ({"authorization": "BEARER  right"}, 200),
         ):
             url = f"{server.url}/v1/chat/completions"
             assert httpx.post(url, json=fields, headers=headers, timeout=60).status_code == status
@@ -399,4 +407,52 @@ def test_pictures_in_memory_are_bounded() -> None:
         assert 429 in statuses
     finally:
         hook.remove()
+        server.stop()
+
+
+def test_other_names_of_this_machine_are_not_answered(running: Running) -> None:
+    """A page of another site can make its name point here (DNS rebinding); it cannot change the Host header."""
+    for host, status in (("evil.example", 403), ("localhost:8000", 200), ("[::1]:80", 200), ("", 403), ("[x", 403)):
+        assert httpx.get(f"{running.url}/v1/models", headers={"host": host}).status_code == status, host
+    assert httpx.get(f"{running.url}/health", headers={"host": "probe.internal"}).status_code == 200
+
+
+def test_an_upload_that_breaks_off_is_no_failure_of_ours(running: Running) -> None:
+    host, port = running.url.removeprefix("http://").split(":")
+    before = _metric(running, 'revisit_requests_total{status="500"}')
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n\r\n"
+    for _ in range(3):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(head.encode() + b'{"model"')
+            time.sleep(0.05)
+    until = time.monotonic() + 10
+    while _metric(running, 'revisit_requests_total{status="499"}') < 3 and time.monotonic() < until:
+        time.sleep(0.05)
+    assert _metric(running, 'revisit_requests_total{status="499"}') >= 3
+    assert _metric(running, 'revisit_requests_total{status="500"}') == before
+
+
+def test_texts_beyond_the_limit_are_never_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Running(Service(Decoder(*families.build("llava")), "tiny", ReVisiT(), Limits(body_bytes=32 << 20)))
+    try:
+        monkeypatch.setattr(Decoder, "text_length", lambda *_: pytest.fail("tokenized"))
+        monkeypatch.setattr(Decoder, "prompt", lambda *_: pytest.fail("written out"))
+        reply = post(server, messages=[{"role": "user", "content": "word " * 3_000_000}])
+        assert reply.status_code == 400
+        assert "15,000,000 characters" in reply.json()["error"]["message"]
+    finally:
+        server.stop()
+
+
+def test_reading_has_a_time_limit_and_health_is_answered_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Running(Service(Decoder(*families.build("llava")), "tiny", ReVisiT(), Limits(read_seconds=0.3)))
+    try:
+        monkeypatch.setattr(server.service, "read", lambda chat: time.sleep(1.5))
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            replies = [pool.submit(post, server, messages=messages(1)) for _ in range(6)]
+            began = time.monotonic()
+            assert httpx.get(f"{server.url}/health").status_code == 200
+            assert time.monotonic() - began < 1
+            assert {reply.result().status_code for reply in replies} == {503}
+    finally:
         server.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import json
 import struct
 import zlib
@@ -23,6 +24,7 @@ from revisit.serve.errors import ApiError
 from revisit.serve.limits import Limits
 from revisit.serve.replies import Reply, chunk, completion, event
 from revisit.serve.requests import ChatRequest, parse_chat, read_request
+from revisit.serve.schema import ChatBody
 
 LIMITS = Limits(image_pixels=10_000, new_tokens=50, default_new_tokens=20, images=2)
 
@@ -159,6 +161,61 @@ def test_a_request_runs_no_file_of_the_server(decoding: Any, tmp_path: Path, mon
 def test_too_many_images_are_refused_before_any_is_decoded() -> None:
     many = body(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "no"}}] * 3}])
     assert "3 images" in refused(many).message
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        (body(messages=[{"role": "user", "content": "x"}] * 300), "300 messages"),
+        (body(messages=[{"role": "user", "content": [{"type": "text", "text": "x"}] * 100}]), "100 parts"),
+        (body(messages=[{"role": "user", "content": "x" * 70_000}]), "70,000 characters"),
+        (body(png(), decoding={"method": "chain", "settings": {"methods": ["vcd"] * 300}}), "more than 64 values"),
+        (body(png(), decoding={"method": "chain", "settings": {"methods": "vcd," * 300}}), "300 methods"),
+        (body(png(), decoding={"method": "chain", "settings": {"methods": ["vcd"] * 5}}), "5 methods"),
+        (body(png(), decoding={"settings": {str(n): 1 for n in range(100)}}), "more than 64 values"),
+        (body(png(), decoding={"method": "icd", "settings": {"sentence": "x" * 3000}}), "3,000 characters"),
+        (body(png(), decoding={"method": "code", "settings": {"description_tokens": 10**6}}), "at most 512"),
+        (body("http://" + "x" * 5000), "2,048 characters"),
+        ({**body(), "x": [0] * 300_000}, "commas and brackets"),
+    ],
+)
+def test_sizes_are_bounded_before_any_work(value: dict[str, Any], part: str) -> None:
+    assert part in refused(value).message
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        body(**{"n" * 1_000_000: 1}),
+        body(model="m" * 1_000_000),
+        body(seed="s" * 1_000_000),
+        body(stop=["s" * 1_000_000]),
+        body("/" * 1_000),
+        body(messages=[{"role": "r" * 1_000_000, "content": "x"}]),
+        body(messages=[{"role": "user", "content": "x", "k" * 1_000_000: 1}]),
+        body(png(), decoding={"method": "m" * 1_000_000}),
+        body(png(), decoding={"method": "z" * 60}),
+        body(png(), decoding={"settings": {"k" * 1_000_000: 1}}),
+        body(png(), decoding={"settings": {"k" * 64: 1}}),
+        body(png(), decoding={"settings": {"alpha": "a" * 1_900}}),
+        body(png(), decoding={"settings": {"divergence": "a" * 1_900}}),
+        body(png(), decoding={"method": "chain", "settings": {"methods": "a" * 1_900}}),
+        body(png(), decoding={"method": "chain", "settings": {"methods": ["a" * 1_900]}}),
+        body("data:image/png;base64," + "A" * 1_000_001),
+    ],
+)
+def test_little_of_the_input_is_repeated(value: dict[str, Any]) -> None:
+    """At most 200 characters of anything a client sent, however the sentence is put together."""
+    text = json.dumps(refused(value).body())
+    assert len(text) < 1000
+    assert max(len(list(run)) for _, run in itertools.groupby(text)) <= 200
+
+
+def test_the_schema_documents_every_field_that_acts() -> None:
+    schema = ChatBody.model_json_schema()
+    assert {"model", "messages", "decoding", "temperature"} <= set(schema["properties"])
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["decoding"]["description"]
 
 
 def test_programs_that_pillow_would_start_are_out_of_reach() -> None:

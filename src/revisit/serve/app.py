@@ -198,6 +198,7 @@ def build(service: Service) -> FastAPI:
         yield
         await asyncio.to_thread(service.close)
 
+    request_schema = ChatBody.model_json_schema()
     app = FastAPI(title="revisit", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
 
     @app.exception_handler(ApiError)
@@ -250,7 +251,7 @@ def build(service: Service) -> FastAPI:
     async def schema(request: Request) -> dict[str, Any]:
         """What a chat request may hold, as a JSON schema."""
         service.check_access(request)
-        return ChatBody.model_json_schema()
+        return request_schema
 
     @app.get("/health")
     async def health() -> JSONResponse:
