@@ -7,18 +7,25 @@ import io
 import json
 import math
 import re
+import shutil
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
-from fake_grid import HashEngine, Shift, make_plan, write_items
+from fake_grid import HashEngine, Letters, Shift, make_plan, write_items
+from rich.console import Console
 
 from revisit.benchmarks.base import Metric
 from revisit.errors import RevisitError
 from revisit.evaluation import statistics
 from revisit.evaluation.comparison import Row, Table, Value, _ranks, compare_folder
+from revisit.evaluation.records import sealed
 from revisit.evaluation.runner import run
-from revisit.report.tables import stars, to_csv, to_html, to_latex, to_markdown
+from revisit.report.comparisons import stars
+from revisit.report.tables import to_csv, to_html, to_latex, to_markdown
+from revisit.report.terminal import print_comparison
 
 METHODS = (Shift(0), Shift(1), Shift(2))
 
@@ -46,7 +53,8 @@ def test_values_are_those_of_the_run_and_tests_those_of_the_statistics(folder: P
         value = row.values["vowels"]
         assert value.value == entries[row.method]["metrics"]["vowels"]["value"]
         if row.method != "shift":
-            assert value.paired == statistics.paired(terms["shift"], terms[row.method], resamples=499)
+            expected = statistics.paired(terms["shift"], terms[row.method], resamples=499)
+            assert value.paired == expected.at(value.paired.level)
             assert value.p == value.paired.p_permutation
     raw = [row.values[m.name].p for m in table.metrics for row in table.rows]
     expected = statistics.holm(raw)
@@ -61,6 +69,7 @@ def test_ranks_go_by_what_is_printed() -> None:
     assert _ranks([0.5, 0.7, math.nan], Metric("F1", "higher", 100, 1)) == [2, 1, 0]
     assert _ranks([0.5, 0.7], Metric("yes_ratio", None)) == [0, 0]
     assert _ranks([0.5], lower) == [0]  # alone there is no best
+    assert _ranks([0.5, 0.5001, math.nan], lower) == [0, 0, 0]  # nor where all are alike
 
 
 def test_stars() -> None:
@@ -138,7 +147,8 @@ def test_html_is_whole_and_needs_nothing(table: Table) -> None:
     check = Check()
     check.feed(text)
     assert check.open == []
-    assert not re.search(r"(src|href)=|url\(|@import|<script", text)
+    assert re.findall(r'(?:src|href)="([^"]*)"', text) == ["data:,"]  # the page's empty icon
+    assert not re.search(r"url\(|@import|<script", text)
     assert "<td>&lt;b&gt;</td>" in text
     assert "<b>7.0</b><small>[6.0, 8.0]</small><small>-3.0 [-4.0, -2.0], p = 0.0008***</small>" in text
 
@@ -188,3 +198,124 @@ def test_metrics_and_baselines_by_name(folder: Path) -> None:
 def test_a_folder_without_results_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(RevisitError, match=r"results\.json does not exist"):
         compare_folder(tmp_path)
+
+
+def test_corrected_interval_and_corrected_p_tell_the_same_story() -> None:
+    rng = np.random.default_rng(5)
+    base = {f"q{i}": (float(rng.random() < 0.5), 1.0) for i in range(300)}
+    found = []
+    for shift in (0.0, 0.03, 0.05, 0.08, 0.1):
+        better = {u: (max(n, float(rng.random() < shift)), d) for u, (n, d) in base.items()}
+        found.append(statistics.paired(base, better, resamples=1999))
+    raw = [pair.p_bootstrap for pair in found]
+    levels, corrected = statistics.holm_levels(raw), statistics.holm(raw)
+    for pair, level, p in zip(found, levels, corrected, strict=True):
+        at = pair.at(level)
+        assert (p < 0.05) == (at.low > 0 or at.high < 0)
+    assert statistics.holm_levels([0.001, math.nan, 0.02, 0.2]) == pytest.approx(
+        [1 - 0.05 / 3, 0.95, 1 - 0.05 / 2, 0.95]
+    )
+    assert statistics.holm_levels([0.3, 0.04]) == pytest.approx([0.975, 0.975])  # not rejected: both at the first step
+
+
+@dataclass(frozen=True)
+class Undirected(Letters):
+    """`yes` without a better direction."""
+
+    metrics = (Metric("vowels", "lower", 100.0, 1), Metric("yes", None, 100.0, 1))
+
+
+def test_only_metrics_with_a_direction_are_tested(tmp_path: Path) -> None:
+    data = write_items(tmp_path / "data", 40)
+    plan = make_plan(tmp_path / "out", data, models=("m1",), methods=METHODS, benchmarks=(Undirected(),))
+    run(plan, engine_for=HashEngine)
+    (table,) = compare_folder(tmp_path / "out", resamples=199)
+    for row in table.rows[1:]:
+        assert math.isnan(row.values["yes"].p_holm)
+        assert row.values["yes"].paired is not None
+        assert row.values["yes"].paired.level == 0.95
+        assert not math.isnan(row.values["vowels"].p_holm)
+    assert any("2 tests of this table" in note for note in table.notes)
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("seeds")
+    data = write_items(root / "data", 40)
+    plan = make_plan(root / "out", data, models=("m1",), methods=METHODS[:2])
+    plan = replace(plan, decoding=replace(plan.decoding, temperature=0.7), seeds=(0, 1, 5))
+    results = run(plan, engine_for=HashEngine)
+    assert [(c["method"]["label"], c["seed"]) for c in results["cells"]] == [
+        (label, seed) for label in ("shift", "shift(by=1)") for seed in (0, 1, 5)
+    ]
+    return root / "out"
+
+
+def test_several_seeds_are_one_row_with_mean_and_deviation(sampled: Path) -> None:
+    (table,) = compare_folder(sampled, resamples=299)
+    cells = json.loads((sampled / "results.json").read_text())["cells"]
+    assert table.seeds == (0, 1, 5)
+    assert [row.method for row in table.rows] == ["shift", "shift(by=1)"]
+    for row in table.rows:
+        own = [c["metrics"]["vowels"]["value"] for c in cells if c["method"]["label"] == row.method]
+        assert len(set(own)) == 3
+        value = row.values["vowels"]
+        assert value.value == pytest.approx(np.mean(own))
+        assert value.std == pytest.approx(np.std(own, ddof=1))
+        assert value.low < value.value < value.high
+        assert [row.runs[seed]["vowels"] for seed in (0, 1, 5)] == own
+    pair = table.rows[1].values["vowels"].paired
+    assert pair is not None
+    assert pair.difference == pytest.approx(table.rows[1].values["vowels"].value - table.rows[0].values["vowels"].value)
+    assert pair.units == 40  # items, not items times seeds
+    assert any("over the seeds 0, 1, 5" in note for note in table.notes)
+
+
+def test_seeds_in_every_form_of_output(sampled: Path) -> None:
+    tables = compare_folder(sampled, resamples=99)
+    vowels = tables[0].rows[0].values["vowels"]
+    shown = f"{100 * vowels.value:.1f} ± {100 * vowels.std:.1f}"
+    markdown = to_markdown(tables)
+    assert shown in markdown
+    assert "| shift | 5 | " in markdown
+    assert shown in to_html(tables)
+    latex = to_latex(tables)
+    assert rf"\,{{\footnotesize$\pm${100 * vowels.std:.1f}}}" in latex
+    assert latex.count(r"\quad{\footnotesize seed") == 6
+    assert r"Mean $\pm$ standard deviation over 3 seeds." in latex
+    rows = list(csv.DictReader(io.StringIO(to_csv(tables))))
+    assert [row["seed"] for row in rows if row["method"] == "shift" and row["metric"] == "vowels"] == [
+        "",
+        "0",
+        "1",
+        "5",
+    ]
+    assert float(rows[0]["std"]) == vowels.std
+
+
+def test_seeds_that_only_some_methods_have_are_refused(sampled: Path, tmp_path: Path) -> None:
+    shutil.copytree(sampled, tmp_path / "out")
+    path = tmp_path / "out" / "results.json"
+    results = json.loads(path.read_text())
+    del results["cells"][-1]
+    path.write_text(json.dumps(sealed(results)))
+    with pytest.raises(
+        RevisitError, match=r"not run with the same seeds on letters \(shift: 0, 1, 5; shift\(by=1\): 0, 1\)"
+    ):
+        compare_folder(tmp_path / "out", resamples=99)
+    (table,) = compare_folder(tmp_path / "out", intersect=True, resamples=99)
+    assert table.seeds == (0, 1)
+
+
+def test_a_terminal_gets_drawn_tables_and_a_pipe_markdown(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = compare_folder(folder, resamples=99)
+    print_comparison(tables)
+    assert capsys.readouterr().out == to_markdown(tables) + "\n"
+    text = io.StringIO()
+    print_comparison(tables, Console(file=text, force_terminal=True, width=200, color_system=None))
+    drawn = text.getvalue()
+    assert "| ---" not in drawn
+    assert "vowels ↓" in drawn
+    assert tables[0].rows[1].method in drawn

@@ -160,3 +160,14 @@ def test_scenes_by_name() -> None:
 
 def test_assignments() -> None:
     assert parse_assignments(["a.b = c=d", "x=1"]) == {"a.b": "c=d", "x": "1"}
+
+
+def test_seeds_are_whole_numbers_and_go_with_sampling() -> None:
+    plan = EvalConfig(seeds="0, 1,2", sample=True, data="scenes:unusual:2").plan()
+    assert plan.seeds == (0, 1, 2)
+    assert [one.seed for one in plan.by_seed()] == [0, 1, 2]
+    for seeds, sentence in (("0,x", "--seeds wants whole numbers"), ("-1", "from 0 to"), ("1,1", "given twice")):
+        with pytest.raises(RevisitError, match=sentence):
+            EvalConfig(seeds=seeds, sample=True, data="scenes:unusual:2").plan()
+    with pytest.raises(RevisitError, match="add --sample, or leave out --seeds"):
+        EvalConfig(seeds="0,1", data="scenes:unusual:2").plan()

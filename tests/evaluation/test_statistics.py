@@ -140,7 +140,7 @@ def test_mean_of_ratios_is_compared_stratum_by_stratum() -> None:
     rng = np.random.default_rng(2)
     base = [terms(list(rng.random(n))) for n in (60, 200)]
     method = [{u: (n + 0.1, d) for u, (n, d) in part.items()} for part in base]
-    got = s.paired_strata(base, method, resamples=499)
+    got = s.paired_runs([[b] for b in base], [[m] for m in method], resamples=499)
     assert (got.difference, got.low, got.high) == pytest.approx((0.1, 0.1, 0.1))
     assert got.p_bootstrap == pytest.approx(2 / 500)
     assert math.isnan(got.p_permutation)

@@ -55,8 +55,8 @@ def ablate(
     from revisit.evaluation.progress import Bars
     from revisit.evaluation.runner import Silent
     from revisit.evaluation.store import read_results
-    from revisit.report.document import Figure, block_markdown
     from revisit.report.sections import ablation_sections
+    from revisit.report.terminal import print_section
     from revisit.studies.ablation import ablate as run
     from revisit.studies.ablation import all_methods, paper_panels, read_ablation, yaml_panels
     from revisit.studies.study import command
@@ -107,8 +107,7 @@ def ablate(
         raise stopped(plan.output) from None
     about, results = read_ablation(plan.output), read_results(plan.output)
     for section in ablation_sections(about, results, "ablation"):
-        print(f"## {section.title}\n")
-        print("\n\n".join(block_markdown(block) for block in section.blocks if not isinstance(block, Figure)) + "\n")
+        print_section(section)
     print(f"Stored in {plan.output}; `revisit report {plan.output}` draws it.")
 
 

@@ -154,8 +154,8 @@ def _run(name: str, subject: Any, study: Callable[..., Any], quiet: bool, extra:
     from revisit.evaluation.progress import Bars
     from revisit.evaluation.runner import Silent
     from revisit.evaluation.store import make_folder
-    from revisit.report.document import Figure, block_markdown
     from revisit.report.sections import study_section
+    from revisit.report.terminal import print_section
     from revisit.studies.study import read_study, save
 
     make_folder(Path(subject.output))
@@ -165,10 +165,8 @@ def _run(name: str, subject: Any, study: Callable[..., Any], quiet: bool, extra:
         with Bars() as bars:
             result = study(subject, bars)
     path = save(subject, name, result, extra)
-    section = study_section(read_study(path))
-    print(f"## {section.title}\n")
-    print("\n\n".join(block_markdown(block) for block in section.blocks if not isinstance(block, Figure)))
-    print(f"\nStored in {path}; `revisit report {subject.output}` draws it.")
+    print_section(study_section(read_study(path)))
+    print(f"Stored in {path}; `revisit report {subject.output}` draws it.")
 
 
 def register(app: typer.Typer) -> None:

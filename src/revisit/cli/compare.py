@@ -31,6 +31,7 @@ def compare(
     """
     from revisit.evaluation.comparison import compare_folder
     from revisit.report.tables import SUFFIXES, WRITERS
+    from revisit.report.terminal import print_comparison
 
     need("scipy", "statsmodels")
     if test not in ("permutation", "bootstrap"):
@@ -42,6 +43,9 @@ def compare(
         raise unknown("format", kind, WRITERS)
     wanted = [part.strip() for entry in metric for part in entry.split(",")]
     tables = compare_folder(folder, baseline, wanted, intersect, test, resamples)  # type: ignore[arg-type]
+    if out is None and format_ is None:
+        print_comparison(tables)
+        return
     text = WRITERS[kind](tables)
     if out is None:
         print(text, end="")

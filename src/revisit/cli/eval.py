@@ -36,6 +36,10 @@ def evaluate(
     seed: int = typer.Option(
         DEFAULT.seed, help="Seed of --sample; every item draws with a seed of its own made from it."
     ),
+    seeds: str = typer.Option(
+        "",
+        help="With --sample: several seeds, such as 0,1,2; tables then have mean ± standard deviation and every seed.",
+    ),
     output: Path = typer.Option(Path(DEFAULT.output), "--out", "-o", help="Where answers and results are kept."),
     config: Path = typer.Option(None, "--config", "-c", help="YAML file with these options as keys; flags beat it."),
     set_: list[str] = typer.Option(
@@ -78,7 +82,7 @@ def evaluate(
     from revisit.evaluation.config import load_config
     from revisit.evaluation.progress import Bars
     from revisit.evaluation.runner import Silent, run
-    from revisit.report.tables import to_markdown
+    from revisit.report.terminal import print_comparison
 
     if schema:
         print_schemas()
@@ -109,7 +113,7 @@ def evaluate(
         raise stopped(plan.output) from None
     problems: list[str] = []
     comparison = compare_folder(plan.output, problems=problems)
-    print(to_markdown(comparison))
+    print_comparison(comparison)
     for problem in problems:
         print(f"revisit: {problem}", file=sys.stderr)
     print(f"Answers and results: {plan.output}; more with `revisit compare {plan.output}`.")

@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import stdev
 from typing import Any, Literal
 
 from revisit.benchmarks.base import Metric, ratio
@@ -23,7 +24,11 @@ Test = Literal["permutation", "bootstrap"]
 
 @dataclass(frozen=True)
 class Value:
-    """One number of a table; `rank` is 1 for the best, 2 for the second best, 0 otherwise."""
+    """One number of a table; `rank` is 1 for the best, 2 for the second best, 0 otherwise.
+
+    With several seeds it is their mean, and `std` their standard deviation. `paired` has its interval at the level at which
+    Holm's correction tests `p`, so that the interval and the corrected p-value tell the same story.
+    """
 
     value: float
     low: float = math.nan
@@ -32,16 +37,18 @@ class Value:
     paired: statistics.Paired | None = None
     p: float = math.nan
     p_holm: float = math.nan
+    std: float = math.nan
 
 
 @dataclass(frozen=True)
 class Row:
-    """A method's numbers, by metric."""
+    """A method's numbers, by metric; `runs` has them by seed where there are several."""
 
     method: str
     values: Mapping[str, Value]
     seconds: float
     tokens: int
+    runs: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,7 @@ class Table:
     baseline: str | None
     notes: tuple[str, ...] = ()
     variant: str = ""  # what tells it from other tables of the same benchmark and model
+    seeds: tuple[int, ...] = ()  # of sampling, where there are several
 
     @property
     def title(self) -> str:
@@ -73,7 +81,27 @@ class Scored:
     per_item: dict[str, dict[str, tuple[float, float]]]
     values: dict[str, float]
     label: str
-    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The cells of one method: one, or one for each seed of sampling."""
+
+    label: str
+    cells: tuple[Scored, ...]
+
+    def values(self, metric: str) -> list[float]:
+        """The metric's value in every run."""
+        return [cell.values[metric] for cell in self.cells]
+
+    def terms(self, metric: str) -> list[list[Mapping[str, tuple[float, float]]]] | None:
+        """The terms of the metric by stratum and run; None where it is no ratio and no mean of ratios."""
+        if all(metric in cell.per_item for cell in self.cells):
+            return [[cell.per_item[metric] for cell in self.cells]]
+        parts = [statistics.strata(metric, cell.values[metric], cell.per_item) for cell in self.cells]
+        if not parts[0] or any(names != parts[0] for names in parts):
+            return None
+        return [[cell.per_item[name] for cell in self.cells] for name in parts[0]]
 
 
 def compare_folder(
@@ -126,8 +154,8 @@ def _group(entry: Mapping[str, Any]) -> tuple[str, ...]:
         benchmark["version"],
         f"weights {str(entry['model'].get('fingerprint'))[:8]}",
         str(entry["model"].get("dtype")),
+        str(entry["model"].get("engine") or ""),
         *(f"{name} {value}" for name, value in sorted(entry["decoding"].items())),
-        f"seed {entry['seed']}" if entry["decoding"].get("temperature") is not None else "",
     )
 
 
@@ -153,10 +181,16 @@ def _table(
 ) -> Table:
     entry = cells[0].entry
     notes = _same_items(cells, intersect)
+    methods, seeds = _by_method(cells, intersect)
     metrics = _metrics(cells, wanted)
-    base = _baseline(cells, baseline)
-    rows = _rows(cells, metrics, base, test, resamples)
-    if base is not None and len(cells) > 1:
+    base = _baseline(methods, baseline)
+    rows = _rows(methods, metrics, base, test, resamples)
+    if len(seeds) > 1:
+        notes.append(
+            f"Mean ± standard deviation over the seeds {', '.join(map(str, seeds))}; intervals and tests resample items, an item with its "
+            "answers under all seeds together."
+        )
+    if base is not None and len(methods) > 1:
         notes += _about_tests(rows, base.label, test)
     notes += list(dict.fromkeys(note for cell in cells for note in cell.entry.get("notes", [])))
     skipped = sorted({s["id"] for cell in cells for s in cell.entry["skipped"]})
@@ -173,19 +207,49 @@ def _table(
         rows=rows,
         baseline=base.label if base else None,
         notes=tuple(notes),
+        seeds=tuple(seeds) if len(seeds) > 1 else (),
     )
 
 
+def _by_method(cells: Sequence[Scored], intersect: bool) -> tuple[list[Runs], list[int]]:
+    """The cells method by method, each with the same seeds, and those seeds."""
+    found: dict[str, dict[int, Scored]] = {}
+    for cell in cells:
+        found.setdefault(cell.label, {})[cell.entry["seed"]] = cell
+    common = sorted(set.intersection(*(set(runs) for runs in found.values())))
+    if any(set(runs) != set(common) for runs in found.values()) and not (intersect and common):
+        listed = "; ".join(f"{label}: {', '.join(map(str, sorted(runs)))}" for label, runs in found.items())
+        name = cells[0].entry["benchmark"]["name"]
+        raise RevisitError(
+            f"The methods were not run with the same seeds on {name} ({listed}): run the same command for all of them, or add --intersect "
+            "to compare on the seeds that all have."
+        )
+    return [Runs(label, tuple(runs[seed] for seed in common)) for label, runs in found.items()], common
+
+
 def _about_tests(rows: Sequence[Row], baseline: str, test: Test) -> list[str]:
-    values = [(name, value) for row in rows for name, value in row.values.items() if not math.isnan(value.p)]
+    values = [(row.method, name, value) for row in rows for name, value in row.values.items()]
+    tested = [(method, name, value) for method, name, value in values if not math.isnan(value.p)]
     notes = [
-        f"Differences are to {baseline} on the same items; p-values: {test} test, two-sided, Holm-corrected over the "
-        f"{len(values)} tests of this table; * below 0.05, ** below 0.01, *** below 0.001."
+        f"Differences are to {baseline} on the same items, p-values by a two-sided {test} test. Holm's correction is over the "
+        f"{len(tested)} tests of this table (metrics with a better direction); brackets are bootstrap intervals at the level of the "
+        "corrected test. * below 0.05, ** below 0.01, *** below 0.001."
     ]
-    means = sorted({name for name, value in values if value.paired and math.isnan(value.paired.p_permutation)})
+    means = sorted({name for _, name, value in tested if value.paired and math.isnan(value.paired.p_permutation)})
     if means and test == "permutation":
         notes.append(f"Means over settings ({', '.join(means)}) are tested by the bootstrap.")
+    split = [f"{name} of {method}" for method, name, value in tested if _at_odds(value)]
+    if split:
+        notes.append(f"On the border of 0.05 the test and the interval disagree for {', '.join(split)}.")
     return notes
+
+
+def _at_odds(value: Value) -> bool:
+    """Whether the corrected test finds a difference and the corrected interval does not, or the other way round."""
+    pair = value.paired
+    if pair is None or math.isnan(pair.low) or pair.low == pair.high:
+        return False
+    return (value.p_holm < 0.05) != (pair.low > 0 or pair.high < 0)
 
 
 def _same_items(cells: list[Scored], intersect: bool) -> list[str]:
@@ -245,64 +309,85 @@ def _metrics(cells: Sequence[Scored], wanted: Sequence[str]) -> tuple[Metric, ..
     )
 
 
-def _baseline(cells: Sequence[Scored], named: str | None) -> Scored | None:
+def _baseline(methods: Sequence[Runs], named: str | None) -> Runs | None:
     """The named method, by label or else by name; without a name `greedy`, or the first."""
-    for attribute in (lambda c: c.label, lambda c: c.entry["method"]["name"]):
-        for cell in cells:
-            if attribute(cell) == (named or "greedy"):
-                return cell
-    return cells[0] if named is None else None
+    for attribute in (lambda m: m.label, lambda m: m.cells[0].entry["method"]["name"]):
+        for method in methods:
+            if attribute(method) == (named or "greedy"):
+                return method
+    return methods[0] if named is None else None
 
 
 def _rows(
-    cells: Sequence[Scored], metrics: Sequence[Metric], base: Scored | None, test: Test, resamples: int
+    methods: Sequence[Runs], metrics: Sequence[Metric], base: Runs | None, test: Test, resamples: int
 ) -> tuple[Row, ...]:
-    found: dict[tuple[int, str], Value] = {}
+    found: dict[tuple[str, str], Value] = {}
     for metric in metrics:
-        ranks = _ranks([cell.values[metric.name] for cell in cells], metric)
-        for number, cell in enumerate(cells):
-            whole = len(cell.items) == cell.entry["metrics"][metric.name]["n"]
-            paired = None if base is None or cell is base else _paired(base, cell, metric.name, resamples)
-            found[number, metric.name] = Value(
-                value=cell.values[metric.name],
-                **_interval(cell, metric, whole),
-                rank=ranks[number],
-                paired=paired,
-                p=math.nan if paired is None else _p(paired, test),
+        means = [_mean(method.values(metric.name)) for method in methods]
+        ranks = _ranks(means, metric)
+        for method, mean, rank in zip(methods, means, ranks, strict=True):
+            pair = None if base is None or method is base else _paired(base, method, metric.name, resamples)
+            tested = pair is not None and metric.better is not None
+            low, high = _interval(method, metric, resamples)
+            found[method.label, metric.name] = Value(
+                value=mean,
+                low=low,
+                high=high,
+                rank=rank,
+                paired=pair,
+                p=_p(pair, test) if tested and pair else math.nan,
+                std=_std(method.values(metric.name)),
             )
-    corrected = statistics.holm([value.p for value in found.values()])
+    raw = [value.p for value in found.values()]
+    corrected, levels = statistics.holm(raw), statistics.holm_levels(raw)
     found = {
-        key: Value(v.value, v.low, v.high, v.rank, v.paired, v.p, p)
-        for (key, v), p in zip(found.items(), corrected, strict=True)
+        key: replace(value, p_holm=p, paired=value.paired and value.paired.at(level))
+        for (key, value), p, level in zip(found.items(), corrected, levels, strict=True)
     }
     return tuple(
         Row(
-            cell.label,
-            {metric.name: found[number, metric.name] for metric in metrics},
-            cell.entry["seconds"],
-            cell.entry["new_tokens"],
+            method.label,
+            {metric.name: found[method.label, metric.name] for metric in metrics},
+            sum(cell.entry["seconds"] for cell in method.cells),
+            sum(cell.entry["new_tokens"] for cell in method.cells),
+            {cell.entry["seed"]: {metric.name: cell.values[metric.name] for metric in metrics} for cell in method.cells}
+            if len(method.cells) > 1
+            else {},
         )
-        for number, cell in enumerate(cells)
+        for method in methods
     )
 
 
-def _interval(cell: Scored, metric: Metric, whole: bool) -> dict[str, float]:
-    if whole:
-        stored = cell.entry["metrics"][metric.name]
-        return {k: math.nan if stored[k] is None else stored[k] for k in ("low", "high")}
-    found = statistics.interval(cell.per_item[metric.name], full=100 / metric.show)
-    return {"low": found.low, "high": found.high}
+def _mean(values: Sequence[float]) -> float:
+    return values[0] if len(values) == 1 else sum(values) / len(values)
 
 
-def _paired(base: Scored, cell: Scored, metric: str, resamples: int) -> statistics.Paired | None:
-    if metric in base.per_item and metric in cell.per_item:
-        return statistics.paired(base.per_item[metric], cell.per_item[metric], resamples=resamples)
-    parts = statistics.strata(metric, base.values[metric], base.per_item)
-    if parts and parts == statistics.strata(metric, cell.values[metric], cell.per_item):
-        return statistics.paired_strata(
-            [base.per_item[p] for p in parts], [cell.per_item[p] for p in parts], resamples=resamples
-        )
-    return None
+def _std(values: Sequence[float]) -> float:
+    """The sample standard deviation over seeds; nothing can be said of one."""
+    return stdev(values) if len(values) > 1 and not any(map(math.isnan, values)) else math.nan
+
+
+def _interval(method: Runs, metric: Metric, resamples: int) -> tuple[float, float]:
+    cell = method.cells[0]
+    stored = cell.entry["metrics"][metric.name]
+    if len(method.cells) == 1 and len(cell.items) == stored["n"]:
+        low, high = (math.nan if stored[end] is None else stored[end] for end in ("low", "high"))
+        return low, high
+    if len(method.cells) == 1:
+        found = statistics.interval(cell.per_item[metric.name], resamples=resamples, full=100 / metric.show)
+        return found.low, found.high
+    terms = method.terms(metric.name)
+    if terms is None or min(len(runs[0]) for runs in terms) < 2:
+        return math.nan, math.nan
+    found = statistics.mean_interval(terms, resamples=resamples)
+    return found.low, found.high
+
+
+def _paired(base: Runs, method: Runs, metric: str, resamples: int) -> statistics.Paired | None:
+    ours, theirs = method.terms(metric), base.terms(metric)
+    if ours is None or theirs is None or len(ours) != len(theirs):
+        return None
+    return statistics.paired_runs(theirs, ours, resamples=resamples)
 
 
 def _p(paired: statistics.Paired, test: Test) -> float:
@@ -312,10 +397,12 @@ def _p(paired: statistics.Paired, test: Test) -> float:
 
 
 def _ranks(values: Sequence[float], metric: Metric) -> list[int]:
-    """1 for the best printed value, 2 for the next, ties sharing a rank; 0 where no direction is better."""
-    if metric.better is None or len(values) < 2:
+    """1 for the best printed value, 2 for the next, ties sharing a rank; 0 where no direction or no value is better."""
+    if metric.better is None:
         return [0] * len(values)
     sign = -1 if metric.better == "higher" else 1
     printed = [math.nan if math.isnan(v) else sign * float(metric.text(v)) for v in values]
     order = sorted({p for p in printed if not math.isnan(p)})[:2]
+    if len(order) < 2:  # alone, or all alike: there is no best
+        return [0] * len(values)
     return [order.index(p) + 1 if p in order else 0 for p in printed]

@@ -42,6 +42,7 @@ class EvalConfig:
     batch_size: int = 8
     max_new_tokens: int | None = None
     seed: int = 0
+    seeds: Any = ()
     sample: bool = False
     temperature: float = 1.0
     top_p: float = 1.0
@@ -84,6 +85,7 @@ class EvalConfig:
             max_new_tokens=self.max_new_tokens,
             decoding=decoding,
             seed=self.seed,
+            seeds=parse_seeds(self.seeds),
             skip_bad_images=self.skip_bad_images,
             engine=self.engine,
             engine_options={
@@ -132,6 +134,20 @@ class EvalConfig:
             given = DEFAULT_SCENES
         places = parse_data(given, names)
         return {name: resolve_data(places[name], name, self.limit) for name in names}
+
+
+def parse_seeds(given: Any) -> tuple[int, ...]:
+    """Whole numbers from a list, or from text with commas."""
+    parts = given.split(",") if isinstance(given, str) else [given] if isinstance(given, int) else list(given)
+    try:
+        seeds = tuple(int(part) for part in parts if str(part).strip())
+    except (TypeError, ValueError) as error:
+        raise RevisitError(
+            f"--seeds wants whole numbers with commas between them, such as 0,1,2, not {given!r}."
+        ) from error
+    if any(not 0 <= seed < 2**63 for seed in seeds):
+        raise RevisitError(f"--seeds wants numbers from 0 to 2^63 - 1, not {given!r}.")
+    return seeds
 
 
 def load_config(file: Path | None, flags: Mapping[str, Any]) -> EvalConfig:

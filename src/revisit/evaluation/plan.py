@@ -41,6 +41,7 @@ class Plan:
     max_new_tokens: int | None = None  # None: each benchmark's own
     decoding: Decoding = field(default_factory=Decoding)  # its max_new_tokens is not used
     seed: int = 0
+    seeds: tuple[int, ...] = ()  # several seeds of sampling, each with cells of its own; `seed` alone if empty
     skip_bad_images: bool = False
     engine: str = "local"
     engine_options: Mapping[str, Any] = field(default_factory=dict)
@@ -54,18 +55,29 @@ class Plan:
         for kind, keys in (
             ("model", list(self.models)),
             ("benchmark", [b.version for b in self.benchmarks]),
+            ("seed", [str(seed) for seed in self.seeds]),
             *(("method", [label(m) for m in self.methods_for(model)]) for model in self.models),
         ):
             if repeated := {key for key in keys if keys.count(key) > 1}:
                 raise RevisitError(f"The {kind} {sorted(repeated)[0]!r} is given twice; name each one once.")
         if self.limit is not None and self.limit < 1:
             raise RevisitError(f"limit must be at least 1, not {self.limit}; leave it out to run everything.")
+        if self.seeds and self.decoding.temperature is None:
+            raise RevisitError(
+                "Seeds decide something only where tokens are drawn: add --sample, or leave out --seeds."
+            )
         if self.batch_size < 1:
             raise RevisitError(f"batch_size must be at least 1, not {self.batch_size}.")
 
     def methods_for(self, model: str) -> tuple[Any, ...]:
         """The methods to run with one model."""
         return self.tuned.get(model, self.methods)
+
+    def by_seed(self) -> list[Plan]:
+        """This plan once for every seed."""
+        from dataclasses import replace
+
+        return [replace(self, seed=seed, seeds=()) for seed in self.seeds] if self.seeds else [self]
 
     def decoding_for(self, benchmark: Benchmark) -> Decoding:
         """The decoding settings of one benchmark."""

@@ -115,8 +115,9 @@ def run(
             try:
                 for benchmark in plan.benchmarks:
                     for method in plan.methods_for(model):
-                        entry = run_cell(plan, model, engine, method, benchmark, questions[id(benchmark)], reporter)
-                        results.add(entry)
+                        for one in plan.by_seed():
+                            entry = run_cell(one, model, engine, method, benchmark, questions[id(benchmark)], reporter)
+                            results.add(entry)
             finally:
                 engine.close()
         return results.finish()
@@ -195,7 +196,8 @@ def run_cell(
         for sentence in cell.repairs:
             reporter.note(sentence)
         stored = [cell.get(q.item.id, q.content) is not None for q in questions.ready]
-        reporter.start(f"{model} · {name} · {benchmark.name}", len(stored), sum(stored))
+        drawn = f" · seed {plan.seed}" if decoding.temperature is not None else ""
+        reporter.start(f"{model} · {name} · {benchmark.name}{drawn}", len(stored), sum(stored))
         todo = [
             batch
             for batch in batches(questions.ready, plan, engine)
@@ -342,7 +344,7 @@ class Results:
     def add(self, entry: dict[str, Any]) -> None:
         """Adds a cell; an earlier entry for the same question under other code or weights gives way to it."""
         asked = settings(self.plan)
-        made = {key: asked[key] for key in ("limit", "seed", "batch_size")}
+        made = {"limit": asked["limit"], "seed": entry["seed"], "batch_size": asked["batch_size"]}
         entry["made"] = {"argv": environment()["argv"], "data": asked["data"].get(entry["benchmark"]["name"]), **made}
         self.entries.append(entry)
         self.earlier = [old for old in self.earlier if _place(old) != _place(entry)]
@@ -393,6 +395,7 @@ def settings(plan: Plan) -> dict[str, Any]:
         "max_new_tokens": plan.max_new_tokens,
         "decoding": {k: v for k, v in asdict(plan.decoding).items() if k != "max_new_tokens"},
         "seed": plan.seed,
+        "seeds": list(plan.seeds),
         "skip_bad_images": plan.skip_bad_images,
         "engine": plan.engine,
         "engine_options": dict(plan.engine_options),

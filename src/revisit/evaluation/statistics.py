@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,15 @@ class Paired:
     p_bootstrap: float
     p_permutation: float
     units: int
+    level: float = 0.95
+    draws: Floats | None = field(default=None, repr=False, compare=False)  # the bootstrap's differences
+
+    def at(self, level: float) -> Paired:
+        """The same with the interval at another level."""
+        if self.draws is None:
+            return replace(self, level=level)
+        low, high = _percentiles(self.draws, level)
+        return replace(self, low=low, high=high, level=level)
 
 
 def wilson(successes: float, trials: float, level: float = 0.95) -> tuple[float, float]:
@@ -67,6 +76,23 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
     adjusted = iter(multipletests(known, method="holm")[1].tolist())
     return [p if math.isnan(p) else float(next(adjusted)) for p in p_values]
+
+
+def holm_levels(p_values: Sequence[float], level: float = 0.95) -> list[float]:
+    """For each p-value the level of an interval that excludes zero just where Holm's correction rejects.
+
+    The k-th smallest of m p-values is tested at (1 - level) / (m - k + 1) as long as all before it were rejected; from the
+    first that is not, all have that level. An undefined p-value is outside the family and keeps `level`.
+    """
+    order = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
+    found, error = [level] * len(p_values), 1 - level
+    share, stopped = error, False
+    for rank, (p, place) in enumerate(order):
+        if not stopped:
+            share = error / (len(order) - rank)
+            stopped = p > share
+        found[place] = 1 - share
+    return found
 
 
 def ratio(numerators: Floats, denominators: Floats) -> Any:
@@ -109,55 +135,84 @@ def stratified_interval(
     strata: Sequence[Terms], level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
 ) -> Interval:
     """The bootstrap interval of the plain mean of several ratios, units being resampled within each stratum."""
+    return mean_interval([[terms] for terms in strata], level, resamples, seed)
+
+
+def mean_interval(
+    strata: Sequence[Sequence[Terms]], level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+) -> Interval:
+    """The bootstrap interval of the mean of ratios over strata and, within a stratum, over runs of the same units.
+
+    Units are resampled within each stratum, a unit with its terms in all runs (sampling seeds) together: answers to one
+    question under several seeds are not independent.
+    """
     total = np.zeros(resamples)
-    for number, terms in enumerate(strata):
-        array = _arrays([terms], list(terms))
-        if not array[1].any():
+    for number, runs in enumerate(strata):
+        array = _same_units(runs)  # (2 * runs, units)
+        if not array[len(runs) :].any(-1).all():
             return Interval(math.nan, math.nan, "bootstrap", level)
-        total += _bootstrap(array, lambda sums: ratio(sums[0], sums[1]), resamples, seed + number)
+        total += _bootstrap(array, _mean_ratio, resamples, seed + number)
     low, high = _percentiles(total / len(strata), level)
     return Interval(low, high, "bootstrap", level)
 
 
 def paired(baseline: Terms, method: Terms, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0) -> Paired:
-    """Compares two methods on the same units; the order of the units does not matter, their names must agree.
-
-    The permutation test swaps the two methods' terms unit by unit (exactly enumerated for few units); the bootstrap
-    resamples units with both methods' terms together.
-    """
-    terms = paired_terms(baseline, method)
-    units = sorted(baseline)
-    observed = float(_difference(terms.sum(-1)))
-    if math.isnan(observed) or len(units) < 2:
-        return Paired(observed, math.nan, math.nan, math.nan, math.nan, len(units))
-    if np.array_equal(terms[0], terms[1]) and np.array_equal(terms[2], terms[3]):
-        return Paired(0.0, 0.0, 0.0, 1.0, 1.0, len(units))
-    low, high, p_bootstrap = _two_sided(_bootstrap(terms, _difference, resamples, seed), level)
-    return Paired(observed, low, high, p_bootstrap, _permutation(terms, resamples, seed), len(units))
+    """Compares two methods on the same units; the order of the units does not matter, their names must agree."""
+    return paired_runs([[baseline]], [[method]], level, resamples, seed)
 
 
-def paired_strata(
-    baseline: Sequence[Terms], method: Sequence[Terms], level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+def paired_runs(
+    baseline: Sequence[Sequence[Terms]],
+    method: Sequence[Sequence[Terms]],
+    level: float = 0.95,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
 ) -> Paired:
-    """Compares plain means of ratios, units being resampled within each stratum; there is no permutation p-value."""
-    parts = [paired_terms(b, m) for b, m in zip(baseline, method, strict=True)]
-    observed = float(np.mean([_difference(part.sum(-1)) for part in parts]))
+    """Compares means of ratios over strata and, within a stratum, over runs (sampling seeds) of the same units.
+
+    The bootstrap resamples the units of each stratum with both methods' terms in all runs together. The permutation test,
+    for one stratum only, swaps the two methods unit by unit, all runs of a unit at once (exactly enumerated for few units).
+    """
+    parts = [
+        np.stack([paired_terms(b, m) for b, m in zip(base_runs, method_runs, strict=True)])
+        for base_runs, method_runs in zip(baseline, method, strict=True)
+    ]  # each (runs, 4, units)
     units = sum(part.shape[-1] for part in parts)
+    observed = float(np.mean([_mean_difference(part.sum(-1).reshape(-1)) for part in parts]))
     if math.isnan(observed) or min(part.shape[-1] for part in parts) < 2:
-        return Paired(observed, math.nan, math.nan, math.nan, math.nan, units)
-    draws = [_bootstrap(part, _difference, resamples, seed + number) for number, part in enumerate(parts)]
-    low, high, p_bootstrap = _two_sided(np.mean(draws, axis=0), level)
-    return Paired(observed, low, high, p_bootstrap, math.nan, units)
+        return Paired(observed, math.nan, math.nan, math.nan, math.nan, units, level)
+    if all(np.array_equal(p[:, 0], p[:, 1]) and np.array_equal(p[:, 2], p[:, 3]) for p in parts):
+        return Paired(0.0, 0.0, 0.0, 1.0, 1.0 if len(parts) == 1 else math.nan, units, level)
+    draws = np.mean(
+        [
+            _bootstrap(part.reshape(-1, part.shape[-1]), _mean_difference, resamples, seed + number)
+            for number, part in enumerate(parts)
+        ],
+        axis=0,
+    )
+    low, high, p_bootstrap = _two_sided(draws, level)
+    p_permutation = _permutation(parts[0], resamples, seed) if len(parts) == 1 else math.nan
+    return Paired(observed, low, high, p_bootstrap, p_permutation, units, level, draws)
+
+
+def _same_units(runs: Sequence[Terms]) -> Floats:
+    """(2 * runs, units): the runs' numerators, then their denominators; refuses runs of different units."""
+    for terms in runs[1:]:
+        _refuse_other_units(runs[0], terms)
+    return _arrays(runs, sorted(runs[0]))
+
+
+def _refuse_other_units(one: Terms, other: Terms) -> None:
+    if one.keys() != other.keys():
+        odd = sorted(one.keys() ^ other.keys())
+        raise RevisitError(
+            f"A paired test needs the same units on both sides; {len(odd)} are on one side only, such as {odd[0]!r}."
+        )
 
 
 def paired_terms(baseline: Terms, method: Terms) -> Floats:
     """(4, units): both numerators, then both denominators; refuses tables of different units."""
-    if baseline.keys() != method.keys():
-        odd = sorted(baseline.keys() ^ method.keys())
-        raise RevisitError(
-            f"A paired test needs the same units on both sides; {len(odd)} are on one side only, such as {odd[0]!r}."
-        )
-    return _arrays([baseline, method], sorted(baseline))
+    return _same_units([baseline, method])
 
 
 def _two_sided(draws: Floats, level: float) -> tuple[float, float, float]:
@@ -188,6 +243,18 @@ def _proportion_scale(numerators: Floats, denominators: Floats, full: float) -> 
 def _difference(sums: Floats) -> Any:
     """Method's ratio minus baseline's, from sums (4, ...): both numerators, then both denominators."""
     return ratio(sums[1], sums[3]) - ratio(sums[0], sums[2])
+
+
+def _mean_difference(sums: Floats) -> Any:
+    """The mean over runs of `_difference`, from sums (4 * runs, ...): four rows a run."""
+    runs = sums.reshape(-1, 4, *sums.shape[1:])
+    return np.mean([_difference(run) for run in runs], axis=0)
+
+
+def _mean_ratio(sums: Floats) -> Any:
+    """The mean over runs of a ratio, from sums (2 * runs, ...): the runs' numerators, then their denominators."""
+    half = len(sums) // 2
+    return np.mean(ratio(sums[:half], sums[half:]), axis=0)
 
 
 def _bootstrap(terms: Floats, statistic: Callable[[Floats], Any], resamples: int, seed: int) -> Floats:
@@ -224,20 +291,24 @@ def _bootstrap(terms: Floats, statistic: Callable[[Floats], Any], resamples: int
 
 
 def _permutation(terms: Floats, resamples: int, seed: int) -> float:
-    """Two-sided p-value of swapping the methods unit by unit; `terms` is (4, units) as in `_difference`."""
+    """Two-sided p-value of swapping the methods unit by unit; `terms` is (runs, 4, units), a run as in `_difference`."""
     from scipy.stats import permutation_test
 
     units = terms.shape[-1]
-    differs = (terms[0] != terms[1]) | (terms[2] != terms[3])
-    fixed = terms[:, ~differs].sum(-1)  # (4,): units whose terms agree are the same under every swap
+    differs = ((terms[:, 0] != terms[:, 1]) | (terms[:, 2] != terms[:, 3])).any(0)
+    fixed = terms[:, :, ~differs].sum(-1)  # (runs, 4): units whose terms agree are the same under every swap
     changed = np.flatnonzero(differs)
     if len(changed) == 1:  # either order is as likely: nothing can be told from one unit
         return 1.0
-    numerators, denominators = terms[:2].reshape(-1), terms[2:].reshape(-1)  # (2 * units,), baseline then method
+    # (2 * units,) for each run: the baseline's, then the method's
+    flat = [(run[:2].reshape(-1), run[2:].reshape(-1)) for run in terms]
 
     def on_swap(first: NDArray[np.int64], second: NDArray[np.int64], axis: int = -1) -> Any:
-        sums = [numerators[first], numerators[second], denominators[first], denominators[second]]
-        return _difference(np.stack([s.sum(axis) + f for s, f in zip(sums, fixed, strict=True)]))
+        differences = []
+        for (numerators, denominators), rest in zip(flat, fixed, strict=True):
+            sums = [numerators[first], numerators[second], denominators[first], denominators[second]]
+            differences.append(_difference(np.stack([s.sum(axis) + f for s, f in zip(sums, rest, strict=True)])))
+        return np.mean(differences, axis=0)
 
     result = permutation_test(
         (changed, changed + units),

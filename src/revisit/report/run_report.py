@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -18,8 +17,9 @@ from revisit.evaluation.comparison import Table as Compared
 from revisit.evaluation.comparison import compare_folder
 from revisit.evaluation.store import read_answers, read_json, read_results, slug
 from revisit.report import figures, published
+from revisit.report.comparisons import difference_tables, seed_tables, value_table
 from revisit.report.document import Block, Cell, Document, Made, Section, Table, Text, rows_of
-from revisit.report.sections import ablation_sections, heading, number, p_value, ranked, study_section, triple
+from revisit.report.sections import ablation_sections, number, ranked, study_section, triple
 from revisit.studies.ablation import FILE as ABLATION
 from revisit.studies.ablation import read_ablation
 from revisit.studies.study import CAPTIONS, FOLDER, read_study
@@ -125,7 +125,7 @@ def main_sections(found: Found, folder: Path, beside: bool, resamples: int) -> l
         blocks: list[Block] = []
         for place, own in runs.items():
             results = dict(plain)[place]
-            blocks += [value_table(own), *difference_tables(own), *detail_tables(results, benchmark)]
+            blocks += [value_table(own), *difference_tables(own), *seed_tables(own), *detail_tables(results, benchmark)]
             cells = [cell for cell in results["cells"] if cell["benchmark"]["name"] == benchmark]
             blocks += made_cells(cells, results)
         if beside:
@@ -156,76 +156,9 @@ def _question(cell: Mapping[str, Any]) -> tuple[str, str]:
 
 
 MAIN_TEXT = (
-    "Best in bold, second best underlined, 95 % intervals in brackets. Differences are paired by item: bootstrap interval, and the "
-    "p-value of a permutation test after Holm's correction over the table."
+    "Best in bold, second best underlined, 95 % intervals in brackets. Differences are paired by item: p-value of a permutation test after "
+    "Holm's correction over the table, and the bootstrap interval at the level of that test."
 )
-
-
-def value_table(tables: Sequence[Compared]) -> Table:
-    """Methods as rows, models as groups of columns, as the paper prints it."""
-    methods = list(dict.fromkeys(row.method for table in tables for row in table.rows))
-    lines: list[list[Cell | str]] = []
-    for method in methods:
-        line: list[Cell | str] = [method]
-        for table in tables:
-            row = next((row for row in table.rows if row.method == method), None)
-            for metric in table.metrics:
-                if row is None:
-                    line.append("")
-                    continue
-                value = row.values[metric.name]
-                bounds = "" if math.isnan(value.low) else f"[{metric.text(value.low)}, {metric.text(value.high)}]"
-                line.append(Cell(metric.text(value.value), value.rank, bounds))
-        lines.append(line)
-    first = tables[0]
-    notes = " ".join(dict.fromkeys(note for table in tables for note in table.notes))
-    return Table(
-        ("Method", *(heading(m) for table in tables for m in table.metrics)),
-        rows_of(lines),
-        f"{registry.title(first.benchmark)} ({first.version}{_size(tables)}). {notes}".strip(),
-        groups=tuple((_group_title(table, tables), len(table.metrics)) for table in tables),
-    )
-
-
-def _size(tables: Sequence[Compared]) -> str:
-    return f", n = {tables[0].n}" if len({table.n for table in tables}) == 1 else ""
-
-
-def _group_title(table: Compared, tables: Sequence[Compared]) -> str:
-    return table.title if _size(tables) else f"{table.title} (n = {table.n})"
-
-
-def difference_tables(tables: Sequence[Compared]) -> list[Table]:
-    """What each method adds to the baseline, with the tests."""
-    found = []
-    for table in tables:
-        compared = [row for row in table.rows if row.method != table.baseline]
-        if table.baseline is None or not compared:
-            continue
-        lines: list[list[Cell | str]] = []
-        for row in compared:
-            line: list[Cell | str] = [row.method]
-            for metric in table.metrics:
-                test = row.values[metric.name].paired
-                if test is None or math.isnan(test.difference):
-                    line.append("–")
-                    continue
-                low, high = (f"{x * metric.show:+.{metric.decimals}f}" for x in (test.low, test.high))
-                line.append(
-                    Cell(
-                        f"{test.difference * metric.show:+.{metric.decimals}f}",
-                        small=f"[{low}, {high}]\np {p_value(row.values[metric.name].p_holm)}",
-                    )
-                )
-            lines.append(line)
-        found.append(
-            Table(
-                ("Method", *(heading(m) for m in table.metrics)),
-                rows_of(lines),
-                f"{registry.title(table.benchmark)}, {table.title}: difference to {table.baseline}.",
-            )
-        )
-    return found
 
 
 def detail_tables(results: Mapping[str, Any], benchmark: str) -> list[Table]:

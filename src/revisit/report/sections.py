@@ -9,6 +9,7 @@ from typing import Any
 from revisit.benchmarks.base import Metric
 from revisit.evaluation.store import slug
 from revisit.report import figures, published
+from revisit.report.comparisons import heading, p_value
 from revisit.report.document import Block, Cell, Made, Section, Table, Text, rows_of
 
 PERCENT_KS = {"hallucinated-steps": (50, 100, 500), "projection": (1, 5, 10, 30)}
@@ -22,17 +23,6 @@ def percent(value: float, decimals: int = 2) -> str:
 def number(value: float | None, decimals: int = 2) -> str:
     """A number, or a dash."""
     return "–" if value is None or math.isnan(value) else f"{value:.{decimals}f}"
-
-
-def p_value(p: float | str | None) -> str:
-    """A p-value as papers print it."""
-    if p is None or isinstance(p, str):
-        return p or "–"
-    if math.isnan(p):
-        return "–"
-    if p == 0:
-        return "<1e-300"
-    return f"{p:.2f}" if p >= 0.01 else f"{p:.2e}"
 
 
 def made(about: Mapping[str, Any]) -> Made:
@@ -351,11 +341,6 @@ def chosen_metrics(cell: Mapping[str, Any]) -> list[Metric]:
     ]
 
 
-def heading(metric: Metric) -> str:
-    """A metric's name with the direction that is better."""
-    return metric.name + {"higher": " ↑", "lower": " ↓", None: ""}[metric.better]
-
-
 def triple(cell: Mapping[str, Any], metric: Metric) -> tuple[float, float, float]:
     """(value, low, high) on the scale that is printed; NaN where undefined."""
     found = cell["metrics"][metric.name]
@@ -418,10 +403,12 @@ def _panel_figure(
 
 
 def ranked(values: Sequence[float], metric: Metric) -> list[int]:
-    """1 for the best printed value, 2 for the next; ties share a rank."""
+    """1 for the best printed value, 2 for the next; ties share a rank, and where all are alike there is no best."""
     sign = -1 if metric.better == "higher" else 1
     printed = [math.nan if math.isnan(v) else sign * round(v, metric.decimals) for v in values]
     order = sorted({p for p in printed if not math.isnan(p)})[:2]
+    if len(order) < 2:
+        return [0] * len(values)
     return [order.index(p) + 1 if p in order else 0 for p in printed]
 
 

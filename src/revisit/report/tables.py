@@ -11,31 +11,21 @@ from collections.abc import Callable, Sequence
 from revisit.benchmarks.base import Metric
 from revisit.evaluation.comparison import Row, Table, Value
 from revisit.pages.document import static_page
+from revisit.report.comparisons import heading, seed_tables, signed, stars, value_text
+from revisit.report.document import block_markdown
 
 CSV_COLUMNS = (
     *("model", "benchmark", "version", "variant", "n", "method", "metric", "better", "value", "low", "high"),
     *("baseline", "difference", "difference_low", "difference_high", "p_bootstrap", "p_permutation", "p_holm"),
+    *("level", "seed", "std"),
 )
-
-
-def stars(p: float) -> str:
-    """* below 0.05, ** below 0.01, *** below 0.001, after correction."""
-    return "" if math.isnan(p) else "*" * sum(p < bound for bound in (0.05, 0.01, 0.001))
-
-
-def _heading(metric: Metric) -> str:
-    arrow = {"higher": " ↑", "lower": " ↓", None: ""}[metric.better]
-    return metric.name + arrow
 
 
 def _difference(metric: Metric, value: Value) -> str:
     """`+1.20 [0.30, 2.10]`, on the scale that is printed."""
     if value.paired is None or math.isnan(value.paired.difference):
         return ""
-    difference, low, high = (
-        f"{x * metric.show:+.{metric.decimals}f}" if not math.isnan(x) else "–"
-        for x in (value.paired.difference, value.paired.low, value.paired.high)
-    )
+    difference, low, high = (signed(metric, x) for x in (value.paired.difference, value.paired.low, value.paired.high))
     return f"{difference} [{low}, {high}]"
 
 
@@ -44,7 +34,7 @@ def to_markdown(tables: Sequence[Table]) -> str:
     blocks = []
     for table in tables:
         blocks.append(f"### {table.benchmark} · {table.title} (n = {table.n}, {table.version})")
-        heads = ["method", *(_heading(m) for m in table.metrics)]
+        heads = ["method", *(heading(m) for m in table.metrics)]
         rows = [[_escape(r.method), *(_markdown_value(m, r.values[m.name]) for m in table.metrics)] for r in table.rows]
         blocks.append(_markdown_table(heads, rows))
         compared = [row for row in table.rows if row.method != table.baseline]
@@ -54,6 +44,8 @@ def to_markdown(tables: Sequence[Table]) -> str:
                 [_escape(r.method), *(_markdown_test(m, r.values[m.name]) for m in table.metrics)] for r in compared
             ]
             blocks.append(_markdown_table(heads, rows))
+        for seeds in seed_tables([table]):
+            blocks.append(block_markdown(seeds))
         if table.notes:
             notes = (note.replace("*", "\\*") for note in table.notes)
             blocks.append("\n".join(f"- {note}" for note in notes))
@@ -79,7 +71,7 @@ def _escape(text: str) -> str:
 
 
 def _markdown_value(metric: Metric, value: Value) -> str:
-    text = metric.text(value.value)
+    text = value_text(metric, value)
     return {1: f"**{text}**", 2: f"<u>{text}</u>"}.get(value.rank, text)
 
 
@@ -98,16 +90,20 @@ def to_csv(tables: Sequence[Table]) -> str:
                         *(*about, row.method, metric.name, metric.better or ""),
                         *map(_number, (value.value, value.low, value.high)),
                         *_csv_test(table, value),
+                        *("", _number(value.std)),
                     ]
                 )
+                for seed, values in row.runs.items():
+                    own = [*about, row.method, metric.name, metric.better or "", _number(values[metric.name])]
+                    writer.writerow([*own, *[""] * (len(CSV_COLUMNS) - len(own) - 2), seed, ""])
     return out.getvalue()
 
 
 def _csv_test(table: Table, value: Value) -> list[str]:
     test = value.paired
     if test is None:
-        return [""] * 7
-    numbers = (test.difference, test.low, test.high, test.p_bootstrap, test.p_permutation, value.p_holm)
+        return [""] * 8
+    numbers = (test.difference, test.low, test.high, test.p_bootstrap, test.p_permutation, value.p_holm, test.level)
     return [table.baseline or "", *map(_number, numbers)]
 
 
@@ -130,10 +126,15 @@ def _latex_table(table: Table) -> str:
     if table.baseline:
         marks = ", ".join(rf"$^{{{'*' * n}}}p<{bound}$" for n, bound in ((1, 0.05), (2, 0.01), (3, 0.001)))
         caption += f" {marks} against {_latex(table.baseline)}, Holm-corrected."
-    rows = [
-        rf"{_latex(row.method)} & {' & '.join(_latex_value(m, row.values[m.name]) for m in table.metrics)} \\"
-        for row in table.rows
-    ]
+    if table.seeds:
+        caption += f" Mean $\\pm$ standard deviation over {len(table.seeds)} seeds."
+    rows = []
+    for row in table.rows:
+        values = " & ".join(_latex_value(m, row.values[m.name]) for m in table.metrics)
+        rows.append(rf"{_latex(row.method)} & {values} \\")
+        for seed, own in row.runs.items():
+            values = " & ".join(rf"{{\footnotesize {m.text(own[m.name])}}}" for m in table.metrics)
+            rows.append(rf"\quad{{\footnotesize seed {seed}}} & {values} \\")
     return "\n".join(
         [
             *(f"% {note}" for note in table.notes),
@@ -160,6 +161,8 @@ def _latex(text: str) -> str:
 def _latex_value(metric: Metric, value: Value) -> str:
     text = metric.text(value.value)
     text = {1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}.get(value.rank, text)
+    if not math.isnan(value.std):
+        text += rf"\,{{\footnotesize$\pm${value.std * metric.show:.{metric.decimals}f}}}"
     mark = stars(value.p_holm)
     return rf"{text}$^{{{mark}}}$" if mark else text
 
@@ -171,7 +174,7 @@ def to_html(tables: Sequence[Table], title: str = "Comparison of decoding method
     for table in tables:
         body.append(f"<h2>{e(table.benchmark)} · {e(table.title)}</h2>")
         body.append(f'<p class="sub">{table.n} items · {e(table.version)}</p>')
-        heads = "".join(f'<th scope="col">{e(_heading(m))}</th>' for m in table.metrics)
+        heads = "".join(f'<th scope="col">{e(heading(m))}</th>' for m in table.metrics)
         rows = "".join(_html_row(table, row) for row in table.rows)
         body.append(
             f'<div class="scroll"><table><thead><tr><th scope="col">method</th>{heads}</tr></thead>'
@@ -186,7 +189,7 @@ def _html_row(table: Table, row: Row) -> str:
     cells = []
     for metric in table.metrics:
         value = row.values[metric.name]
-        text = html.escape(metric.text(value.value))
+        text = html.escape(value_text(metric, value))
         text = {1: f"<b>{text}</b>", 2: f"<u>{text}</u>"}.get(value.rank, text)
         if not math.isnan(value.low):
             text += f"<small>[{metric.text(value.low)}, {metric.text(value.high)}]</small>"
