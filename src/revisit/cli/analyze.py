@@ -120,6 +120,38 @@ def case_study(
     _run("case-study", subject, lambda s, r: case_studies(s, chosen, count, r), quiet, {"method": label(chosen)})
 
 
+def pointing(
+    model: str = MODEL,
+    data: str = DATA,
+    limit: int = LIMIT,
+    output: Path = OUTPUT,
+    method: list[str] = typer.Option(
+        None,
+        help="ReVisiT with settings, as revisit:layers=0; may be repeated. Unless given, one setting is changed at a time.",
+    ),
+    max_new_tokens: int = TOKENS,
+    batch_size: int = BATCH,
+    dtype: str = DTYPE,
+    device_map: str = DEVICE,
+    quiet: bool = QUIET,
+) -> None:
+    """Does the selected patch lie on the object that is named? Against chance, by layer and by setting.
+
+    The data folder must hold boxes: COCO's instances file, or generated scenes.
+
+    Example: revisit analyze pointing --data scenes:unusual:300 --out runs/studies
+    """
+    from revisit.studies.pointing import SETTINGS, BoxedPictures, check_settings
+    from revisit.studies.pointing import pointing as study
+
+    chosen = tuple(method or SETTINGS)
+    check_settings(chosen)
+    subject = _subject(
+        model, data, limit, output, None, max_new_tokens, batch_size, dtype, device_map, cls=BoxedPictures
+    )
+    _run("pointing", subject, lambda s, r: study(s, chosen, r), quiet, {"method": list(chosen)})
+
+
 def _subject(
     model: str,
     data: str | None,
@@ -130,13 +162,14 @@ def _subject(
     batch_size: int = 8,
     dtype: str | None = None,
     device_map: str | None = None,
+    cls: Any = None,
 ) -> Any:
     from revisit.evaluation.config import DEFAULT_SCENES
     from revisit.studies.study import Subject
 
     if data is None and model != "tiny":
         raise RevisitError(f"Say where the pictures are: --data DIR, or --data {DEFAULT_SCENES} for generated scenes.")
-    return Subject(
+    return (cls or Subject)(
         model=model,
         data=data or DEFAULT_SCENES,
         limit=limit,
@@ -176,4 +209,5 @@ def register(app: typer.Typer) -> None:
     group.command("gt-vs-hal")(gt_vs_hal)
     group.command("projection")(projection)
     group.command("case-study")(case_study)
+    group.command("pointing")(pointing)
     app.add_typer(group, name="analyze")

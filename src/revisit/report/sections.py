@@ -46,6 +46,7 @@ def study_section(study: Mapping[str, Any], beside: bool = False) -> Section:
         "gt-vs-hal": ("GT and Hal probabilities, with and without the image", _grounding),
         "projection": ("What single vision tokens say", _projection),
         "case-study": ("Case studies", _cases),
+        "pointing": ("Does the selected patch lie on the object?", _pointing),
     }
     title, writer = writers[study["study"]]
     about = study["settings"]
@@ -98,6 +99,37 @@ def _steps(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
         )
     blocks.append(figures.step_recall(name, result))
     return blocks
+
+
+def _pointing(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
+    """One table by setting, one by layer; shares in percent with 95 % intervals over pictures."""
+
+    def table(rows: Sequence[dict[str, Any]], head: str, caption: str) -> Table:
+        def share(row: dict[str, Any], measure: str) -> Cell | str:
+            found = row[measure]
+            if found["share"] is None:
+                return "–"
+            return Cell(percent(found["share"], 1), small="" if found["low"] is None else interval(found, 1))
+
+        heads = (head, "steps", "touches (%)", "by chance", "middle inside (%)", "by chance")
+        measures = ("touches", "touches_chance", "inside", "inside_chance")
+        key = head.lower()
+        made = [(str(row[key]), str(row["steps"]), *(share(row, m) for m in measures)) for row in rows]
+        return Table(heads, rows_of(made), caption)
+
+    return [
+        Text(
+            f"{result['pictures']} pictures. A step counts where the written token is the word of a boxed object; the selected patch "
+            "touches one of its boxes, or has its middle inside one. By chance: the share of all patches that do. Brackets: "
+            "95 % intervals over pictures."
+        ),
+        table(result["settings"], "Setting", "The selected patch, by setting."),
+        table(
+            result["layers"],
+            "Layer",
+            "The nearest patch of each layer alone, at the steps of a decode over every layer.",
+        ),
+    ]
 
 
 def _grounding(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
