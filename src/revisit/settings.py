@@ -65,6 +65,12 @@ def secret(name: str) -> str | None:
     return os.environ.get(name) or None
 
 
+def hide_progress_bars() -> None:
+    """No bars of other libraries (loading of weights, downloads) in this process, unless their variables say otherwise."""
+    for name in ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):
+        os.environ.setdefault(name, "1")
+
+
 def world_size() -> int:
     """WORLD_SIZE: how many processes a launcher such as torchrun started; 1 without one."""
     value = os.environ.get("WORLD_SIZE", "").strip() or "1"

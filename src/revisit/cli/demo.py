@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 PROMPT = "Please describe this image in detail."
 
 
 def demo(
     output: Path = typer.Option(Path("out"), "--out", "-o", help="Folder for the picture and the page."),
-    scene: int = typer.Option(39, help="Which of the unusual scenes; the default is one where the difference shows."),
+    scene: int = typer.Option(
+        None,
+        min=0,
+        help="Another scene of the unusual split, by its number; needs the extra `tiny`, which draws scenes.",
+    ),
 ) -> None:
     """Describe a picture with and without ReVisiT, on the embedded model; nothing is downloaded.
 
     The picture is a scene of the unusual split: things in places where the model has hardly ever seen them, so that
-    what it has learnt to expect misleads it.
+    what it has learnt to expect misleads it. It is the first such scene at which ReVisiT corrects a mistake and the patch
+    that it selected lies on the object (chosen by tools/samples.py); --scene shows any other.
     """
     from rich.console import Console
     from rich.table import Table
@@ -26,10 +35,8 @@ def demo(
     from revisit.errors import RevisitError
     from revisit.explain import page, record, terminal
     from revisit.methods.revisit import ReVisiT
-    from revisit.tiny import scenes
 
-    drawn = scenes.scene("unusual", seed=1, index=scene)
-    picture = scenes.render(drawn)
+    picture, nouns, place = _sample() if scene is None else _scene(scene)
     try:
         output.mkdir(parents=True, exist_ok=True)
         picture.save(output / "demo.png")
@@ -37,11 +44,9 @@ def demo(
         raise RevisitError(f"The folder {str(output)!r} cannot be written to: {error.strerror}.") from None
     model, processor = load("tiny")
     methods = [ReVisiT.recommended(model), Plain()]
-    decode = record.explain(model, processor, [picture], PROMPT, methods, max_new_tokens=128)
+    decode = record.explain(model, processor, [picture], PROMPT, methods, max_new_tokens=128, shown=nouns)
     console = Console()
-    console.print(
-        f"\nThe picture ({output / 'demo.png'}) shows: [bold]{', '.join(drawn.nouns)}[/] (place: {drawn.place.name})."
-    )
+    console.print(f"\nThe picture ({output / 'demo.png'}) shows: [bold]{', '.join(nouns)}[/] (place: {place}).")
     table = Table("decoding", f"“{PROMPT}”", box=None, padding=(0, 2, 1, 0))
     for answer in reversed(decode.answers):
         table.add_row(f"[bold]{record.label(answer.method)}[/]", answer.text)
@@ -49,7 +54,24 @@ def demo(
     console.print("Where ReVisiT mattered:")
     console.print(terminal.table(decode.answers[0], decode.layout))
     written = page.write(output / "demo.html", decode, title="ReVisiT demo")
-    console.print(f"\nOpen [bold]{written}[/] in a browser to see which patch spoke at each token.")
+    console.print(f"\nOpen [bold]{written}[/] in a browser to see which patch was selected at each token.")
+    console.print(
+        "Next: `revisit generate PHOTO --model HuggingFaceTB/SmolVLM-256M-Instruct` (0.5 GB) on a picture of your own."
+    )
+
+
+def _sample() -> tuple[Image, tuple[str, ...], str]:
+    from revisit.tiny.samples import sample
+
+    shipped = sample("demo")
+    return shipped.image(), shipped.nouns, shipped.place
+
+
+def _scene(number: int) -> tuple[Image, tuple[str, ...], str]:
+    from revisit.tiny import scenes
+
+    drawn = scenes.scene("unusual", seed=1, index=number)
+    return scenes.render(drawn), drawn.nouns, drawn.place.name
 
 
 def register(app: typer.Typer) -> None:

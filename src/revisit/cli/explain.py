@@ -54,10 +54,12 @@ def explain(
     from rich.console import Console
 
     from revisit import load
+    from revisit.cli.notices import tell_embedded
     from revisit.explain import figure, page, terminal
     from revisit.explain.record import explain as record
 
     loaded, processor = load(model, trust_remote_code=trust_remote_code)
+    tell_embedded(model, loaded, processor, list(zip(images, pictures, strict=True)))
     chosen[0] = methods.recommended(method, loaded, **settings)
     decode = record(
         loaded,

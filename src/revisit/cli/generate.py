@@ -103,6 +103,7 @@ def generate(
 
     from revisit import Trace, load
     from revisit import generate as decode
+    from revisit.cli.notices import tell_embedded
     from revisit.models.prompts import answers, new_tokens, prepare
 
     loaded, processor = load(
@@ -112,6 +113,8 @@ def generate(
         trust_remote_code=trust_remote_code,
         allow_incomplete=allow_incomplete,
     )
+    named = [pair for group, shown in zip(groups, pictures, strict=True) for pair in zip(group, shown, strict=True)]
+    tell_embedded(model, loaded, processor, named)
     chosen = methods.recommended(method, loaded, **settings)
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample, "num_beams": beams}
     if sample:
@@ -156,7 +159,14 @@ def generate(
             from revisit.explain import page
 
             beside_it = [record.answer_with(loaded, processor, inputs, other, **options) for other in others]
-            decode_ = record.Decode(pictures[number], prompt, model, layout, [answer, *beside_it])
+            decode_ = record.Decode(
+                pictures[number],
+                prompt,
+                model,
+                layout,
+                [answer, *beside_it],
+                patch_words=record.patch_words(loaded, processor, inputs),
+            )
             path = page.write(numbered(html, number, len(groups)), decode_)
             print(f"Wrote {path}", file=sys.stderr)
 

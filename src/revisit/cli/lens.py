@@ -52,6 +52,7 @@ def lens(
     from rich.console import Console
 
     from revisit import load
+    from revisit.cli.notices import tell_embedded
     from revisit.explain import figure, lens_page, terminal
 
     if png is not None:
@@ -60,6 +61,7 @@ def lens(
     from revisit.explain.lens import read_vision_tokens
 
     loaded, processor = load(model, trust_remote_code=trust_remote_code)
+    tell_embedded(model, loaded, processor, list(zip(images, pictures, strict=True)))
     seen = read_vision_tokens(loaded, processor, pictures, sets, norm=norm, best=top, model_name=model)
     at = len(seen.layers) - 1 if layer is None else layer
     if at >= len(seen.layers):

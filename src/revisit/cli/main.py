@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import typer
 
+from revisit import settings
 from revisit.errors import EXTRAS, RevisitError, missing
 
 # Options of version 0.1 that have another name now; the old one is still understood, in every command.
@@ -70,6 +71,8 @@ for _name in COMMANDS:
 
 def main() -> None:
     """Run the command line; anything the user can put right is one sentence on stderr and exit status 2."""
+    if not sys.stderr.isatty():
+        settings.hide_progress_bars()
     try:
         app()
     except RevisitError as error:

@@ -75,10 +75,10 @@ def read_vision_tokens(
     from revisit.models.prompts import prepare
 
     inputs = prepare(processor, [prompt], [list(images)], model.device)
-    head, states, chosen = _states(model, inputs, layers, norm)
+    head, states, chosen = vision_states(model, inputs, layers, norm)
     tokenizer = processor.tokenizer
     notes: list[str] = []
-    readings = [_full(head, states, tokenizer, best)]
+    readings = [whole_vocabulary(head, states, tokenizer, best)]
     for name, words in (sets or {}).items():
         variants, left_out = single_tokens(tokenizer, words)
         if left_out:
@@ -95,7 +95,7 @@ def read_vision_tokens(
 
 
 @torch.no_grad()
-def _states(
+def vision_states(
     model: Any, inputs: Any, layers: str | Sequence[int] | None, norm: str
 ) -> tuple[Head, Tensor, tuple[int, ...]]:
     """The head, the vision states (layers, tokens, d) of one prompt, and which layers they are."""
@@ -121,7 +121,7 @@ def _states(
 
 
 @torch.no_grad()
-def _full(head: Head, states: Tensor, tokenizer: Any, best: int) -> Reading:
+def whole_vocabulary(head: Head, states: Tensor, tokenizer: Any, best: int) -> Reading:
     """The best entries of the whole vocabulary, found slice by slice."""
     from revisit.explain.record import token_text
 

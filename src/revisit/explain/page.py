@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from revisit.explain.record import Answer, Decode, Step, label
 from revisit.pages.document import data_uri, script_page, write_page
 
+MOST_PATCHES = 5  # listed at every step
+
 if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
@@ -30,6 +32,7 @@ def render(decode: Decode, title: str = "") -> str:
     """The page of a decode as one string of HTML."""
     start = """const data = JSON.parse(document.getElementById("data").textContent);
 document.getElementById("buttons").append(themeButton());
+foldHeading();
 window.viewer = new Viewer(document.getElementById("main"), data);"""
     return script_page(
         title or decode.prompt,
@@ -45,16 +48,20 @@ window.viewer = new Viewer(document.getElementById("main"), data);"""
 def payload(decode: Decode) -> dict[str, Any]:
     """Everything the page shows."""
     return {
-        **images_payload(decode.images, decode.layout),
+        **images_payload(decode.images, decode.layout, decode.patch_words),
+        "shown": None if decode.shown is None else list(decode.shown),
         "prompt": decode.prompt,
         "model": decode.model,
         "answers": [answer_payload(answer) for answer in decode.answers],
     }
 
 
-def images_payload(images: list[Image], layout: Layout) -> dict[str, Any]:
-    """Images and the grids of vision tokens on them, in pixels of the originals."""
+def images_payload(
+    images: list[Image], layout: Layout, patch_words: list[list[tuple[str, float]]] | None = None
+) -> dict[str, Any]:
+    """Images, the grids of vision tokens on them, in pixels of the originals, and what each vision token says."""
     return {
+        "says": None if patch_words is None else [[[w, _p(p)] for w, p in words] for words in patch_words],
         "images": [{"src": data_uri(image), "w": image.width, "h": image.height} for image in images],
         "grids": [
             {
@@ -77,8 +84,9 @@ def answer_payload(answer: Answer) -> dict[str, Any]:
     """One answer; the heat maps of all its steps are one run of bytes, a row per step that has one."""
     rows: list[bytes] = []
     steps = []
+    far = answer.method.get("select") == "max"
     for step in answer.steps:
-        entry, row = step_payload(step)
+        entry, row = step_payload(step, far)
         if row is not None:
             entry["m"] = len(rows)
             rows.append(row)
@@ -89,15 +97,18 @@ def answer_payload(answer: Answer) -> dict[str, Any]:
         "text": answer.text,
         "seconds": answer.seconds,
         "layers": list(answer.layers),
-        "far": answer.method.get("select") == "max",
+        "far": far,
         "n": len(rows[0]) if rows else 0,
         "maps": base64.b64encode(b"".join(rows)).decode(),
         "steps": steps,
     }
 
 
-def step_payload(step: Step) -> tuple[dict[str, Any], bytes | None]:
-    """One step with short keys (there may be thousands), and its heat map as one byte per vision token."""
+def step_payload(step: Step, far: bool = False) -> tuple[dict[str, Any], bytes | None]:
+    """One step with short keys (there may be thousands), and its heat map as one byte per vision token.
+
+    `far` says that the method seeks the vision token with the largest divergence, not the smallest.
+    """
     entry: dict[str, Any] = {"t": step.text, "v": round(step.shift, 4)}
     if step.candidates:
         entry["k"] = step.set_size
@@ -110,10 +121,22 @@ def step_payload(step: Step) -> tuple[dict[str, Any], bytes | None]:
         entry["was"] = step.instead_of
     if step.differs:
         entry["x"] = 1
+    if step.wrong:
+        entry["w"] = 1
+    if step.heat is not None:
+        entry["p"] = [[index, _p(float(step.heat[index]))] for index in nearest(step.heat, far)]
     if step.index is not None:
         entry["i"], entry["l"] = step.index, step.layer
         entry["d"] = None if step.divergence is None else float(f"{step.divergence:.4g}")
     return entry, None if step.heat is None else quantize(step.heat)
+
+
+def nearest(heat: np.ndarray, far: bool = False, most: int = MOST_PATCHES) -> list[int]:
+    """The vision tokens that agree most with a step, best first; with `far`, those that agree least."""
+    import numpy as np
+
+    order = np.argsort(-heat if far else heat, kind="stable")[:most]
+    return [int(index) for index in order if np.isfinite(heat[index])]
 
 
 def quantize(heat: np.ndarray) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ class Step:
     heat: np.ndarray | None = None  # (vision tokens,) divergence of each, at its best layer
     candidates: list[Candidate] = field(default_factory=list)
     differs: bool = False  # not in the answer it is compared with
+    wrong: bool = False  # part of a word for an object that is known not to be in the picture
 
 
 @dataclass
@@ -79,9 +81,13 @@ class Decode:
     model: str
     layout: Layout
     answers: list[Answer]
+    shown: tuple[str, ...] | None = None  # the objects that are in the picture, where that is known
+    patch_words: list[list[tuple[str, float]]] | None = None  # per vision token, its likeliest tokens at the last layer
 
     def __post_init__(self) -> None:
         mark_differences(self.answers)
+        if self.shown is not None:
+            mark_wrong(self.answers, self.shown)
 
 
 def explain(
@@ -92,9 +98,13 @@ def explain(
     methods: Sequence[Method],
     *,
     model_name: str = "",
+    shown: Sequence[str] | None = None,
     **generate_kwargs: Any,
 ) -> Decode:
-    """Decode one prompt about these images with each method, and keep everything that can be shown."""
+    """Decode one prompt about these images with each method, and keep everything that can be shown.
+
+    `shown` names the objects that are in the images, where that is known: words for other objects are marked as wrong.
+    """
     from revisit.models.prompts import prepare
 
     if not methods:
@@ -106,8 +116,27 @@ def explain(
         )
     inputs = prepare(processor, [prompt], [list(images)], model.device)
     answers = [answer_with(model, processor, inputs, method, **generate_kwargs) for method in methods]
-    name = model_name or name_of(model)
-    return Decode(list(images), prompt, name, layout_of(model, processor, images, inputs), answers)
+    return Decode(
+        list(images),
+        prompt,
+        model_name or name_of(model),
+        layout_of(model, processor, images, inputs),
+        answers,
+        None if shown is None else tuple(shown),
+        patch_words(model, processor, inputs),
+    )
+
+
+def patch_words(model: Any, processor: Any, inputs: Any, best: int = 5) -> list[list[tuple[str, float]]]:
+    """What every vision token of one prompt says at the last layer: its likeliest tokens with their probabilities."""
+    from revisit.explain.lens import vision_states, whole_vocabulary
+
+    head, states, _ = vision_states(model, inputs, "last", "none")
+    reading = whole_vocabulary(head, states, getattr(processor, "tokenizer", processor), best)
+    return [
+        [(reading.entries[int(number)], float(p)) for number, p in zip(*pair, strict=True)]
+        for pair in zip(reading.top[-1], reading.chance[-1], strict=True)
+    ]
 
 
 def name_of(model: Any) -> str:
@@ -272,6 +301,26 @@ def mark_differences(answers: Sequence[Answer]) -> None:
             if kind != "equal":
                 for step in [*reference.steps[a0:a1], *answer.steps[b0:b1]]:
                     step.differs = True
+
+
+def mark_wrong(answers: Sequence[Answer], shown: Sequence[str]) -> None:
+    """Mark the tokens of words for objects (CHAIR's words, singular or plural) that are not among those shown."""
+    from revisit.benchmarks.chair_words import WORDS
+
+    present = {WORDS.get(name, name) for name in shown}
+    words = "|".join(sorted(map(re.escape, WORDS), key=len, reverse=True))
+    pattern = re.compile(rf"\b({words})(?:e?s)?\b", re.IGNORECASE)
+    for answer in answers:
+        text = "".join(step.text for step in answer.steps)
+        for found in pattern.finditer(text):
+            if WORDS[found.group(1).lower()] in present:
+                continue
+            start = 0
+            for step in answer.steps:
+                end = start + len(step.text)
+                if start < found.end() and end > found.start():
+                    step.wrong = True
+                start = end
 
 
 def label(method: dict[str, Any]) -> str:

@@ -23,10 +23,17 @@ def embedded_folder() -> Path:
 
 def resolve(name_or_path: str | Path) -> str:
     """A local path or hub id; "tiny" is the embedded model."""
-    if str(name_or_path) == EMBEDDED and not Path(EMBEDDED).is_dir():
+    if is_embedded(name_or_path):
         return str(embedded_folder())
     name = str(name_or_path)
     return str(Path(name).expanduser()) if name.startswith("~") else name
+
+
+def is_embedded(name_or_path: str | Path) -> bool:
+    """Whether a name means the embedded model: "tiny", unless there is a folder of that name, or its own folder."""
+    if str(name_or_path) == EMBEDDED:
+        return not Path(EMBEDDED).is_dir()
+    return Path(name_or_path).resolve() == embedded_folder().resolve()
 
 
 def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:

@@ -87,7 +87,7 @@ class AnswerJob:
 
     def _answer(self) -> None:
         from revisit.explain.page import images_payload
-        from revisit.explain.record import Answer, Decode, label, layout_of
+        from revisit.explain.record import Answer, Decode, label, layout_of, patch_words
         from revisit.models.prompts import prepare
 
         question = self.question
@@ -104,7 +104,8 @@ class AnswerJob:
             {"label": label(d), "far": d.get("select") == "max", "n": layout.tokens, "maps": "", "steps": []}
             for d in described
         ]
-        self.send("scene", **images_payload([question.image], layout), answers=blank)
+        words = patch_words(model, processor, inputs)
+        self.send("scene", **images_payload([question.image], layout, words), answers=blank)
         answers: list[Answer | None] = [None] * len(question.methods)
         threads = [
             threading.Thread(
@@ -118,7 +119,7 @@ class AnswerJob:
             thread.join()
         done = [answer for answer in answers if answer is not None]
         if len(done) == len(answers) and not self.stopped.is_set():
-            decode = Decode([question.image], question.prompt, question.model, layout, done)
+            decode = Decode([question.image], question.prompt, question.model, layout, done, patch_words=words)
             differs = [[n for n, step in enumerate(answer.steps) if step.differs] for answer in done]
             self.send("done", run=self.state.runs.put(decode), differs=differs)
 
@@ -134,8 +135,10 @@ class AnswerJob:
         from revisit.explain.record import answer_of
         from revisit.models.prompts import new_tokens
 
+        far = getattr(self.question.methods[number], "select", "min") == "max"
+
         def send(step: Any) -> None:
-            entry, row = step_payload(step)
+            entry, row = step_payload(step, far)
             self.send("step", answer=number, step=entry, map=None if row is None else base64.b64encode(row).decode())
 
         def stop(input_ids: Any, scores: Any, **_: Any) -> Any:

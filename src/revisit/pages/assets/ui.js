@@ -138,6 +138,7 @@ class Studio {
     if (kind[1] === "scene") {
       if (this.viewer) this.viewer.dispose();
       this.show.replaceChildren();
+      if (window.location.hash) window.history.replaceState(null, "", window.location.pathname); // the step of an earlier answer
       this.viewer = new Viewer(this.show, data);
       this.say("Answering…");
     }
@@ -146,6 +147,7 @@ class Studio {
     if (kind[1] === "done") {
       this.halt("Done. Click a word to see where it came from.");
       this.viewer.differences(data.differs);
+      if (this.viewer.follow) this.viewer.first(); // open at the biggest change, unless the reader has chosen a step
       this.save.href = `api/page/${data.run}`;
       this.save.hidden = false;
     }

@@ -48,11 +48,12 @@ class Stage {
     this.parts = images.map((image, i) => {
       const spot = make("div", { class: "spot", hidden: true });
       const canvas = make("canvas", { "aria-hidden": "true" });
+      const marks = make("div", { class: "marks-on-image" });
       const stage = make("div", { class: "stage" },
-        make("img", { src: image.src, alt: images.length > 1 ? `Image ${i + 1}` : "The image that was asked about" }), canvas, spot);
+        make("img", { src: image.src, alt: images.length > 1 ? `Image ${i + 1}` : "The image that was asked about" }), canvas, marks, spot);
       stage.style.aspectRatio = `${image.w} / ${image.h}`;
       this.frames.append(make("figure", { class: "frame" }, stage));
-      return { stage, canvas, spot };
+      return { stage, canvas, marks, spot };
     });
     root.append(this.frames);
     this.fit();
@@ -62,7 +63,7 @@ class Stage {
 
   fit() { // the largest size that neither the column nor the window cuts off
     const narrow = window.innerWidth <= 760;
-    const high = narrow ? 0.36 * window.innerHeight : Math.max(220, window.innerHeight - 330) / Math.min(2, this.images.length);
+    const high = narrow ? 0.2 * window.innerHeight : Math.max(220, window.innerHeight - 420) / Math.min(2, this.images.length);
     this.images.forEach((image, i) => {
       const wide = this.frames.clientWidth || 400;
       this.parts[i].stage.style.width = `${Math.round(Math.min(wide, (high * image.w) / image.h))}px`;
@@ -98,16 +99,37 @@ class Stage {
     this.parts.forEach(({ spot }) => { spot.hidden = true; });
     const place = index === null || index === undefined ? null : this.locate(index);
     if (!place) return null;
-    const { grid, row, column } = place;
-    const [x0, x1] = grid.xs[column], [y0, y1] = grid.ys[row];
-    const [a, b, c, d] = this.box(grid.image, x0, y0, x1, y1);
+    const { grid } = place;
     const spot = this.parts[grid.image].spot;
-    Object.assign(spot.style, {
-      left: `${100 * a}%`, top: `${100 * b}%`, width: `${100 * (c - a)}%`, height: `${100 * (d - b)}%`,
-    });
+    this.lay(spot, place);
     spot.dataset.token = index;
     spot.hidden = false;
     return place;
+  }
+
+  lay(node, { grid, row, column }) { // put an element over one patch
+    const [a, b, c, d] = this.box(grid.image, grid.xs[column][0], grid.ys[row][0], grid.xs[column][1], grid.ys[row][1]);
+    Object.assign(node.style, { left: `${100 * a}%`, top: `${100 * b}%`, width: `${100 * (c - a)}%`, height: `${100 * (d - b)}%` });
+  }
+
+  outline(tokens) { // thin frames around patches, numbered from 2: the first is the highlighted one
+    this.near = tokens;
+    this.parts.forEach(({ marks }) => marks.replaceChildren());
+    tokens.forEach((token, k) => this.frame(token, "near", String(k + 2)));
+    if (this.ringed !== undefined && this.ringed !== null) this.frame(this.ringed, "ring", "");
+  }
+
+  ring(token) { // a dashed frame around the patch that was clicked
+    this.ringed = token;
+    this.outline(this.near || []);
+  }
+
+  frame(token, kind, text) {
+    const place = this.locate(token);
+    if (!place) return;
+    const mark = make("div", { class: kind }, text);
+    this.lay(mark, place);
+    this.parts[place.grid.image].marks.append(mark);
   }
 
   paint(values, view) { // values: token -> 0..1, or null
@@ -143,52 +165,105 @@ class Stage {
   }
 }
 
+// What the marks mean: shown above the answers, and in the help that `?` opens.
+const LEGEND = [
+  ["mark shade", "word", "shaded by the share of probability that the method moved"],
+  ["mark changed", "word", "the method's best token is not the model's"],
+  ["mark differs", "word", "not in the other answer"],
+  ["mark wrong", "word", "an object that is not in the picture", "shown"],
+];
+const ACCOUNT = "At every step ReVisiT keeps the plausible next tokens, asks every image patch which of them it supports, and selects the patch that agrees most with the model. It multiplies the two distributions, so that words without support in the picture lose.";
+const KEYS = [["← →", "previous, next step"], ["↑ ↓", "other answer"], ["n p", "next, previous change"], ["Home End", "first, last step"],
+  ["h", "heat map"], ["g", "patch grid"], ["?", "this help"]];
+const TERMS = [["plausible tokens", "tokens at least alpha times as likely as the likeliest one; only they can be chosen"],
+  ["model, %", "the model's own probability, among the plausible tokens"], ["vision token, %", "what the hidden state of the selected patch says, read through the model's own head"],
+  ["after, %", "the product of the two, normalized: what the next token is chosen from"],
+  ["divergence", "how far a patch is from the model's distribution; the smallest is selected"],
+  ["heat map", "bright patches agree with the model at this step, dark ones disagree"]];
+
 class Viewer {
   constructor(root, data) {
-    this.data = data; this.now = null; this.pinned = null; this.cards = [];
+    this.data = data; this.now = null; this.pinned = null; this.cards = []; this.patch = null;
     this.data.answers.forEach((answer) => { answer.bytes = answer.maps ? bytes(answer.maps) : new Uint8Array(0); });
     const look = make("section", { class: "look", "aria-label": "Image" });
     this.answersBox = make("div", { class: "answers" });
-    this.why = make("section", { class: "why", "aria-label": "Candidates at this step" });
+    this.why = make("section", { class: "why", "aria-label": "Candidates at this step", tabindex: "0" });
     this.said = make("p", { class: "sr", role: "status", "aria-live": "polite" });
-    root.append(make("div", { class: "viewer" }, look, make("div", { class: "read" }, this.answersBox, this.why, this.said,
-      make("p", { class: "keys" }, make("kbd", {}, "←"), " ", make("kbd", {}, "→"), " step   ", make("kbd", {}, "↑"), " ",
-        make("kbd", {}, "↓"), " answer   ", make("kbd", {}, "n"), " ", make("kbd", {}, "p"), " next, previous change   ",
-        make("kbd", {}, "h"), " heat map   ", make("kbd", {}, "g"), " patch grid"))));
+    this.help = this.makeHelp();
+    root.append(this.guide(), make("div", { class: "viewer" }, look, make("div", { class: "read" }, this.answersBox, this.said), this.why), this.help);
     this.stage = new Stage(look, data.images, data.grids);
-    this.heatButton = make("button", { class: "quiet", type: "button", "aria-pressed": "true", onclick: () => this.toggle("heat") }, "Heat map");
-    this.gridButton = make("button", { class: "quiet", type: "button", "aria-pressed": "false", onclick: () => this.toggle("lines") }, "Patches");
+    this.stage.parts.forEach(({ stage }, image) => stage.addEventListener("click", (event) => this.pick(image, event)));
+    this.heatButton = make("button", { class: "quiet", type: "button", "aria-pressed": "true", title: "Which patches agree with the model at this step (h)", onclick: () => this.toggle("heat") }, "Heat map");
+    this.gridButton = make("button", { class: "quiet", type: "button", "aria-pressed": "false", title: "The borders of the patches (g)", onclick: () => this.toggle("lines") }, "Patches");
     const views = [...new Set(data.grids.map((grid) => grid.view))];
     this.viewSelect = make("select", { class: "quiet", "aria-label": "Which tokens the heat map shows", onchange: () => this.show() },
-      make("option", { value: "" }, "view of the speaker"), ...views.map((view) => make("option", { value: view }, view === "tile" ? "tiles" : view)));
+      make("option", { value: "" }, "view of the selected patch"), ...views.map((view) => make("option", { value: view }, view === "tile" ? "tiles" : view)));
     this.viewSelect.hidden = views.length < 2;
     this.where = make("p", { class: "where" });
-    look.append(make("div", { class: "tools" }, this.heatButton, this.gridButton, this.viewSelect), this.where,
-      make("div", { class: "legend" }, "disagrees", make("i"), "agrees with the next word"));
+    this.nearest = make("div", { class: "nearest", role: "group", "aria-label": "The patches that agree most" });
+    this.patchCard = make("div", { class: "patch", hidden: true });
+    look.append(make("div", { class: "tools" }, this.heatButton, this.gridButton, this.viewSelect,
+      make("span", { class: "legend" }, "disagrees", make("i"), "agrees")), this.where, this.nearest, this.patchCard);
     if (data.reason) look.append(make("p", { class: "note" }, `Patches cannot be shown: ${data.reason}`));
     data.answers.forEach((_, i) => this.addCard(i));
     this.life = new AbortController();
     this.follow = true; // the newest token of the first answer is shown, until the reader picks one
     document.addEventListener("keydown", (event) => this.key(event), { signal: this.life.signal });
+    window.addEventListener("hashchange", () => this.goToHash(), { signal: this.life.signal });
     this.first();
   }
 
   dispose() { this.life.abort(); this.stage.watch.disconnect(); }
 
-  first() { // begin where the method mattered most
+  guide() { // how to read this, in view on wide screens and folded on phones
+    const marks = LEGEND.filter(([, , , needs]) => !needs || this.data[needs]).map(([kind, word, text]) => {
+      const sample = make("span", { class: kind }, word);
+      if (kind.endsWith("shade")) sample.style.setProperty("--shift", 0.6);
+      return make("li", {}, sample, " ", text);
+    });
+    const parts = [make("p", { class: "account" }, ACCOUNT), make("ul", { class: "marks" }, ...marks)];
+    if (this.data.shown) parts.unshift(make("p", { class: "shown" }, "In the picture: ", make("b", {}, this.data.shown.join(", ") || "nothing that is known"), "."));
+    const button = make("button", { type: "button", class: "quiet", title: "Help (?)", onclick: () => this.help.showModal() }, "More, and keys (?)");
+    return make("details", { class: "guide", open: window.innerWidth > 760 }, make("summary", {}, "How to read this"), make("div", {}, ...parts, button));
+  }
+
+  makeHelp() {
+    const close = make("button", { type: "button", class: "quiet", onclick: () => this.help.close() }, "Close");
+    const list = (pairs, tag) => make("dl", {}, ...pairs.flatMap(([name, text]) => [make("dt", {}, make(tag, {}, name)), make("dd", {}, text)]));
+    return make("dialog", { class: "help", "aria-label": "Help" }, make("h2", {}, "How to read this page"), make("p", {}, ACCOUNT),
+      make("p", {}, "Point at a word to see its step, click to stay there. Click a patch of the image to see what it says and at which steps it was selected. The address names the step, so that it can be linked to."),
+      list(TERMS, "b"), make("h2", {}, "Keys"), list(KEYS, "kbd"), close);
+  }
+
+  first() { // begin at the step in the address, else where the method mattered most
+    if (this.goToHash()) return;
     let best = null, most = -1;
     this.data.answers.forEach((answer, a) => answer.steps.forEach((step, s) => {
       const weight = (step.was !== undefined ? 1 : 0) + (step.v || 0) + (step.i !== undefined ? 1e-6 : 0);
       if (weight > most) { most = weight; best = [a, s]; }
     }));
-    return best ? this.select(...best, true, false) : this.show();
+    if (best) this.select(...best, true, false); else this.show();
+  }
+
+  goToHash() { // #step=14, or #answer=2&step=14
+    const named = new URLSearchParams(window.location.hash.slice(1)), step = Number(named.get("step")), answer = Number(named.get("answer") || 1);
+    const there = this.data.answers[answer - 1];
+    if (!Number.isInteger(step) || !there || !there.steps[step - 1]) return false;
+    if (!this.now || this.now[0] !== answer - 1 || this.now[1] !== step - 1) this.select(answer - 1, step - 1, true, false);
+    return true;
+  }
+
+  remember(i, s) { // the address of the step that is shown; not while an answer grows
+    if (this.follow && !this.data.prompt) return;
+    const address = `#${i ? `answer=${i + 1}&` : ""}step=${s + 1}`;
+    if (window.location.hash !== address) try { window.history.replaceState(null, "", address); } catch (error) { /* not allowed in a frame */ }
   }
 
   addCard(i) {
     const answer = this.data.answers[i];
     const facts = make("span", { class: "facts" });
     const tokens = make("div", { class: "tokens", role: "group", "aria-label": `Answer of ${answer.label}; arrow keys walk its tokens` });
-    const strip = make("div", { class: "strip", "aria-hidden": "true" });
+    const strip = make("div", { class: "strip", "aria-hidden": "true", title: "How much probability was moved at each step" });
     const changes = make("ol", { class: "changes", "aria-label": "Where the best token changed" });
     const card = make("article", { class: "answer" }, make("header", {}, make("h2", {}, answer.label), facts), tokens, strip, changes);
     this.answersBox.append(card);
@@ -205,10 +280,11 @@ class Viewer {
     const step = this.data.answers[i].steps[s], card = this.cards[i];
     const changed = step.was !== undefined;
     const special = /^\s*<.*>\s*$/.test(step.t);
+    const told = [`step ${s + 1}`, changed ? `instead of “${step.was.trim()}”` : "", step.v > 0.0005 ? `${percent(step.v)} % of probability moved` : "",
+      step.x ? "differs from the other answer" : "", step.w ? "not in the picture" : ""].filter(Boolean).join(", ");
     const button = make("button", {
-      type: "button", class: `tok${changed ? " changed" : ""}${step.x ? " differs" : ""}${special ? " special" : ""}`,
-      "aria-pressed": "false", tabindex: "-1",
-      "aria-label": `${step.t.trim() || "blank"}, step ${s + 1}${changed ? `, instead of ${step.was.trim()}` : ""}${step.x ? ", differs from the other answer" : ""}`,
+      type: "button", class: `tok${changed ? " changed" : ""}${step.x ? " differs" : ""}${step.w ? " wrong" : ""}${special ? " special" : ""}`,
+      "aria-pressed": "false", tabindex: "-1", title: told, "aria-label": `${step.t.trim() || "blank"}, ${told}`,
       onclick: () => { this.follow = false; this.select(i, s, true); }, onmouseenter: () => this.select(i, s, false),
       onmouseleave: () => { if (this.pinned) this.select(...this.pinned, false); },
       onfocus: () => this.select(i, s, true, false),
@@ -230,7 +306,7 @@ class Viewer {
   count(i) {
     const { steps, seconds } = this.data.answers[i], card = this.cards[i];
     const changed = steps.filter((step) => step.was !== undefined).length;
-    const detailed = steps.some((step) => step.c);
+    const detailed = steps.some((step) => step.c && step.c.some((entry) => entry[2] !== null));
     card.facts.textContent = `${steps.length} token${steps.length === 1 ? "" : "s"}` + (detailed ? `, ${changed} changed` : "") + (seconds ? `, ${seconds.toFixed(2)} s` : "");
     card.strip.hidden = !steps.some((step) => step.v > 0.0005);
     card.changes.hidden = !changed;
@@ -273,7 +349,7 @@ class Viewer {
     s = Math.max(0, Math.min(steps.length - 1, s));
     if (this.now) this.mark(...this.now, false);
     this.now = [i, s];
-    if (pin) this.pinned = [i, s];
+    if (pin) { this.pinned = [i, s]; this.remember(i, s); }
     this.mark(i, s, true);
     if (focus && document.activeElement !== this.cards[i].buttons[s]) this.cards[i].buttons[s].focus({ preventScroll: false });
     this.show();
@@ -299,44 +375,91 @@ class Viewer {
       this.stage.paint((token) => { const close = 1 - map[start + token] / 255; return answer.far ? 1 - close : close; }, view);
     } else this.stage.paint(null, view);
     this.tell(step, place);
+    this.listNearest(step);
     if (step.c) this.candidates(answer, step, s);
+  }
+
+  spot(token) { // "row 3, column 4", with the image and view where there are several
+    const place = this.stage.locate(token);
+    if (!place) return null;
+    const many = this.data.images.length > 1 ? `image ${place.grid.image + 1}, ` : "", part = place.grid.view !== "image" ? `${place.grid.view}, ` : "";
+    return `${many}${part}row ${place.row + 1}, column ${place.column + 1}`;
   }
 
   tell(step, place) {
     this.where.replaceChildren();
     if (step.i === undefined) {
-      this.where.append(step.c && step.k === 1 ? "Only one token was plausible here: nothing to decide." : "No patch spoke at this step.");
+      const plain = step.c && step.c.every((entry) => entry[2] === null);
+      this.where.append(step.c && step.k === 1 ? "Only one token was plausible here: nothing to decide." : plain ? "Plain decoding looks at no patch." : "No patch was selected at this step.");
     } else {
-      const many = this.data.images.length > 1 && place ? `image ${place.grid.image + 1}, ` : "";
-      const part = place && place.grid.view !== "image" ? `${place.grid.view}, ` : "";
-      const spot = place ? `${many}${part}row ${place.row + 1}, column ${place.column + 1}` : null;
-      this.where.append(make("b", {}, visible(step.t.trim())), ` was spoken with ${spot ? `the patch at ${spot}` : `vision token ${step.i}, which lies nowhere on the image`}; layer ${step.l}, divergence ${number(step.d)}.`);
+      const spot = place ? this.spot(step.i) : null;
+      this.where.append("For ", make("b", {}, visible(step.t.trim())), ` ${spot ? `the patch at ${spot} was selected` : `vision token ${step.i}, which lies nowhere on the image, was selected`}; layer ${step.l}, divergence ${number(step.d)}.`);
     }
     this.said.textContent = `${step.t.trim()}. ${this.where.textContent}`;
   }
 
+  listNearest(step) { // the patches that agree most, on the image and as a list
+    this.stage.outline((step.p || []).map(([token]) => token).filter((token) => token !== step.i));
+    this.nearest.hidden = !step.p || step.p.length < 2;
+    if (this.nearest.hidden) return;
+    this.nearest.replaceChildren("Agree most: ", ...step.p.map(([token, d]) => make("button", {
+      type: "button", class: `quiet${token === step.i ? " chosen" : ""}`, title: `${this.spot(token) || `vision token ${token}`}, divergence ${number(d)}`, onclick: () => this.showPatch(token),
+    }, this.short(token), make("small", {}, ` ${number(d)}`))));
+  }
+
+  short(token) {
+    const place = this.stage.locate(token);
+    return place ? `${place.row + 1},${place.column + 1}` : `#${token}`;
+  }
+
+  pick(image, event) { // a patch was clicked
+    const box = event.currentTarget.getBoundingClientRect(), { w, h } = this.data.images[image];
+    const shown = this.viewSelect.value || (this.stage.view || null);
+    const token = this.stage.at(image, ((event.clientX - box.left) / box.width) * w, ((event.clientY - box.top) / box.height) * h, shown);
+    if (token !== null) this.showPatch(token === this.patch ? null : token);
+  }
+
+  showPatch(token) { // what a patch says, and the steps at which it was selected
+    this.patch = token;
+    this.stage.ring(token);
+    this.patchCard.hidden = token === null;
+    if (token === null) return;
+    const says = this.data.says && this.data.says[token];
+    const steps = this.data.answers.flatMap((answer, i) => answer.steps.flatMap((step, s) => (step.i === token ? [[i, s, step.t.trim()]] : [])));
+    this.patchCard.replaceChildren(
+      make("button", { type: "button", class: "quiet close", "aria-label": "Close", onclick: () => this.showPatch(null) }, "×"),
+      make("b", {}, `Patch ${this.short(token)}`), ...(says ? [" says ", ...says.flatMap(([text, p], k) => [k ? ", " : "", make("span", { class: "said" }, visible(text.trim() || text)), ` ${percent(p)} %`]), " (last layer, whole vocabulary). "] : [" "]),
+      steps.length ? `Selected at ${steps.length} step${steps.length === 1 ? "" : "s"}: ` : "It was selected at no step.",
+      ...steps.slice(0, 40).map(([i, s, text]) => make("button", { type: "button", class: "quiet", onclick: () => this.select(i, s, true) }, `${s + 1} ${visible(text)}`)));
+  }
+
   candidates(answer, step, s) {
     const alone = step.c.reduce((best, entry, at) => (entry[1] > step.c[best][1] ? at : best), 0);
-    const rows = step.c.map(([text, base, vision, final], at) => {
-      const cell = (kind, p) => {
-        const bar = make("div", { class: `bar ${kind}${p === null ? " none" : ""}` }, percent(p));
-        bar.style.setProperty("--p", p || 0);
-        return make("td", {}, bar);
-      };
+    const plain = step.c.every((entry) => entry[2] === null); // nothing beside the model: one column
+    const columns = plain ? [["base", "model, %", 1]] : [["base", "model, %", 1], ["vision", step.i !== undefined ? "vision token, %" : "contrast, %", 2], ["final", "after, %", 3]];
+    const rows = step.c.map((entry, at) => {
       const kind = [at === step.o ? "chosen" : "", at === alone && step.was !== undefined ? "alone" : ""].join(" ").trim();
-      return make("tr", { class: kind || null }, make("td", { title: JSON.stringify(text) }, visible(text)), cell("base", base), cell("vision", vision), cell("final", final));
+      const title = [at === step.o ? "chosen" : "", at === alone ? "the model's own best" : ""].filter(Boolean).join(", ");
+      return make("tr", { class: kind || null, title: title || null }, make("td", { title: JSON.stringify(entry[0]) }, visible(entry[0])), ...columns.map(([name, , at]) => {
+        const bar = make("div", { class: `bar ${name}${entry[at] === null ? " none" : ""}` }, percent(entry[at]));
+        bar.style.setProperty("--p", entry[at] || 0);
+        return make("td", {}, bar);
+      }));
     });
-    const middle = step.i !== undefined ? "vision token, %" : "contrast, %";
+    const meaning = Object.fromEntries(TERMS);
     this.why.replaceChildren(
       make("h2", {}, `Step ${s + 1}: “${visible(step.t.trim())}”`, ...(step.was !== undefined ? [` instead of “${visible(step.was.trim())}”`] : [])),
-      make("p", { class: "sub" }, `${answer.label} · ${step.k} plausible token${step.k === 1 ? "" : "s"}` + (step.c.length < step.k ? `, the best ${step.c.length} shown` : "")),
-      make("table", { class: "cands" }, make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "token"), make("th", { scope: "col" }, "model, %"),
-        make("th", { scope: "col" }, middle), make("th", { scope: "col" }, "after, %"))), make("tbody", {}, ...rows)));
+      make("p", { class: "sub" }, `${answer.label} · `, make("span", { title: meaning["plausible tokens"] }, `${step.k} plausible token${step.k === 1 ? "" : "s"}`), step.c.length < step.k ? `, the best ${step.c.length} shown` : ""),
+      make("table", { class: "cands" }, make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "token"),
+        ...columns.map(([, name]) => make("th", { scope: "col", title: meaning[name] || "what the second branch of the method says" }, name)))), make("tbody", {}, ...rows)));
+    this.why.scrollTop = 0;
   }
 
   key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || !this.now) return;
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.target.closest && event.target.closest("input, select, textarea, [contenteditable]")) return;
+    if (event.key === "?") return this.help.open ? this.help.close() : this.help.showModal();
+    if (!this.now || this.help.open) return;
     const [i, s] = this.now, answers = this.data.answers;
     const go = (a, b) => { event.preventDefault(); this.follow = false; this.select(a, b, true); };
     const change = (way) => {
@@ -355,6 +478,15 @@ class Viewer {
       case "g": return this.toggle("lines");
     }
   }
+}
+
+function foldHeading() { // a long question is folded, so that the answers are in view
+  const heading = document.querySelector(".top h1");
+  if (!heading || heading.textContent.length <= 140) return;
+  heading.classList.add("folded");
+  heading.parentElement.insertBefore(make("button", { type: "button", class: "quiet", onclick: (event) => {
+    event.currentTarget.textContent = heading.classList.toggle("folded") ? "Whole question" : "Fold the question";
+  } }, "Whole question"), heading.nextSibling);
 }
 
 function themeButton() { // light, dark, or what the system says

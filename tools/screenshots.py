@@ -1,4 +1,4 @@
-"""Makes the screenshots of docs/explain.md anew, with the embedded model and a Chromium: python docs/screenshots.py"""
+"""Makes the screenshots of docs/explain.md anew, with the embedded model and a Chromium: python tools/screenshots.py"""
 
 from __future__ import annotations
 

@@ -1,0 +1,72 @@
+"""Chooses and renders the sample pictures that ship with the package: python tools/samples.py
+
+The picture of `revisit demo` is the first scene of the unusual split (seed 1) at which ReVisiT, as recommended for the embedded
+model, corrects a mistake of plain decoding and points at the reason:
+
+1. the plain answer names an object that is not in the scene, the answer with ReVisiT names none;
+2. at some step the model alone would have written the word of an absent object, and ReVisiT writes that of a shown one;
+3. the middle of the patch selected at that step lies inside a box of the object that is then named.
+
+The other samples are the first scenes of their splits (seed 1), whatever the model makes of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import revisit
+from revisit.decoding.plain import Plain
+from revisit.explain import record
+from revisit.studies.pointing import Criteria
+from revisit.tiny import samples
+from revisit.tiny.catalog import BY_NOUN
+from revisit.tiny.scenes import Scene, render, scene
+
+PROMPT = "Please describe this image in detail."
+SEED, MOST = 1, 500
+
+
+def named(text: str) -> set[str]:
+    """The nouns of the catalog that a text names."""
+    words = set(re.findall(r"[a-z]+", text.lower()))
+    return {noun for noun in BY_NOUN if noun in words or f"{noun}s" in words}
+
+
+def shows_the_method(model: object, processor: object, drawn: Scene) -> bool:
+    """Whether all three conditions hold for a scene."""
+    methods = [revisit.ReVisiT.recommended(model), Plain()]
+    decode = record.explain(model, processor, [render(drawn)], PROMPT, methods, max_new_tokens=128)
+    with_it, plain = (named(answer.text) - set(drawn.nouns) for answer in decode.answers)
+    if with_it or not plain:
+        return False
+    for step in decode.answers[0].steps:
+        before, after = (step.instead_of or "").strip(), step.text.strip()
+        if before in BY_NOUN and before not in drawn.nouns and after in drawn.nouns and step.index is not None:
+            boxes = [(x, y, x + w, y + h) for x, y, w, h in (item.bbox for item in drawn.of(after))]
+            if Criteria.of(decode.layout, boxes).inside[step.index]:
+                return True
+    return False
+
+
+def main() -> None:
+    model, processor = revisit.load("tiny")
+    demo = next((i for i in range(MOST) if shows_the_method(model, processor, scene("unusual", SEED, i))), None)
+    if demo is None:
+        sys.exit(f"None of the first {MOST} scenes meets the conditions.")
+    chosen = {"demo": ("unusual", demo), "usual": ("usual", 0), "unusual": ("unusual", 0), "flat": ("flat", 0)}
+    facts = {}
+    for name, (split, index) in chosen.items():
+        drawn = scene(split, SEED, index)
+        render(drawn).save(samples.FOLDER / f"{name}.png", optimize=True)
+        objects = [{"noun": item.noun, "box": list(item.bbox)} for item in drawn.items]
+        facts[name] = {"split": split, "seed": SEED, "index": index, "place": drawn.place_name, "objects": objects}
+    path = Path(samples.FOLDER / "samples.json")
+    path.write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
+    print(f"The demo is scene {demo}; wrote {path.parent}")
+
+
+if __name__ == "__main__":
+    main()
