@@ -37,7 +37,7 @@ class Family:
     native_suffix: str = (
         ""  # checkpoints of this type run code of their own; the native ones are named with this ending
     )
-    notes: str = ""
+    notes: tuple[str, ...] = ()  # sentences on what is particular
 
     @property
     def no_patch_map(self) -> str:
@@ -69,8 +69,8 @@ FAMILIES = {
             tokens_per_side=maps.pooled,
             vllm=("Gemma3ForConditionalGeneration", "gemma3_mm"),
         ),
-        Family("glm4v", "GLM-4V", patch_map=maps.merged, notes=f"{_MROPE} {_VIDEO}"),
-        Family("glm4v_moe", patch_map=maps.merged, notes=f"{_MROPE} {_VIDEO}"),
+        Family("glm4v", "GLM-4V", patch_map=maps.merged, notes=(_MROPE, _VIDEO)),
+        Family("glm4v_moe", patch_map=maps.merged, notes=(_MROPE, _VIDEO)),
         Family(
             "idefics3",
             "Idefics 3",
@@ -80,7 +80,7 @@ FAMILIES = {
         ),
         Family("instructblip", learned_queries=True),
         Family("instructblipvideo", learned_queries=True),
-        Family("internvl", "InternVL 2.5, 3", patch_map=maps.tiles, tokens_per_side=maps.downsampled, notes=_VIDEO),
+        Family("internvl", "InternVL 2.5, 3", patch_map=maps.tiles, tokens_per_side=maps.downsampled, notes=(_VIDEO,)),
         Family("internvl_chat", native_suffix="-hf"),
         Family("kosmos-2", learned_queries=True),
         Family(
@@ -96,13 +96,13 @@ FAMILIES = {
             patch_map=maps.llava_next,
             vllm=("LlavaNextForConditionalGeneration", "llava_next"),
         ),
-        Family("llava_next_video", patch_map=maps.llava_next, notes=_VIDEO),
+        Family("llava_next_video", patch_map=maps.llava_next, notes=(_VIDEO,)),
         Family(
             "llava_onevision",
             "LLaVA-OneVision",
             patch_map=maps.llava_onevision,
             vllm=("LlavaOnevisionForConditionalGeneration", "llava_onevision"),
-            notes=_VIDEO,
+            notes=(_VIDEO,),
         ),
         Family(
             "mistral3",
@@ -112,14 +112,14 @@ FAMILIES = {
             needs="torchvision",
         ),
         Family("paligemma", "PaliGemma", patch_map=maps.square, prefixing_processor="PaliGemmaProcessor"),
-        Family("qwen2_5_omni_thinker", layers="all", patch_map=maps.merged, needs="torchvision", notes=_MROPE),
+        Family("qwen2_5_omni_thinker", layers="all", patch_map=maps.merged, needs="torchvision", notes=(_MROPE,)),
         Family(
             "qwen2_5_vl",
             "Qwen2.5-VL",
             layers="all",
             patch_map=maps.merged,
             vllm=("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl"),
-            notes=f"{_MROPE} {_VIDEO}",
+            notes=(_MROPE, _VIDEO),
         ),
         Family(
             "qwen2_vl",
@@ -127,20 +127,20 @@ FAMILIES = {
             layers="all",
             patch_map=maps.merged,
             vllm=("Qwen2VLForConditionalGeneration", "qwen2_vl"),
-            notes=f"{_MROPE} {_VIDEO}",
+            notes=(_MROPE, _VIDEO),
         ),
-        Family("qwen3_5", layers="all", patch_map=maps.merged, notes=f"{_MROPE} {_VIDEO}"),
-        Family("qwen3_5_moe", layers="all", patch_map=maps.merged, notes=f"{_MROPE} {_VIDEO}"),
-        Family("qwen3_omni_moe_thinker", layers="all", patch_map=maps.merged, needs="torchvision", notes=_MROPE),
+        Family("qwen3_5", layers="all", patch_map=maps.merged, notes=(_MROPE, _VIDEO)),
+        Family("qwen3_5_moe", layers="all", patch_map=maps.merged, notes=(_MROPE, _VIDEO)),
+        Family("qwen3_omni_moe_thinker", layers="all", patch_map=maps.merged, needs="torchvision", notes=(_MROPE,)),
         Family(
             "qwen3_vl",
             "Qwen3-VL",
             layers="all",
             patch_map=maps.merged,
             vllm=("Qwen3VLForConditionalGeneration", "qwen3_vl"),
-            notes=f"{_MROPE} {_DEEPSTACK} {_VIDEO}",
+            notes=(_MROPE, _DEEPSTACK, _VIDEO),
         ),
-        Family("qwen3_vl_moe", layers="all", patch_map=maps.merged, notes=f"{_MROPE} {_DEEPSTACK} {_VIDEO}"),
+        Family("qwen3_vl_moe", layers="all", patch_map=maps.merged, notes=(_MROPE, _DEEPSTACK, _VIDEO)),
         Family("shieldgemma2", patch_map=maps.pan_and_scan, tokens_per_side=maps.pooled),
         Family(
             "smolvlm",
@@ -148,7 +148,7 @@ FAMILIES = {
             patch_map=maps.splits,
             tokens_per_side=maps.pixel_shuffled("scale_factor"),
             needs="num2words",
-            notes=_VIDEO,
+            notes=(_VIDEO,),
         ),
         Family("vipllava", "ViP-LLaVA", patch_map=maps.llava, sid_share=100 / 576),
     )

@@ -154,27 +154,8 @@ class ModelParts:
     def of(cls, model: Any) -> ModelParts:
         """The parts of a model, or a clear refusal of models that keep no vision tokens in their sequence."""
         config, what = model.config, describe(model)
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config
-        if getattr(config, "is_encoder_decoder", False) or getattr(text, "is_encoder_decoder", False):
-            raise RevisitError(
-                f"{what} is an encoder–decoder model: its decoder never sees vision tokens, so there is nothing to revisit; "
-                "use a decoder-only model such as LLaVA, Qwen-VL or InternVL."
-            )
-        vision_ids = vision_token_ids(config)
-        if not vision_ids:
-            kind = (
-                "keeps no vision tokens in its decoder's sequence"
-                if hasattr(config, "vision_config")
-                else "is a text-only model"
-            )
-            raise RevisitError(
-                f"{what} {kind}, so there is nothing to revisit; use a model such as LLaVA, Qwen-VL or InternVL."
-            )
-        if getattr(text, "cross_attention_layers", None):
-            raise RevisitError(
-                f"{what} reads images by cross-attention and keeps no vision tokens in its decoder's sequence, so there is "
-                "nothing to revisit; use a model such as LLaVA, Qwen-VL or InternVL."
-            )
+        if reason := refusal(config, what):
+            raise RevisitError(reason)
         head = model.get_output_embeddings()
         if head is None:
             raise RevisitError(f"{what} has no LM head that could be found (get_output_embeddings() is None).")
@@ -182,13 +163,33 @@ class ModelParts:
         layers = _layers(decoder)
         if layers is None:
             raise RevisitError(f"The decoder layers of {what} could not be found.")
+        text = _text_config(config)
         embedding = model.get_input_embeddings()
         tied = getattr(embedding, "weight", None) is not None and _same_storage(embedding, head)
         if getattr(getattr(head, "weight", None), "is_meta", False):  # off-loaded: there is nothing to compare
             tied = bool(
                 getattr(text, "tie_word_embeddings", False) or getattr(model.config, "tie_word_embeddings", False)
             )
-        return cls(model, decoder, layers, Head(head, _declared_transforms(text)), tied, vision_ids)
+        return cls(model, decoder, layers, Head(head, _declared_transforms(text)), tied, vision_token_ids(config))
+
+
+def refusal(config: Any, what: str) -> str | None:
+    """Why a model of this configuration cannot be decoded by what its vision tokens say; None if it can."""
+    text = _text_config(config)
+    instead = "so there is nothing to revisit; use a decoder-only model such as LLaVA, Qwen-VL or InternVL."
+    if getattr(config, "is_encoder_decoder", False) or getattr(text, "is_encoder_decoder", False):
+        return f"{what} is an encoder–decoder model: its decoder never sees vision tokens, {instead}"
+    if getattr(text, "cross_attention_layers", None):
+        return f"{what} reads images by cross-attention and keeps no vision tokens in its decoder's sequence, {instead}"
+    if not vision_token_ids(config):
+        images = hasattr(config, "vision_config")
+        kind = "keeps no vision tokens in its decoder's sequence" if images else "is a text-only model"
+        return f"{what} {kind}, {instead}"
+    return None
+
+
+def _text_config(config: Any) -> Any:
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def vision_token_ids(config: Any) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError
+from revisit.models.layers import resolve_layers as resolve_layers
 from revisit.models.parts import ModelParts, describe
 
 # States of images that a KV cache already holds: a later call that reuses the cache never sees them in its prefill.
@@ -83,32 +84,6 @@ class VisionStates:
         breaks = (self.positions.diff() != 1).nonzero().squeeze(-1) + 1
         edges = [0, *breaks.tolist(), self.tokens]
         return [b - a for a, b in itertools.pairwise(edges)]
-
-
-def resolve_layers(spec: str | Sequence[int], depth: int, tied: bool) -> tuple[int, ...]:
-    """Indices into the hidden states for "last", "all", "low", "high" or a list; ascending, the final layer is `depth`.
-
-    "all" means the even layers, and starts above the embedding where the head is tied to it (there the embedding
-    layer would just repeat its own input).
-    """
-    start = 0 if not tied or depth < 2 else (2 if depth > 2 else 1)
-    if isinstance(spec, str):
-        chosen: list[int] = []
-        if spec == "all":
-            chosen = list(range(start, depth, 2))
-        elif spec == "low":
-            stop = depth // 2 if depth <= 40 else 20
-            chosen = list(range(start, stop, 2)) or [start]
-        elif spec == "high":
-            chosen = list(range(depth // 2 if depth <= 40 else depth - 20, depth, 2))
-        return tuple(sorted({*chosen, depth}))
-    missing = [layer for layer in spec if not 0 <= layer <= depth]
-    if missing:
-        raise RevisitError(
-            f"Layer {missing[0]} does not exist: this model's hidden states are numbered 0 (projector output) to "
-            f"{depth} (final); choose layers in that range."
-        )
-    return tuple(sorted(set(spec)))
 
 
 class ForceEager:
