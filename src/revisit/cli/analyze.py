@@ -152,6 +152,30 @@ def pointing(
     _run("pointing", subject, lambda s, r: study(s, chosen, r), quiet, {"method": list(chosen)})
 
 
+def fusion(
+    part: str = typer.Argument(help="choose (on validation scenes) or test (the choice, on fresh scenes)."),
+    model: str = MODEL,
+    out: Path = typer.Option(
+        Path("runs/fusion"), "--out", "-o", help="Where choice.json, test.json and tables are kept."
+    ),
+    validation: int = typer.Option(400, help="Unusual scenes on which a setting is chosen."),
+    test: int = typer.Option(1000, help="Other unusual scenes on which it is measured."),
+    usual: int = typer.Option(500, help="Usual scenes on which it is measured too."),
+    seed: int = typer.Option(301, help="Of the validation scenes; the test scenes have the two seeds after it."),
+    workers: int = typer.Option(1, help="Processes that decode side by side."),
+) -> None:
+    """Adaptive fusion: choose a weight and a number of vision tokens by a fixed rule, then test the choice.
+
+    Example: revisit analyze fusion choose && revisit analyze fusion test
+    """
+    from revisit.studies.fusion import Plan, report
+
+    if part not in ("choose", "test"):
+        raise RevisitError(f"The parts of this study are choose and test, not {part!r}.")
+    plan = Plan(model=model, validation=validation, test=test, usual=usual, seed=seed, workers=workers)
+    typer.echo(report(part, plan, out))
+
+
 def _subject(
     model: str,
     data: str | None,
@@ -210,4 +234,5 @@ def register(app: typer.Typer) -> None:
     group.command("projection")(projection)
     group.command("case-study")(case_study)
     group.command("pointing")(pointing)
+    group.command("fusion")(fusion)
     app.add_typer(group, name="analyze")
