@@ -6,13 +6,16 @@ import base64
 import contextlib
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+import families
 from revisit import RevisitError
 from revisit.models.images import find_images, image_from_data_uri, open_image, read_image
+from revisit.models.prompts import prepare
 
 
 def test_exif_orientation_is_respected(tmp_path: Path) -> None:
@@ -106,3 +109,54 @@ def test_odd_exif_data_is_no_reason_to_fail() -> None:
             with contextlib.suppress(RevisitError):
                 shown += read_image(bytes(data), "x").size in ((8, 12), (12, 8))
     assert shown > 300
+
+
+def test_a_picture_from_whatever_holds_one(tmp_path: Path) -> None:
+    """Path, bytes, PIL image and arrays of bytes or shares give the same pixels."""
+    image = families.picture(3, (9, 7))
+    image.save(tmp_path / "p.png")
+    pixels = np.asarray(image)
+    given = [
+        tmp_path / "p.png",
+        str(tmp_path / "p.png"),
+        (tmp_path / "p.png").read_bytes(),
+        image,
+        pixels,
+        pixels / 255.0,
+    ]
+    for source in given:
+        opened = open_image(source)
+        assert opened.mode == "RGB"
+        assert (np.asarray(opened) == pixels).all()
+    assert open_image(pixels[..., 0]).size == image.size  # grey
+    assert open_image(pixels[..., :1]).size == image.size
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (3, "not a int"),
+        (None, "not a NoneType"),
+        (b"no picture", "is not an image in a format"),
+        (np.zeros((3, 8, 8)), "move the colors to the last axis"),
+        (np.zeros((0, 8)), "has the shape"),
+        (np.full((8, 8), 300), "bytes \\(0 to 255\\)"),
+        (np.full((8, 8), np.nan), "bytes \\(0 to 255\\)"),
+    ],
+)
+def test_what_is_no_picture_is_said(source: Any, said: str) -> None:
+    with pytest.raises(RevisitError, match=said):
+        open_image(source)
+
+
+def test_one_prompt_and_its_picture_need_no_lists() -> None:
+    _, processor = families.llava()
+    image = families.picture(1)
+    wanted = prepare(processor, ["What is it?"], [[image]])
+    for inputs in (prepare(processor, "What is it?", image), prepare(processor, "What is it?", [image])):
+        assert inputs["input_ids"].tolist() == wanted["input_ids"].tolist()
+        assert (inputs["pixel_values"] == wanted["pixel_values"]).all()
+    both = prepare(processor, ["What is it?", "And this?"], [image, None])
+    assert len(both["input_ids"]) == 2
+    with pytest.raises(RevisitError, match="must be the model's processor"):
+        prepare("tiny", "What is it?", image)

@@ -23,9 +23,16 @@ FORMATS = (*WEB_FORMATS, "TIFF", "PPM", "AVIF")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".avif"}
 
 
-def open_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image:
-    """The picture in a file: EXIF orientation applied, in RGB; one clear sentence if it cannot be had."""
-    path = Path(path)
+def open_image(source: str | Path | bytes | Image | Any, *, max_pixels: int = MAX_PIXELS) -> Image:
+    """A picture in RGB, upright, from a path, the bytes of a file, a PIL image, or an array of pixels (rows, columns[, 3]).
+
+    One clear sentence if it cannot be had.
+    """
+    if isinstance(source, (bytes, bytearray)):
+        return read_image(bytes(source), "these bytes", max_pixels=max_pixels)
+    if not isinstance(source, (str, Path)):
+        return _from_object(source, max_pixels)
+    path = Path(source)
     if not path.exists():
         raise RevisitError(f"There is no image file {str(path)!r}; check the path.")
     if path.is_dir():
@@ -35,6 +42,39 @@ def open_image(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Image:
             return read_image(file, str(path), max_pixels=max_pixels)
     except PermissionError as error:
         raise RevisitError(f"The image file {str(path)!r} may not be read: {error.strerror}.") from error
+
+
+def _from_object(source: Any, max_pixels: int) -> Image:
+    """A PIL image as it is seen, or an array of pixels: bytes, or numbers from 0 to 1."""
+    from PIL import Image
+
+    if isinstance(source, Image.Image):
+        if source.width * source.height > max_pixels:
+            raise RevisitError(
+                f"The image has {source.width}×{source.height} pixels, more than the {max_pixels:,} allowed; make it smaller first."
+            )
+        return _to_rgb(upright(source))
+    if not hasattr(source, "__array__"):
+        raise RevisitError(
+            f"An image is a path, bytes, a PIL image or an array of pixels, not a {type(source).__name__}."
+        )
+    import numpy as np
+
+    pixels = np.asarray(source)
+    if pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[-1] not in (1, 3, 4)) or not pixels.size:
+        raise RevisitError(
+            f"An array of pixels has the shape (rows, columns) or (rows, columns, 3), not {tuple(pixels.shape)}; "
+            "move the colors to the last axis."
+        )
+    if pixels.shape[0] * pixels.shape[1] > max_pixels:
+        raise RevisitError(f"The array has more than the {max_pixels:,} pixels allowed; make it smaller first.")
+    if pixels.dtype.kind == "f" and 0 <= pixels.min() and pixels.max() <= 1:
+        pixels = (pixels * 255).round()
+    if pixels.dtype.kind not in "uif" or not (np.isfinite(pixels).all() and 0 <= pixels.min() and pixels.max() <= 255):
+        raise RevisitError("An array of pixels holds bytes (0 to 255), or numbers from 0 to 1.")
+    return _to_rgb(
+        Image.fromarray(pixels.astype("uint8").squeeze(-1) if pixels.shape[-1:] == (1,) else pixels.astype("uint8"))
+    )
 
 
 def read_image(source: Any, what: str, *, max_pixels: int = MAX_PIXELS, formats: Sequence[str] = FORMATS) -> Image:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
 from revisit.models import families, templates
+from revisit.models.images import open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,12 +28,26 @@ def chat_text(processor: Any, prompt: str, images: int = 1, system: str | None =
     return templates.render(processor, messages, add_generation_prompt=True)
 
 
-def prepare(processor: Any, prompts: Sequence[str], images: Sequence[Sequence[Image]], device: Any = None) -> Any:
-    """Left-padded model inputs for a batch of prompts, each with its own pictures (possibly none)."""
+def prepare(processor: Any, prompts: str | Sequence[str], images: Any, device: Any = None) -> Any:
+    """Left-padded model inputs for a prompt and its picture or pictures, or for a batch of prompts with a list of pictures each.
+
+    A picture is whatever `open_image` takes; a prompt of a batch may have none.
+    """
+    if not callable(processor):
+        raise RevisitError(
+            f"The first argument must be the model's processor, as revisit.load makes it, not a {type(processor).__name__}."
+        )
+    if isinstance(prompts, str):
+        prompts, images = (
+            [prompts],
+            [images if isinstance(images, (list, tuple)) else [] if images is None else [images]],
+        )
+    images = [list(entry) if isinstance(entry, (list, tuple)) else [] if entry is None else [entry] for entry in images]
     if len(prompts) != len(images):
         raise RevisitError(
             f"{len(prompts)} prompts came with {len(images)} lists of images; there must be one list each."
         )
+    images = [[open_image(picture) for picture in pictures] for pictures in images]
     for token in vision_texts(processor):
         if any(token in prompt for prompt in prompts):
             raise RevisitError(f"The prompt contains {token!r}, which stands for an image in this model; leave it out.")
