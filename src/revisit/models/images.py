@@ -68,9 +68,9 @@ def _from_object(source: Any, max_pixels: int) -> Image:
         )
     if pixels.shape[0] * pixels.shape[1] > max_pixels:
         raise RevisitError(f"The array has more than the {max_pixels:,} pixels allowed; make it smaller first.")
-    if pixels.dtype.kind == "f" and 0 <= pixels.min() and pixels.max() <= 1:
+    if pixels.dtype.kind == "f" and pixels.min() >= 0 and pixels.max() <= 1:
         pixels = (pixels * 255).round()
-    if pixels.dtype.kind not in "uif" or not (np.isfinite(pixels).all() and 0 <= pixels.min() and pixels.max() <= 255):
+    if pixels.dtype.kind not in "uif" or not (np.isfinite(pixels).all() and pixels.min() >= 0 and pixels.max() <= 255):
         raise RevisitError("An array of pixels holds bytes (0 to 255), or numbers from 0 to 1.")
     return _to_rgb(
         Image.fromarray(pixels.astype("uint8").squeeze(-1) if pixels.shape[-1:] == (1,) else pixels.astype("uint8"))
