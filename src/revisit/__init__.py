@@ -88,6 +88,8 @@ _moved.install()
 
 
 def __getattr__(name: str) -> Any:
+    if name == "methods":  # the package of that name: revisit.methods.get("vcd") needs no import of its own
+        return importlib.import_module("revisit.methods")
     if name not in _WHERE:
         raise AttributeError(f"module 'revisit' has no attribute {name!r}")
     value = getattr(importlib.import_module(_WHERE[name]), name)

@@ -10,7 +10,8 @@ import torch
 import families
 import revisit
 from revisit import M3ID, Trace
-from revisit.contrast.branch import merge, position_state
+from revisit.contrast.branch import merge
+from revisit.taps.positions import saved_positions
 
 
 def part(length: int, rows: int = 2, **more: Any) -> dict[str, Any]:
@@ -58,7 +59,7 @@ def test_what_does_not_fit_is_not_merged() -> None:
 def test_position_state_comes_back() -> None:
     model, _ = families.build("qwen2_5_vl")
     kept = model.model.rope_deltas
-    with position_state(model):
+    with saved_positions(model):
         model.model.rope_deltas = torch.ones(3)
     assert model.model.rope_deltas is kept
 

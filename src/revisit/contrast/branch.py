@@ -24,6 +24,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from revisit.contrast.pixels import refuse_filled_cache
 from revisit.errors import RevisitError
+from revisit.taps.positions import saved_positions
 
 if TYPE_CHECKING:
     from revisit.decoding.run import Run
@@ -92,22 +93,11 @@ def prepare(run: Run, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Any], A
         eos_token_id=given.eos_token_id,
         bos_token_id=given.bos_token_id,
     )
-    with position_state(run.model):
+    with saved_positions(run.model):
         prepared: tuple[Tensor, dict[str, Any], Any] = run.model.generate(
             **inputs, generation_config=config, custom_generate=hand_back
         )
     return prepared
-
-
-@contextlib.contextmanager
-def position_state(model: Any) -> Iterator[None]:
-    """Give back the position state that Qwen-VL and its relatives keep on the model object."""
-    kept = [(module, module.rope_deltas) for module in model.modules() if hasattr(module, "rope_deltas")]
-    try:
-        yield
-    finally:
-        for module, deltas in kept:
-            module.rope_deltas = deltas
 
 
 class Branches:
@@ -264,14 +254,14 @@ def merge(parts: list[dict[str, Any]], shifts: list[int]) -> dict[str, Any] | No
             masks = _masks(parts, shifts)
             if masks is None:
                 return None
-            merged[name] = torch.cat(masks) if masks else None
+            merged[name] = torch.cat(_together(masks)) if masks else None
         elif name == "position_ids":
             if any(not isinstance(value, Tensor) for value in values):
                 return None
-            merged[name] = torch.cat(values, dim=-2)
+            merged[name] = torch.cat(_together(values), dim=-2)
         elif all(isinstance(value, Tensor) and value.shape[:1] == (rows,) for value in values):
             width = max(value.shape[-1] for value in values)
-            merged[name] = torch.cat([_left(value, width - value.shape[-1]) for value in values])
+            merged[name] = torch.cat(_together([_left(value, width - value.shape[-1]) for value in values]))
         else:
             given = [part[name] for part in parts if part.get(name) is not None]
             if any(isinstance(value, Tensor) for value in given) or any(value != given[0] for value in given):
@@ -281,7 +271,7 @@ def merge(parts: list[dict[str, Any]], shifts: list[int]) -> dict[str, Any] | No
         masks = _masks(parts, shifts)
         if not masks:
             return None
-        merged["attention_mask"] = torch.cat(masks)
+        merged["attention_mask"] = torch.cat(_together(masks))
     return merged
 
 
@@ -309,6 +299,11 @@ def _length(parts: list[dict[str, Any]], shifts: list[int]) -> int:
             length: int = part[CACHE].get_seq_length() + part["input_ids"].shape[1]
             return length
     raise AssertionError("the longest branch is never shifted")
+
+
+def _together(values: list[Tensor]) -> list[Tensor]:
+    """All of them where the first one is: a branch's may come from another device, such as the vision tower's."""
+    return [value.to(values[0].device) for value in values]
 
 
 def _left(value: Tensor, count: int) -> Tensor:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from revisit.contrast.branch import position_state
 from revisit.contrast.pixels import item_digests
 from revisit.contrast.prompt_edits import Edit, edited, image_span
+from revisit.taps.hooks import taps_paused
+from revisit.taps.positions import saved_positions
 
 if TYPE_CHECKING:
     from revisit.decoding.run import Run
@@ -66,7 +67,7 @@ def _write(
 
     inputs = edited(run, mask, ask, pixels=True)
     given = run.generation_config
-    with position_state(run.model):
+    with saved_positions(run.model), taps_paused():  # other methods of a chain have no part in it
         sequences = run.model.generate(
             **inputs,
             max_new_tokens=length,

@@ -10,7 +10,8 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +21,7 @@ from revisit.methods.contrastive import Contrastive, cut
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from revisit.contrast.branch import Branch
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
     from revisit.taps.attention import Call
@@ -87,27 +89,20 @@ class AvisC(Contrastive):
         mask = run.find_vision_tokens()
         branch = add_branch(run, None, stacked=self.stacks(run))
         seen: list[Tensor] = []  # one (rows, T) per layer, of the clean prefill
-        hidden: list[Tensor] = []  # the positions to blank, once known
-        watch, thread = contextlib.ExitStack(), threading.get_ident()
+        watch = contextlib.ExitStack()
         run.stack.enter_context(watch)
 
         def see(call: Call) -> None:
             if not run.loop_model.contrasting and len(seen) < run.parts.depth:
-                seen.append(call.last_attention()[:, : mask.shape[1]])
+                attention = call.last_attention()[:, : mask.shape[1]]
+                seen.append(attention.to(mask.device))  # layers may sit on several devices
 
-        def blank(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            states = args[0] if args else kwargs["hidden_states"]  # (rows, q, d)
-            mine = threading.get_ident() == thread and run.loop_model.contrasting
-            if not mine or states.shape[1] < mask.shape[1]:
-                return None  # not the contrasted prompt
-            if not hidden:
-                watch.close()  # the clean prefill is over
-                hidden.append(self._hidden(seen, mask, run.parts.depth))
-            states = self._blanked(states, hidden[0])
-            return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": states})
+        def hidden() -> Tensor:
+            watch.close()  # the clean prefill is over
+            return self._hidden(seen, mask, run.parts.depth)
 
         watch.enter_context(watching(run.parts, see, "AvisC"))
-        run.stack.callback(run.parts.layers[0].register_forward_pre_hook(blank, with_kwargs=True).remove)
+        Blanker(run, branch, hidden, self._filler, mask.shape[1])
         combine = lambda l, other, _: contrast(l, other, self.alpha, self.beta)  # noqa: E731
         return self.contrasted(run, branch, mask.any(-1), combine)
 
@@ -127,15 +122,54 @@ class AvisC(Contrastive):
                 hide[row, columns] = ~blind_tokens(attention[:, row, columns], self.gamma, self.sigma).to(mask.device)
         return hide
 
-    def _blanked(self, states: Tensor, hide: Tensor) -> Tensor:
-        """Input states with the hidden positions blanked; there may be later positions than the prompt's.  (rows, q, d)"""
+    def _filler(self, states: Tensor) -> Tensor:
+        """What stands at blanked positions of a prompt.  (T, d) -> (T, d)"""
         import torch
 
         if self.blank == "noise":  # counted from the prompt's end, so that padding does not move it
             draw = torch.Generator().manual_seed(self.seed)
-            noise = torch.randn(hide.shape[1], states.shape[2], generator=draw).flip(0)  # (T, d)
-            filler = noise.to(states.device, states.dtype)
-        else:
-            filler = torch.full_like(states[0, : hide.shape[1]], 0.0 if self.blank == "zeros" else 1.0)
-        prompt = torch.where(hide[..., None].to(states.device), filler, states[:, : hide.shape[1]])
-        return torch.cat([prompt, states[:, hide.shape[1] :]], dim=1)
+            return torch.randn(states.shape, generator=draw).flip(0).to(states.device, states.dtype)
+        return torch.full_like(states, 0.0 if self.blank == "zeros" else 1.0)
+
+
+class Blanker:
+    """Blanks positions of one branch's prompt: at the decoder's input, and wherever vision features come in later.
+
+    Models with DeepStack add features of the image to the outputs of the first layers. At hidden positions every layer but
+    the first therefore reads exactly what the layer before it returned.
+    """
+
+    def __init__(
+        self, run: Run, branch: Branch, hidden: Callable[[], Tensor], filler: Callable[[Tensor], Tensor], length: int
+    ) -> None:
+        from revisit.taps.hooks import Hooks
+
+        self.branch, self.filler, self.length = branch, filler, length
+        self.find_hidden = functools.cache(hidden)  # (rows, T), known once the clean prefill is over
+        self.returned: Tensor | None = None  # what the layer before returned
+        hooks = Hooks(run.stack)
+        for number, layer in enumerate(run.parts.layers):
+            hooks.before(layer, functools.partial(self._before, number))
+            hooks.after(layer, self._after)
+
+    def _active(self, states: Tensor) -> bool:
+        """Whether this forward holds the branch's prompt."""
+        return self.branch.live is not None and states.shape[1] >= self.length
+
+    def _before(self, number: int, states: Tensor) -> Tensor | None:
+        below, self.returned = self.returned, None
+        if not self._active(states) or (number and states is below):
+            return None
+        prompt, later = states.split([self.length, states.shape[1] - self.length], dim=1)
+        instead = self.filler(prompt[0]) if number == 0 or below is None else below[:, : self.length].to(states.device)
+        hide = self.find_hidden()[..., None].to(states.device)  # (rows, T, 1)
+        return _joined([instead.where(hide, prompt), later])
+
+    def _after(self, states: Tensor) -> None:
+        self.returned = states if self._active(states) else None
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    import torch
+
+    return torch.cat(parts, dim=1)

@@ -49,6 +49,30 @@ def budget(keep: int | float | None, tokens: Tensor, model_type: str) -> Tensor:
     return (tokens * share).round().long().clamp_min(1)
 
 
+def visible_without(call: Call, rows: slice, hidden: Tensor) -> Tensor:
+    """What every query sees if some rows no longer see the hidden columns (rows, n); a query always sees something.
+
+    -> (rows of all branches, 1, q, n) bool
+    """
+    visible = call.visible().expand(call.query.shape[0], -1, -1, -1).clone()
+    if call.query.shape[2] > 1:  # a single query is a text token, which sees itself
+        newest = newest_column(visible[rows])  # (rows, 1, q, 1)
+        sees_itself = visible[rows].gather(-1, newest)
+    visible[rows] &= ~hidden[:, None, None, :]
+    if call.query.shape[2] > 1:
+        nothing = ~visible[rows].any(-1, keepdim=True)
+        visible[rows] = visible[rows].scatter(-1, newest, visible[rows].gather(-1, newest) | (nothing & sees_itself))
+    return visible
+
+
+def newest_column(visible: Tensor) -> Tensor:
+    """The last column that each query sees; the last of all where it sees none.  (..., n) bool -> (..., 1)"""
+    import torch
+
+    from_the_end = visible.flip(-1).view(torch.uint8).argmax(-1, keepdim=True)
+    return visible.shape[-1] - 1 - from_the_end
+
+
 @dataclass(frozen=True)
 class SID(Contrastive):
     """Settings of SID.
@@ -110,11 +134,15 @@ class SID(Contrastive):
 
 
 class Masker:
-    """Hides all but the least attended vision tokens from one branch's rows, from a layer on, anew in every forward."""
+    """Hides all but the least attended vision tokens from one branch's rows, from a layer on, anew in every forward.
+
+    The layers of a forward mostly share one mask, so what is left of it is worked out once and kept for the next layer.
+    """
 
     def __init__(self, branch: Branch, mask: Tensor, counts: Tensor, layer: int) -> None:
         self.branch, self.mask, self.counts, self.layer = branch, mask, counts, layer
         self.hidden: Tensor | None = None  # (rows, n) columns that the running forward hides
+        self._last: tuple[Tensor | None, Tensor | None] = (None, None)  # the last layer's mask before and after
 
     def see(self, call: Call) -> None:
         rows = self.branch.live
@@ -124,16 +152,16 @@ class Masker:
             image = call.columns(self.mask, self.branch.shift)
             attention = call.last_attention()[rows]
             self.hidden = image & ~least_attended(attention, image, self.counts.to(image.device))
+            self._last = (None, None)
             return
         assert self.hidden is not None
-        visible = call.visible().expand(call.query.shape[0], -1, -1, -1).clone()  # (rows of all branches, 1, q, n)
-        seen = visible[rows]
-        left = seen & ~self.hidden[:, None, None, :]
-        if call.query.shape[2] > 1:  # a single query is a text token, which sees itself
-            itself = seen & (seen.cumsum(-1) == seen.sum(-1, keepdim=True))  # the newest column
-            left |= itself & ~left.any(-1, keepdim=True)  # who would see nothing sees itself
-        visible[rows] = left
-        call.hide(visible)
+        before, after = self._last
+        if after is None or call.mask is not before or after.device != call.query.device:
+            before = call.mask
+            call.hide(visible_without(call, rows, self.hidden.to(call.query.device)))
+            self._last = (before, call.mask)
+        else:
+            call.mask = after
 
     def check(self) -> None:
         if self.hidden is None:

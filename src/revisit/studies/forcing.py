@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,8 @@ from torch import Tensor
 from revisit.models.parts import ModelParts, describe
 from revisit.models.prompts import prepare
 from revisit.step.reference import CHUNK_NUMBERS
+from revisit.taps.hooks import Hooks
+from revisit.taps.positions import saved_positions
 from revisit.taps.vision import vision_mask
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ class Forced:
 
     def _run(self, inputs: dict[str, Any], tokens: Sequence[int]) -> Tensor:
         length = inputs["input_ids"].shape[1]
-        with _position_state(self.model), _last_states(self.parts) as seen:
+        with saved_positions(self.model, clear=True), _last_states(self.parts) as seen:
             outputs = self.model(**forced_inputs(inputs, tokens[:-1]), use_cache=False, **last_logits(self.model))
         states = seen[0][0]  # (positions, d)
         if self.parts.head.transform is None:
@@ -95,28 +97,9 @@ def without_vision(inputs: dict[str, Any], vision_ids: Sequence[int]) -> dict[st
 
 
 @contextmanager
-def _position_state(model: Any) -> Iterator[None]:
-    """Starts without the position state that Qwen-VL and its relatives keep on the model, and gives it back."""
-    kept = [(module, module.rope_deltas) for module in model.modules() if hasattr(module, "rope_deltas")]
-    try:
-        for module, _ in kept:
-            module.rope_deltas = None
-        yield
-    finally:
-        for module, deltas in kept:
-            module.rope_deltas = deltas
-
-
-@contextmanager
 def _last_states(parts: ModelParts) -> Iterator[list[Tensor]]:
     """The decoder's final states (rows, positions, d) of every forward inside, in order."""
     seen: list[Tensor] = []
-
-    def hook(_module: Any, _args: Any, output: Any) -> None:
-        seen.append(output[0] if isinstance(output, tuple) else output.last_hidden_state)
-
-    handle = parts.decoder.register_forward_hook(hook)
-    try:
+    with ExitStack() as stack:
+        Hooks(stack).state(parts, parts.depth, seen.append)
         yield seen
-    finally:
-        handle.remove()

@@ -21,6 +21,7 @@ from revisit.step.reference import CHUNK_NUMBERS
 from revisit.studies.forcing import last_logits
 from revisit.studies.objects import ObjectVocabulary, best_rank, recalls
 from revisit.studies.study import Subject, track
+from revisit.taps.hooks import Hooks
 from revisit.taps.vision import Capture, no_image, vision_mask
 
 KS = (1, 5, 10, 30)
@@ -81,13 +82,12 @@ class States:
             raise no_image(self.model)
         depth, raw = self.parts.depth, []
 
-        def keep(_module: Any, _args: Any, output: Any) -> None:
-            hidden = output[0] if isinstance(output, tuple) else output
+        def keep(hidden: Tensor) -> None:
             raw.append(hidden[0, mask[0].to(hidden.device)])
 
         with ExitStack() as stack:
             capture = Capture(self.parts, mask, tuple(range(depth + 1)), 1, stack)
-            stack.callback(self.parts.layers[-1].register_forward_hook(keep).remove)
+            Hooks(stack).after(self.parts.layers[-1], keep)
             outputs = self.model(**inputs, use_cache=False, **last_logits(self.model))
         assert capture.last is not None
         if self.parts.head.transform is None:

@@ -21,6 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 from revisit.errors import RevisitError
 from revisit.models.parts import ModelParts, describe
+from revisit.taps.hooks import paused
 
 KERNELS = ("eager", "sdpa")
 PREFIX = "revisit_"
@@ -159,7 +160,7 @@ def _through(name: str) -> Callable[..., Any]:
         scaling = kwargs.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
         afterwards = []
-        for modules, see in getattr(_here, "hooks", ()):
+        for modules, see in () if paused() else getattr(_here, "hooks", ()):
             if id(module) in modules:
                 call = Call(modules[id(module)], query, key, value, attention_mask, scaling, kwargs.get("softcap"))
                 change = see(call)

@@ -7,10 +7,10 @@ matrix as it is stored: there a copy of the weight is kept, packed for such prod
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from revisit.errors import RevisitError
 from revisit.models.parts import ModelParts, describe
+from revisit.taps.hooks import Hooks, normed
 
 PACK_FROM = 1 << 24  # numbers in a head's weight, from which on packing it pays
 
@@ -70,32 +71,16 @@ class EarlyExits:
     ) -> None:
         self.parts, self.layers, self.rows, self.ignore = parts, layers, rows, ignore
         self.norm = parts.final_norm if final_norm else None
-        self.thread = threading.get_ident()
         self.logits: Tensor | None = None
         self._states: dict[int, Tensor] = {}  # layer -> (rows, d), of the running forward
         self._shape: torch.Size | None = None
         self._rows: Tensor | None = None  # all rows of the head's product, where it is not left to the head
         self._final: Tensor | None = None  # (d,) first row's final state, to learn what follows the head
-        self._handles: list[Any] = []
-        stack.callback(self.release)
-        self._install()
-
-    def _install(self) -> None:
-        blocks, head = self.parts.layers, self.parts.head.module
-        for layer in self.layers:
-            if layer == 0:
-                hook = blocks[0].register_forward_pre_hook(self._before_first, with_kwargs=True)
-            else:
-                hook = blocks[layer - 1].register_forward_hook(self._after(layer))
-            self._handles.append(hook)
-        self._handles.append(head.register_forward_pre_hook(self._before_head))
-        self._handles.append(head.register_forward_hook(self._after_head))
-
-    def release(self) -> None:
-        """Remove every hook."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        hooks = Hooks(stack)
+        for layer in layers:
+            hooks.state(parts, layer, partial(self._keep, layer))
+        hooks.before(parts.head.module, self._before_head)
+        hooks.after(parts.head.module, self._after_head)
 
     def take(self, logits: Tensor, *, model_dtype: bool = False) -> Tensor:
         """The early logits of this step, in at least float32 or as the head made them; `logits` (rows, V) are the model's own.
@@ -116,41 +101,33 @@ class EarlyExits:
             early = early.to(torch.promote_types(early.dtype, torch.float32))
         return head.transform(early.to(logits.device))
 
-    def _mine(self) -> bool:
-        return threading.get_ident() == self.thread and not self.ignore()
+    def _keep(self, layer: int, hidden: Tensor) -> None:
+        if not self.ignore():
+            self._states[layer] = hidden[: self.rows, -1]
 
-    def _before_first(self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._mine():
-            self._states[0] = (args[0] if args else kwargs["hidden_states"])[: self.rows, -1]
-
-    def _after(self, layer: int) -> Callable[[Any, Any, Any], None]:
-        def hook(_module: Any, _args: Any, output: Any) -> None:
-            if self._mine():
-                self._states[layer] = (output[0] if isinstance(output, tuple) else output)[: self.rows, -1]
-
-        return hook
-
-    def _before_head(self, _module: Any, args: tuple[Any, ...]) -> tuple[Tensor] | None:
-        if not self._mine() or len(self._states) < len(self.layers):
+    def _before_head(self, hidden: Tensor) -> Tensor | None:
+        """The head's rows with the early states behind them.  (batch, positions, d) -> (n, d)"""
+        if self.ignore() or len(self._states) < len(self.layers):
             return None
-        hidden = args[0]
         self._shape = hidden.shape
         self._final = hidden[0, -1]
-        early = torch.stack([self._states[layer] for layer in self.layers], dim=1)  # (rows, layers, d)
+        found = [self._states[layer].to(hidden.device) for layer in self.layers]  # layers may sit on several devices
+        early = torch.stack(found, dim=1)  # (rows, layers, d)
         self._states.clear()
         if self.norm is not None:
-            early = self.norm(early.to(hidden.device))
+            early = normed(self.norm, early)
         rows = torch.cat([hidden.flatten(0, -2), early.to(hidden.device, hidden.dtype).flatten(0, 1)])
         if packs(self.parts.head.module):
             self._rows = rows
-            return (rows[:0],)  # nothing is left for the head to do
-        return (rows,)  # (batch·positions + rows·layers, d)
+            return rows[:0]  # nothing is left for the head to do
+        return rows  # (batch·positions + rows·layers, d)
 
-    def _after_head(self, _module: Any, _args: Any, output: Tensor) -> Tensor | None:
-        if not self._mine() or self._shape is None:
+    def _after_head(self, output: Tensor) -> Tensor | None:
+        if self.ignore() or self._shape is None:
             return None
         if self._rows is not None:
-            output, self._rows = packed_product(_module, self._rows), None
+            head: Any = self.parts.head.module
+            output, self._rows = packed_product(head, self._rows), None
         own = self._shape[:-1].numel()
         shape, self._shape = self._shape, None
         self.logits = output[own:].unflatten(0, (self.rows, len(self.layers)))  # (rows, layers, V)

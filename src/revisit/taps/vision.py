@@ -1,18 +1,17 @@
 """Where the vision tokens of a prompt are, and their hidden states as the prefill computes them.
 
-Forward hooks keep the vision rows of the chosen layers and nothing else, and are gone once the prefill is over: later
+Forward hooks keep the vision tokens' states at the chosen layers and nothing else, and are gone once the prefill is over: later
 steps run the model exactly as if nobody had looked.
 """
 
 from __future__ import annotations
 
 import itertools
-import sys
-import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor
 from revisit.errors import RevisitError
 from revisit.models.layers import resolve_layers as resolve_layers
 from revisit.models.parts import ModelParts, describe
+from revisit.taps.hooks import Hooks, normed
 
 # States of images that a KV cache already holds: a later call that reuses the cache never sees them in its prefill.
 _OF_CACHE: weakref.WeakKeyDictionary[Any, list[VisionStates]] = weakref.WeakKeyDictionary()
@@ -43,7 +43,7 @@ def vision_mask(input_ids: Tensor, vision_ids: Sequence[int]) -> Tensor:
 
 @dataclass
 class VisionStates:
-    """The hidden states of one item's vision tokens: row j·N + i is vision token i at the j-th chosen layer."""
+    """The hidden states of one item's vision tokens: state j·N + i is vision token i at the j-th chosen layer."""
 
     positions: Tensor  # (N,) absolute positions in the padded prompt
     layers: tuple[int, ...]
@@ -67,7 +67,7 @@ class VisionStates:
         self.by_layer[layer] = kept
 
     def stacked(self) -> Tensor:
-        """All rows, layer-major.  -> (|J|·N, d)"""
+        """All states, layer-major.  -> (|J|·N, d)"""
         assert self._all is not None
         assert len(self.by_layer) == len(self.layers)
         return self._all.flatten(0, 1)
@@ -86,32 +86,8 @@ class VisionStates:
         return [b - a for a, b in itertools.pairwise(edges)]
 
 
-class ForceEager:
-    """While at least one capture is open, compiled code runs as written: a compiled prefill would pass its hooks by."""
-
-    def __init__(self) -> None:
-        self.lock, self.open = threading.Lock(), 0
-        self.stance: Any = None
-
-    def begin(self) -> None:
-        with self.lock:
-            self.open += 1
-            if self.stance is None and "torch._dynamo" in sys.modules:  # otherwise nothing has been compiled
-                self.stance = torch.compiler.set_stance("force_eager")
-
-    def end(self) -> None:
-        with self.lock:
-            self.open -= 1
-            if self.open == 0 and self.stance is not None:
-                self.stance.__exit__(None, None, None)
-                self.stance = None
-
-
-_FORCE_EAGER = ForceEager()
-
-
 class Capture:
-    """Keeps the vision rows of the chosen layers while the first forward of a generate call runs.
+    """Keeps the vision tokens' states at the chosen layers while the first forward of a generate call runs.
 
     Rows of the batch that are copies of one item (beams, return sequences) share one set of states. The state of the
     last position is kept too: it tells how the model turns states into logits.
@@ -133,50 +109,27 @@ class Capture:
         self.items = [VisionStates(row.nonzero().squeeze(-1), layers) for row in mask[::copies]]
         self.last: Tensor | None = None  # (items, d) normed state of the last prompt position
         self.norm = parts.final_norm if final_norm else None
-        self.thread = threading.get_ident()
         self.cache = cache
         self.kept = remembered(cache) if cache is not None else None
         self.store: Tensor | None = None  # (items, |J|, N, d), padded to the largest item
-        self._handles: list[Any] = []
-        stack.callback(self.release)
-        _FORCE_EAGER.begin()
-        self._install()
-
-    def _install(self) -> None:
-        depth, blocks = self.parts.depth, self.parts.layers
-        for layer in self.layers:
-            if layer == 0:
-                hook = self._before_first
-                self._handles.append(blocks[0].register_forward_pre_hook(hook, with_kwargs=True))
-            elif layer < depth:
-                self._handles.append(blocks[layer - 1].register_forward_hook(self._after(layer)))
-        self._handles.append(self.parts.decoder.register_forward_hook(self._after_decoder))
+        self._hooks = Hooks(stack, force_eager=True)
+        for layer in layers:
+            if layer < parts.depth:
+                self._hooks.state(parts, layer, partial(self._keep, layer))
+        self._hooks.state(parts, parts.depth, self._keep_last)
 
     def release(self) -> None:
         """Remove every hook; the states stay."""
-        if self._handles:
-            _FORCE_EAGER.end()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._hooks.release()
 
     @property
     def complete(self) -> bool:
         return self.last is not None
 
-    def _before_first(self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._keep(0, args[0] if args else kwargs["hidden_states"])
-
-    def _after(self, layer: int) -> Callable[[Any, Any, Any], None]:
-        def hook(_module: Any, _args: Any, output: Any) -> None:
-            self._keep(layer, output[0] if isinstance(output, tuple) else output)
-
-        return hook
-
-    def _after_decoder(self, _module: Any, _args: Any, output: Any) -> None:
-        if threading.get_ident() != self.thread or self.complete:
+    def _keep_last(self, hidden: Tensor) -> None:
+        """The final states, and the last position's of every item; the capture is complete with them."""
+        if self.complete:
             return
-        hidden = output[0] if isinstance(output, tuple) else output.last_hidden_state
         if self.parts.depth in self.layers:
             self._keep(self.parts.depth, hidden)
         self.last = hidden[:: self.copies, -1].clone()
@@ -184,8 +137,8 @@ class Capture:
             remember(self.cache, self.items)
 
     def _keep(self, layer: int, hidden: Tensor) -> None:
-        """Store the vision rows of one layer's (rows, q, d) states; q < T where a cache holds the start of the prompt."""
-        if threading.get_ident() != self.thread or self.complete:
+        """Store the vision tokens' part of one layer's (rows, q, d) states; q < T where a cache holds the prompt's start."""
+        if self.complete:
             return
         offset = self.length - hidden.shape[1]
         if offset < 0 or hidden.shape[0] != len(self.items) * self.copies:
@@ -203,7 +156,7 @@ class Capture:
             new = item.positions[item.positions >= offset]
             states = hidden[number * self.copies, (new - offset).to(hidden.device)]  # (N_new, d), a copy
             if self.norm is not None and layer < self.parts.depth:
-                states = self.norm(states)
+                states = normed(self.norm, states)
             states = states.to(self.parts.head.device)
             if len(new) < item.tokens:
                 states = torch.cat([self._from_cache(number, layer, item.tokens - len(new)), states])
