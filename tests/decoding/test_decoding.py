@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import revisit
 from revisit import ReVisiT, RevisitError, Trace
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import prepare
-from revisit.taps.vision import resolve_layers
+from revisit.taps.vision import Capture, resolve_layers, vision_mask
 
 METHOD = ReVisiT(alpha=1e-2, layers="all")
 PROMPTS = ["hi", "what is it?", "describe the image in detail", "a"]
@@ -43,6 +44,34 @@ def test_a_row_in_a_batch_equals_the_row_alone(family: str) -> None:
     together = decode(family, batch(family, [0, 1, 2, 3]), trace=trace)
     assert trace.summary()["applied"] > 0
     assert together == [decode(family, batch(family, [i]))[0] for i in range(4)]
+
+
+def deepstack_layers(model: Any) -> range:
+    """Hidden states to which the model adds features of the image."""
+    vision = getattr(model.config, "vision_config", None)
+    return range(1, 1 + len(getattr(vision, "deepstack_visual_indexes", None) or ()))
+
+
+def test_captured_states_are_what_the_next_layer_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = families.build("qwen3_vl")
+    inputs = batch("qwen3_vl", [1, 2])
+    parts = ModelParts.of(model)
+    (layer,) = (layer for layer in deepstack_layers(model) if layer == 1)
+    read: list[torch.Tensor] = []
+    forward = parts.layers[layer].forward
+
+    def spy(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        read.append(hidden_states.clone())
+        return forward(hidden_states, *args, **kwargs)
+
+    monkeypatch.setattr(parts.layers[layer], "forward", spy)
+    with ExitStack() as stack, torch.no_grad():
+        mask = vision_mask(inputs["input_ids"], parts.vision_ids)
+        capture = Capture(parts, mask, (layer, parts.depth), 1, stack)
+        plain = model(**inputs, output_hidden_states=True).hidden_states[layer]
+    for row, item in enumerate(capture.items):
+        torch.testing.assert_close(item.by_layer[layer], read[0][row, mask[row]])
+        assert not torch.allclose(item.by_layer[layer], plain[row, mask[row]])
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
@@ -74,6 +103,8 @@ def test_captured_states_are_the_models_hidden_states(family: str) -> None:
         positions = torch.isin(inputs["input_ids"][row], vision_ids).nonzero().squeeze(-1)
         assert item.positions.tolist() == positions.tolist()
         for layer in layers:
+            if layer in deepstack_layers(model):
+                continue  # transformers reports them without the features that the next layer reads
             expected = out.hidden_states[0][layer][row, positions]
             torch.testing.assert_close(item.by_layer[layer], expected, atol=1e-5, rtol=1e-5)
 
@@ -301,7 +332,7 @@ def test_clear_refusals() -> None:
     with pytest.raises(RevisitError, match="Layer 9 does not exist"):
         revisit.generate(model, **inputs, method=ReVisiT(layers=(1, 9)), max_new_tokens=2)
     with pytest.raises(RevisitError, match="must be a decoding method"):
-        revisit.generate(model, **inputs, method="revisit", max_new_tokens=2)
+        revisit.generate(model, **inputs, method=3, max_new_tokens=2)
     with pytest.raises(RevisitError, match="not called directly"):
         METHOD(model, inputs["input_ids"], generation_config=model.generation_config)
 

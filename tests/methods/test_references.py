@@ -15,9 +15,11 @@ from decoding_cases import FAMILIES, bound, decode, single
 from torch import Tensor
 
 import families
-from revisit import CODE, ICD, M3ID, PAI, RITUAL, SID, VCD, AvisC
+import revisit
+from revisit import CODE, ICD, M3ID, PAI, RITUAL, SID, VCD, AvisC, Chain
+from revisit.contrast import descriptions
 from revisit.decoding.method import Method
-from revisit.methods import avisc, code, icd, m3id, pai, ritual, sid, vcd
+from revisit.methods import as_method, avisc, code, icd, m3id, pai, ritual, sid, vcd
 
 ROW = 1  # the prompt whose picture is not square
 
@@ -309,3 +311,43 @@ def test_pai_amplifies_attention_as_published() -> None:
     for mine, other in zip(got.logits, want.logits, strict=True):
         torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
     assert not torch.allclose(got.logits[0], plain.logits[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_a_wholly_blanked_image_does_not_leak(family: str) -> None:
+    """With no token over-attended, the blind run of two pictures says the same, whatever layer features are added at."""
+    model, _ = families.build(family)
+    blind = []
+    for seed in (1, 2):
+        inputs = families.inputs(family, ["what is it?"], [[families.picture(seed, (56, 28))]])
+        with torch.no_grad():
+            clean = model(**inputs, logits_to_keep=1).logits[:, -1].float()
+        options = {"max_new_tokens": 1, "do_sample": False, "output_scores": True, "return_dict_in_generate": True}
+        scores = revisit.generate(model, **inputs, method=AvisC(sigma=1e9, alpha=1.0, beta=0.0), **options).scores[0]
+        blind.append(2 * clean - scores)
+    torch.testing.assert_close(blind[0], blind[1], atol=1e-4, rtol=1e-4)
+
+
+def test_the_newest_visible_column() -> None:
+    seen = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 1], [0, 0, 0, 0], [1, 0, 0, 0]]).bool()
+    assert sid.newest_column(seen).flatten().tolist() == [1, 3, 3, 0]
+
+
+@pytest.mark.parametrize("first", ["avisc", "pai", "revisit", "sid", "dola"])
+def test_code_writes_its_description_as_if_it_were_alone(first: str) -> None:
+    """Whatever acts before it in a chain; and what was written once is used again."""
+    family = "llava"
+    model, _ = families.build(family)
+    inputs = dict(single(family, ROW))
+    alone = CODE(description_tokens=8)
+    descriptions.forget(model)
+    decode(family, inputs, alone)
+    (expected,) = descriptions._WRITTEN[model].values()
+    descriptions.forget(model)
+    chain = Chain([as_method(first), alone])
+    outputs = [decode(family, inputs, chain)[0] for _ in range(2)]
+    (written,) = descriptions._WRITTEN[model].values()
+    assert written == expected
+    assert torch.equal(outputs[0].sequences, outputs[1].sequences)
+    for before, after in zip(outputs[0].scores, outputs[1].scores, strict=True):
+        torch.testing.assert_close(before, after, atol=0, rtol=0)
