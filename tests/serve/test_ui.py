@@ -213,3 +213,116 @@ def test_an_error_in_the_model_is_told(app: Any) -> None:
     job.thread.join(30)
     kind, data = list(job.events.queue)[-1]
     assert (kind, data["text"]) == ("error", "The model could not answer: OSError: disk gone")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"{", "not valid JSON"),
+        (b"[]", "JSON object"),
+        (b"[" * 300_000, "commas and brackets"),
+        (b"[" * 10_000, "not valid JSON"),
+        (
+            b'{"image": "a", "prompt": "b", "model": "c", "methods": [{"name": "greedy"}], "max_new_tokens": Infinity}',
+            "max_new_tokens",
+        ),
+        (
+            b'{"image": "a", "prompt": "b", "model": "c", "methods": [{"name": "greedy"}], "max_new_tokens": 1e308}',
+            "max_new_tokens",
+        ),
+        (
+            b'{"image": ["a"], "prompt": "b", "model": "c", "methods": [{"name": "greedy"}]}',
+            "image: must be a valid string",
+        ),
+    ],
+)
+def test_a_body_that_is_no_question_is_a_sentence(app: Any, body: bytes, says: str) -> None:
+    reply = call(app, "POST", "/api/run", content=body)
+    assert reply.status_code == 400
+    assert says in reply.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("methods", "says"),
+    [
+        ([{"name": "chain", "settings": {"methods": "x.py:Class"}}], "Unknown method"),
+        ([{"name": "x.py:Class"}], "Unknown method"),
+        ([{"name": "chain", "settings": {"methods": ["vcd"] * 300}}], "more than 64 values"),
+        ([{"name": "revisit", "settings": {"weight": "inf"}}], "a number"),
+        ([{"name": "code", "settings": {"request_ids": [0, 1, 2, 3]}}], "request_ids must be"),
+        ([{"name": "icd", "settings": {"sentence": "x" * 3000}}], "3,000 characters"),
+    ],
+)
+def test_methods_of_the_page_are_held_to_the_servers_limits(app: Any, methods: Any, says: str) -> None:
+    reply = call(app, "POST", "/api/run", json=ask(upload(app), methods=methods))
+    assert reply.status_code == 400
+    assert says in reply.json()["error"]
+    assert len(reply.text) < 1000
+
+
+def test_formats_that_other_programs_would_read_are_refused(app: Any) -> None:
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
+    reply = call(app, "POST", "/api/image?name=a.eps", content=postscript)
+    assert reply.status_code == 400
+    assert "not an image" in reply.json()["error"]
+
+
+def test_sizes_of_the_page_are_bounded() -> None:
+    page = small(image_pixels=100, characters=10, queue=1)
+    assert "pixels" in call(page, "POST", "/api/image", content=png()).json()["error"]
+    state = page.state.ui
+    image = state.images.put(families.picture(1))
+    assert "characters" in call(page, "POST", "/api/run", json=ask(image, prompt="x" * 11)).json()["error"]
+    with state.counting():
+        assert call(page, "POST", "/api/run", json=ask(image)).status_code == 429
+
+
+def test_every_stream_ends_with_done_or_an_error(app: Any) -> None:
+    """Also when the model's numbers are not finite, a thread ends without a word, or the time is over."""
+    state = app.state.ui
+
+    def told(change: Any, **limits: Any) -> list[tuple[str, Any]]:
+        question = state.read(json.dumps(ask(upload(app), max_new_tokens=3)).encode())
+        own = UiState(state.models, state.loader, Limits(**limits)) if limits else state
+        job = AnswerJob(own, question)
+        change(job)
+
+        async def read() -> str:
+            return "".join([part async for part in job.stream()])
+
+        found = events(asyncio.run(read()))
+        job.thread.join(60)
+        return found
+
+    assert told(lambda job: job.send("step", answer=0, step={"p": float("nan")}, map=None))[-1][0] == "done"
+    assert told(lambda job: job.stopped.set())[-1] == ("error", {"text": "The answer ended early; ask again."})
+    late = told(lambda job: None, seconds=1e-6)
+    assert late[-1][0] == "error"
+    assert "longer than" in late[-1][1]["text"]
+
+
+def test_a_question_longer_than_the_model_takes_is_an_error_event() -> None:
+    page = small(prompt_tokens=20)
+    image = page.state.ui.images.put(families.picture(1))
+    reply = call(page, "POST", "/api/run", json=ask(image, prompt="a long question " * 20))
+    kind, data = events(reply.text)[-1]
+    assert kind == "error"
+    assert "at most 20" in data["text"]
+
+
+def test_beyond_loopback_the_page_needs_its_key() -> None:
+    page = ui.create_app(["llava"], loader=lambda _name: families.build("llava"), hosts=["*"], api_key="right")
+    assert call(page, "GET", "/").status_code == 401
+    assert call(page, "GET", "/?key=wrong").status_code == 401
+    assert call(page, "POST", "/api/sample", headers={"authorization": "right"}).status_code == 401
+    opened = call(page, "GET", "/?key=right")
+    assert opened.status_code == 200
+    cookie = opened.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    given = {"cookie": cookie.partition(";")[0]}
+    assert call(page, "POST", "/api/image?name=a.png", content=png(), headers=given).status_code == 200
+    assert call(page, "GET", "/health").status_code == 200
+    for host, key in (("127.0.0.1", None), ("192.168.1.2", "made up")):
+        assert (ui.key_for(host, None) is None) == (key is None)
+    assert ui.key_for("192.168.1.2", "mine") == "mine"

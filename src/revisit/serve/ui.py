@@ -140,6 +140,11 @@ def sample_scene() -> Image:
     return render(scene("unusual", 0, random.randrange(100_000)))
 
 
+def key_for(host: str, api_key: str | None) -> str | None:
+    """The page's key: the one given, one made up where others could reach the page, or none."""
+    return api_key or (None if is_loopback(host) else secrets.token_urlsafe(24))
+
+
 def serve(
     models: Sequence[str],
     host: str = "127.0.0.1",
@@ -157,7 +162,7 @@ def serve(
     from revisit.serve.server import address, listen
 
     limits = limits or Limits()
-    key = api_key or (None if is_loopback(host) else secrets.token_urlsafe(24))
+    key = key_for(host, api_key)
     with listen(host, port) as listening:
         app = create_app(models, limits=limits, hosts=allowed_hosts(host, allow_hosts), api_key=key)
         config = configure(app, limits, headers=[("Cache-Control", "no-store")])

@@ -1,0 +1,42 @@
+"""Inputs that once broke something: every run replays them, and a run that finds a new one adds it.
+
+One file per kind of input, one JSON text per line. Pictures of `chat_requests.data_uri` are written as {picture N}.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from chat_requests import data_uri
+
+FOLDER = Path(__file__).parent / "corpus"
+PICTURES = {f"{{picture {number}}}": data_uri(number) for number in range(6)}
+
+
+def recall(kind: str) -> list[bytes]:
+    """All inputs of a kind."""
+    path = FOLDER / f"{kind}.jsonl"
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    return [_grow(json.loads(line)) for line in lines]
+
+
+def remember(kind: str, found: bytes) -> None:
+    """Keep an input that broke something, unless it is there."""
+    if found in recall(kind):
+        return
+    with (FOLDER / f"{kind}.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(_shrink(found)) + "\n")
+
+
+def _grow(text: str) -> bytes:
+    for name, picture in PICTURES.items():
+        text = text.replace(name, picture)
+    return text.encode("latin-1")
+
+
+def _shrink(found: bytes) -> str:
+    text = found.decode("latin-1")  # any bytes
+    for name, picture in PICTURES.items():
+        text = text.replace(picture, name)
+    return text
