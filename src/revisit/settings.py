@@ -35,12 +35,16 @@ def vllm_layers() -> str:
     return os.environ.get("REVISIT_VLLM_LAYERS", "").strip() or "last"
 
 
-def vllm_pool_mb() -> int:
+def vllm_pool_mb() -> float:
     """REVISIT_VLLM_POOL_MB: megabytes that each vLLM worker reserves for vision states (1024 by default)."""
     value = os.environ.get("REVISIT_VLLM_POOL_MB", "").strip() or "1024"
-    if not value.isdecimal():
+    try:
+        megabytes = float(value)
+    except ValueError:
+        megabytes = 0.0
+    if not 0 < megabytes < float("inf"):
         raise RevisitError(f"REVISIT_VLLM_POOL_MB={value!r} in the environment is not a number of megabytes.")
-    return int(value)
+    return megabytes
 
 
 def cache_folder() -> Path:

@@ -15,6 +15,7 @@ if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not in this environment: run `make test-vllm`", allow_module_level=True)
 
 import vllm_models
+from vllm_breaker import BREAKS
 
 import families
 
@@ -49,6 +50,20 @@ DEEP = [{**r, "revisit": {**SETTINGS[i % 3], "layers": "all"}} for i, r in enume
 DEEP += [{**r, "revisit": {**r["revisit"], "norm": "final"}} for r in DEEP[:3]]
 GROWING = [{**r, "max_tokens": 60} for r in REQUESTS[:24]]  # answers that outgrow a small cache
 STOPPED = [{**r, "eos": True, "max_tokens": 40} for r in REQUESTS[:12]]
+# Others act after ReVisiT, in transformers' order; the last list often leaves nothing of the plausible set.
+OPTIONS = [
+    {"repetition_penalty": 1.6},
+    {"logit_bias": {"7": 6.0, "30": 9.0, "41": -20.0}},
+    {"allowed_token_ids": list(range(10, 22))},
+    {"repetition_penalty": 1.2, "allowed_token_ids": list(range(60, 90, 3))},
+]
+PICTURED = [r for r in REQUESTS if r["revisit"] and r["images"]]
+ORDERED = [{**r, "options": OPTIONS[i % len(OPTIONS)], "max_tokens": 12} for i, r in enumerate(PICTURED[:16])]
+# Five hundred requests through a pool with room for three at a time; a few of them break inside the worker.
+CROWD = [{**PICTURED[i % 20], "max_tokens": 2 + i % 3} for i in range(500)]
+BROKEN = (7, 123, 400)
+for number in BROKEN:
+    CROWD[number] = {**CROWD[number], "revisit": {"alpha": BREAKS}, "max_tokens": 5}
 FULL = {"enable_chunked_prefill": False, "max_num_batched_tokens": 512}
 CHUNKED = {"enable_chunked_prefill": True, "max_num_batched_tokens": 40}  # images are cut in pieces
 ENGINES = [
@@ -87,7 +102,16 @@ ENGINES = [
         "layers": "all",
     },
     {"name": "stopped", "options": {**FULL, "enable_prefix_caching": False, "max_num_seqs": 4}, "requests": STOPPED},
+    {"name": "ordered", "options": {**FULL, "enable_prefix_caching": False, "max_num_seqs": 8}, "requests": ORDERED},
 ]
+CROWDED = {
+    "name": "crowded",
+    "options": {**FULL, "enable_prefix_caching": True, "max_num_seqs": 16},
+    "requests": CROWD,
+    "pool_mb": 0.1,
+    "rounds": 5,
+    "processors": ["vllm_breaker:Breaker"],
+}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -98,7 +122,8 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     model, processor = vllm_models.build(family)
     vllm_models.save(model, processor, folder / "model")
     base = {"model": str(folder / "model"), "place": vllm_models.PLACE[family]}
-    plugged = _run(folder, "plugged", {**base, "plugged": True, "engines": ENGINES})
+    crowded = [CROWDED] if family == "llava" else []
+    plugged = _run(folder, "plugged", {**base, "plugged": True, "engines": [*ENGINES, *crowded]})
     vanilla = _run(folder, "vanilla", {**base, "plugged": False, "engines": ENGINES[:1]})
     return {
         "family": family,
@@ -119,6 +144,19 @@ def _run(folder: Path, name: str, job: dict[str, Any]) -> list[dict[str, Any]]:
     return results
 
 
+def in_transformers(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a vLLM request as arguments of `generate`."""
+    known: dict[str, Any] = {}
+    for name, value in options.items():
+        if name == "logit_bias":
+            known["sequence_bias"] = {(int(token),): bias for token, bias in value.items()}
+        elif name == "allowed_token_ids":
+            known["prefix_allowed_tokens_fn"] = lambda _batch, _ids, allowed=value: allowed
+        else:
+            known[name] = value
+    return known
+
+
 def expected(runs: dict[str, Any], request: dict[str, Any]) -> list[int]:
     """What our transformers path gives for one request, alone."""
     from revisit import ReVisiT, generate
@@ -133,8 +171,9 @@ def expected(runs: dict[str, Any], request: dict[str, Any]) -> list[int]:
         method = (
             ReVisiT(**request["revisit"]) if request["revisit"] and images else None
         )  # no image: nothing to revisit
-        stop = {} if request.get("eos") else {"eos_token_id": None}
-        output = generate(model, **inputs, method=method, max_new_tokens=request["max_tokens"], do_sample=False, **stop)
+        more = {} if request.get("eos") else {"eos_token_id": None}
+        more |= in_transformers(request.get("options", {}))
+        output = generate(model, **inputs, method=method, max_new_tokens=request["max_tokens"], do_sample=False, **more)
         known[key] = output[0, inputs["input_ids"].shape[1] :].tolist()
     answer: list[int] = known[key]
     return answer
@@ -184,3 +223,30 @@ def test_counters_say_what_was_done(runs: dict[str, Any]) -> None:
     assert counters["requests_without_image"] == sum(not r["images"] for r in opted)
     assert counters["steps"] == sum(r["max_tokens"] for r in opted)
     assert 0 < counters["changed"] <= counters["applied"] <= counters["steps"]
+
+
+@pytest.fixture(scope="module")
+def crowd(runs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    if runs["family"] != "llava":
+        pytest.skip("run with one family")
+    return runs, runs["plugged"]["crowded"]
+
+
+def test_requests_wait_for_room_in_a_small_pool(crowd: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    runs, result = crowd
+    assert result["blocks"] == 3
+    for i, request in enumerate(CROWD):
+        if i not in BROKEN:
+            assert result["rows"][i]["tokens"] == expected(runs, request), i
+    assert result["held"] == 0
+
+
+def test_an_error_inside_one_request_ends_that_request_alone(crowd: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    ends = [row["finished"] for row in crowd[1]["rows"]]
+    assert [i for i, end in enumerate(ends) if end == "error"] == list(BROKEN)
+    assert {end for i, end in enumerate(ends) if i not in BROKEN} == {"length"}
+
+
+def test_memory_is_flat_over_five_hundred_requests(crowd: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    _, second, *_, last = crowd[1]["memory"]
+    assert last < 1.02 * second

@@ -264,6 +264,8 @@ def test_requests_that_failed_in_the_worker_are_ended(scheduler: Any) -> None:
 
 
 def test_a_request_that_can_never_fit_is_refused_where_it_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.exceptions import VLLMValidationError
+
     class InputProcessor:
         vllm_config = None
 
@@ -275,9 +277,9 @@ def test_a_request_that_can_never_fit_is_refused_where_it_is_admitted(monkeypatc
     large, processor = [IMAGE] * (4 * BLOCK + 1), InputProcessor()
     assert processor.process_inputs("a", large, Params()).prompt_token_ids == large
     assert processor.process_inputs("b", large[1:], Params({"revisit": 1})).prompt_token_ids == large[1:]
-    with pytest.raises(ValueError, match="room for 512"):  # vLLM turns a ValueError into a 400
+    with pytest.raises(VLLMValidationError, match="room for 512"):  # the API server makes a 400 of it
         processor.process_inputs("c", large, Params({"revisit": 1}))
-    with pytest.raises(ValueError, match="Did you mean 'alpha'"):
+    with pytest.raises(VLLMValidationError, match="Did you mean 'alpha'"):
         processor.process_inputs("d", [1], Params({"revisit": {"alhpa": 1}}))
 
 

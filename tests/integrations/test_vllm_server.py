@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ if importlib.util.find_spec("vllm") is None:
 
 import openai
 import vllm_models
+from vllm_breaker import BREAKS
 from vllm_worker import SETTINGS
 
 import families
@@ -45,8 +47,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder / "model")]
     command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
     command += ["--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "4"]
-    command += ["--logits-processors", "revisit.integrations.vllm:V1"]
+    command += ["--logits-processors", "vllm_breaker:Breaker"]
     environment = {**os.environ, **SETTINGS, "REVISIT_VLLM": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    environment["REVISIT_VLLM_POOL_MB"] = "0.04"  # one block of 128 states: eight pictures
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
@@ -70,12 +74,12 @@ def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     raise AssertionError("the server was not ready in time")
 
 
-def ask(server: dict[str, Any], xargs: dict[str, Any] | None, seed: int = 1) -> list[int]:
-    """The token ids of an answer about a picture."""
+def ask(server: dict[str, Any], xargs: dict[str, Any] | None, seed: int = 1, pictures: int = 1) -> list[int]:
+    """The token ids of an answer about a picture, or about several copies of it."""
     buffer = io.BytesIO()
     families.picture(seed).save(buffer, "PNG")
     uri = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-    content = [{"type": "image_url", "image_url": {"url": uri}}, {"type": "text", "text": TEXT}]
+    content = [*[{"type": "image_url", "image_url": {"url": uri}}] * pictures, {"type": "text", "text": TEXT}]
     answer = server["client"].chat.completions.create(
         model="tiny",
         messages=[{"role": "user", "content": content}],
@@ -117,3 +121,29 @@ def test_bad_settings_are_a_400_with_a_sentence_and_the_server_lives_on(
     with pytest.raises(openai.BadRequestError, match=part):
         ask(server, {"revisit": value})
     assert ask(server, {"revisit": '{"alpha": 1e-3}'}) == expected(server, ReVisiT(alpha=1e-3))
+
+
+def test_images_that_can_never_fit_are_a_400_while_others_finish(server: dict[str, Any]) -> None:
+    settings = {"revisit": '{"alpha": 1e-3}'}
+    with ThreadPoolExecutor(24) as pool:
+        others = [pool.submit(ask, server, settings, seed=i % 5) for i in range(20)]
+        large = pool.submit(ask, server, settings, pictures=9)
+        plain = pool.submit(ask, server, None, pictures=9)
+        with pytest.raises(
+            openai.BadRequestError, match=r"144 states, and this server has room for 128.*REVISIT_VLLM_POOL_MB"
+        ):
+            large.result()
+        assert len(plain.result()) == 10  # without ReVisiT the same pictures are welcome
+        for i, other in enumerate(others):
+            assert other.result() == expected(server, ReVisiT(alpha=1e-3), seed=i % 5)
+
+
+def test_an_error_inside_one_request_leaves_the_engine_alive(server: dict[str, Any]) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        others = [pool.submit(ask, server, {"revisit": '{"alpha": 1e-3}'}, seed=i) for i in range(4)]
+        broken = pool.submit(ask, server, {"revisit": json.dumps({"alpha": BREAKS})})
+        with pytest.raises(openai.InternalServerError):
+            broken.result()
+        for i, other in enumerate(others):
+            assert other.result() == expected(server, ReVisiT(alpha=1e-3), seed=i)
+    assert ask(server, {"revisit": 1}) == expected(server, ReVisiT())

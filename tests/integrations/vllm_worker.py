@@ -66,7 +66,7 @@ def count_preemptions(scheduler: Any) -> list[str]:
 
 
 def run_engine(job: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
-    """All requests of one engine at once, and what the plug-in held and did afterwards."""
+    """All requests of one engine, in so many rounds, and what the plug-in held and did afterwards."""
     from vllm import LLM
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
@@ -80,7 +80,7 @@ def run_engine(job: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
         enforce_eager=True,
         seed=0,
         limit_mm_per_prompt={"image": 2},
-        **({"logits_processors": ["revisit.integrations.vllm:V1"]} if plugged else {}),
+        **({"logits_processors": engine.get("processors", ["revisit.integrations.vllm:V1"])} if plugged else {}),
         **{"max_model_len": 512, **engine["options"]},
     )
     started = time.perf_counter() - began
@@ -88,9 +88,14 @@ def run_engine(job: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
     preempted = count_preemptions(core.scheduler)
     requests = engine["requests"]
     began = time.perf_counter()
-    outputs = llm.generate(
-        [prompt(r, job["place"]) for r in requests], [parameters(r, plugged) for r in requests], use_tqdm=False
-    )
+    outputs, memory = [], []
+    size = -(-len(requests) // engine.get("rounds", 1))
+    for part in (requests[i : i + size] for i in range(0, len(requests), size)):
+        outputs += llm.generate(
+            [prompt(r, job["place"]) for r in part], [parameters(r, plugged) for r in part], use_tqdm=False
+        )
+        gc.collect()
+        memory.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
     seconds = time.perf_counter() - began
     rows = [
         {
@@ -111,6 +116,7 @@ def run_engine(job: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
         "started": started,
         "seconds": seconds,
         "preemptions": len(preempted),
+        "memory": memory,
     }
     if plugged:
         worker = core.model_executor.driver_worker.worker.model_runner.get_model().revisit

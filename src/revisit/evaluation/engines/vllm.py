@@ -14,7 +14,6 @@ from revisit.errors import RevisitError, need
 from revisit.evaluation.engines.base import Answer, BadImage, Engine, Job, Outcome, decode_images
 
 TOGETHER = 128  # jobs handed to vLLM at once; it cuts its own batches
-PROCESSORS = {False: "revisit.integrations.vllm:V1", True: "revisit.integrations.vllm:V2"}
 
 
 class VllmEngine(Engine):
@@ -48,17 +47,8 @@ class VllmEngine(Engine):
             resolve(self.name),
             dtype=self.dtype,
             trust_remote_code=self.trust_remote_code,
-            logits_processors=[self._processor()],
             **self.options,
         )
-
-    def _processor(self) -> str:
-        """The adapter for the runner that vLLM will use: the second on GPUs, unless its switch says otherwise."""
-        import vllm.envs
-        from vllm.platforms import current_platform
-
-        switch = vllm.envs.VLLM_USE_V2_MODEL_RUNNER
-        return PROCESSORS[bool(current_platform.is_cuda_alike() if switch is None else switch)]
 
     @cached_property
     def processor(self) -> Any:
@@ -133,7 +123,17 @@ class VllmEngine(Engine):
             )
             for job, images in good
         ]
-        outputs = self.llm.generate([self._prompt(job, images) for job, images in good], parameters, use_tqdm=False)
+        try:
+            outputs = self.llm.generate([self._prompt(job, images) for job, images in good], parameters, use_tqdm=False)
+        except VLLMValidationError as error:
+            raise RevisitError(str(error)) from error
+        failed = [
+            job.id for (job, _), output in zip(good, outputs, strict=True) if output.outputs[0].finish_reason == "error"
+        ]
+        if failed:
+            raise RevisitError(
+                f"vLLM ended {len(failed)} of {len(good)} items with an error, {failed[0]} first; its log says why."
+            )
         tokens = [tuple(output.outputs[0].token_ids) for output in outputs]
         for (job, _), output, row, text in zip(
             good, outputs, tokens, decode_texts(self.processor, tokens), strict=True

@@ -15,6 +15,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from revisit.errors import RevisitError
 from revisit.integrations.vllm.plan import Plan, make_plan
 from revisit.integrations.vllm.request import admit, parse
 
@@ -49,16 +50,20 @@ def plan_of(owner: Any) -> Plan:
 
 
 def refusing(process_inputs: Callable[..., Any]) -> Callable[..., Any]:
-    """Requests with bad settings, or that could never be held, are refused where they are admitted."""
+    """Requests with bad settings, or that could never be held, are refused where they are admitted: a 400."""
 
     def process(self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
-        extra = getattr(params, "extra_args", None)
-        if extra:
-            admit(params)
-        request = process_inputs(self, request_id, prompt, params, *args, **kwargs)
-        method = parse(extra)
-        if method is not None:
-            plan_of(self).check_fit(method, request.prompt_token_ids or [])
+        from vllm.exceptions import VLLMValidationError
+
+        if not getattr(params, "extra_args", None):
+            return process_inputs(self, request_id, prompt, params, *args, **kwargs)
+        try:
+            method = admit(params)
+            request = process_inputs(self, request_id, prompt, params, *args, **kwargs)
+            if method is not None:
+                plan_of(self).check_fit(method, request.prompt_token_ids or [])
+        except RevisitError as error:
+            raise VLLMValidationError(str(error)) from error
         return request
 
     return process

@@ -59,9 +59,12 @@ class Plan:
 
 
 def make_plan(config: Any) -> Plan:
-    """The plan of a server, from vLLM's configuration."""
+    """The plan of a server, from vLLM's configuration; refuses models whose states would not be seen."""
     from vllm.platforms import current_platform
 
+    from revisit.integrations.vllm import check_model
+
+    check_model(config)
     model, scheduler = config.model_config, config.scheduler_config
     text = model.hf_text_config
     depth, tied = int(text.num_hidden_layers), bool(getattr(text, "tie_word_embeddings", False))
@@ -70,9 +73,9 @@ def make_plan(config: Any) -> Plan:
     states = len({*resolve_layers(collectable(), depth, tied), depth})  # of one vision token, at most
     most = scheduler.max_num_seqs * blocks_for(model.max_model_len * states)
     megabytes = settings.vllm_pool_mb()
-    blocks = min(most, (megabytes << 20) // (BLOCK * width * dtype.itemsize))
+    blocks = min(most, int(megabytes * 2**20 / (BLOCK * width * dtype.itemsize)))
     if not blocks:
         raise RevisitError(
-            f"{POOL_SWITCH}={megabytes} has no room for {BLOCK} vision states of width {width}; make it larger."
+            f"{POOL_SWITCH}={megabytes:g} has no room for {BLOCK} vision states of width {width}; make it larger."
         )
     return Plan(vision_token_ids(model.hf_config), depth, tied, width, dtype, blocks)

@@ -81,10 +81,10 @@ def check(method: ReVisiT, server: str | Sequence[int]) -> None:
     )
 
 
-def admit(sampling_params: Any) -> None:
-    """Check a request's settings; an opted-in request reads no cached prefix, because that would skip its image."""
+def admit(sampling_params: Any) -> ReVisiT | None:
+    """A request's settings, checked; an opted-in request reads no cached prefix, because that would skip its image."""
     method = parse(sampling_params.extra_args)
-    if method is None:
-        return
-    check(method, collectable())
-    sampling_params.skip_reading_prefix_cache = True
+    if method is not None:
+        check(method, collectable())
+        sampling_params.skip_reading_prefix_cache = True
+    return method
