@@ -280,7 +280,7 @@ def throughput(options: argparse.Namespace) -> dict[str, Any]:
             enforce_eager=True,
             max_model_len=512,
             max_num_seqs=16,
-            logits_processors=["revisit.integrations.vllm:V1"],
+            enable_prefix_caching=False,  # every round sends the same prompts
         )
         images = [picture(i) for i in range(count)]
         texts = [f"<image>\n{i} What is in the picture?" for i in range(count)]

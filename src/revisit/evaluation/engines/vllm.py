@@ -123,17 +123,7 @@ class VllmEngine(Engine):
             )
             for job, images in good
         ]
-        try:
-            outputs = self.llm.generate([self._prompt(job, images) for job, images in good], parameters, use_tqdm=False)
-        except VLLMValidationError as error:
-            raise RevisitError(str(error)) from error
-        failed = [
-            job.id for (job, _), output in zip(good, outputs, strict=True) if output.outputs[0].finish_reason == "error"
-        ]
-        if failed:
-            raise RevisitError(
-                f"vLLM ended {len(failed)} of {len(good)} items with an error, {failed[0]} first; its log says why."
-            )
+        outputs = self._generate(good, parameters)
         tokens = [tuple(output.outputs[0].token_ids) for output in outputs]
         for (job, _), output, row, text in zip(
             good, outputs, tokens, decode_texts(self.processor, tokens), strict=True
@@ -141,6 +131,22 @@ class VllmEngine(Engine):
             finish = output.outputs[0].finish_reason or "length"
             outcomes.append(Outcome(job, Answer(text, row, {"steps": len(row)}, finish=finish)))
         return outcomes
+
+    def _generate(self, good: Sequence[tuple[Job, list[Any]]], parameters: list[Any]) -> list[Any]:
+        """vLLM's outputs, one per job; half an answer is none."""
+        from vllm.exceptions import VLLMValidationError
+
+        try:
+            outputs = self.llm.generate([self._prompt(job, images) for job, images in good], parameters, use_tqdm=False)
+        except VLLMValidationError as error:
+            raise RevisitError(str(error)) from error
+        ends = [output.outputs[0].finish_reason for output in outputs]
+        failed = [job.id for (job, _), end in zip(good, ends, strict=True) if end == "error"]
+        if failed:
+            raise RevisitError(
+                f"vLLM ended {len(failed)} of {len(good)} items with an error, {failed[0]} first; its log says why."
+            )
+        return list(outputs)
 
     def _prompt(self, job: Job, images: list[Any]) -> dict[str, Any]:
         from revisit.models.prompts import chat_text
