@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,9 @@ ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
 sys.path.insert(0, str(ROOT / "tests"))
 
+import recorded_language  # noqa: E402
+from http_files import FileServer  # noqa: E402
+
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
@@ -30,6 +34,22 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("the reference material (../shared) is not here")  # honest: these tests compare with it
     return SHARED
+
+
+@pytest.fixture(scope="module")
+def nltk_data() -> Iterator[None]:
+    """NLTK with its data, where it is; elsewhere what it gave for the sentences of these tests, as recorded."""
+    with pytest.MonkeyPatch.context() as patch:
+        recorded_language.provide(patch, SHARED / "data" / "nltk_data")
+        yield
+
+
+@pytest.fixture
+def file_server() -> Iterator[FileServer]:
+    """A file server on the loopback."""
+    server = FileServer()
+    yield server
+    server.close()
 
 
 # A busy machine is slow at times, which says nothing about the code.

@@ -19,6 +19,12 @@ class Interrupted(RevisitError):
     status = 130
 
 
+class Incomplete(RevisitError):
+    """The command did what it could and left something out."""
+
+    status = 3
+
+
 # Packages that only some commands need -> the extra that brings them.
 EXTRAS = {
     **dict.fromkeys(("nltk", "scipy", "statsmodels", "matplotlib"), "eval"),

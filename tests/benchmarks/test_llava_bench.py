@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -31,19 +32,31 @@ def test_scores_per_category():
     assert "could not be read" in scores.notes[0]
 
 
-def test_official_files_without_a_judge(shared_data):
+def _folder(root: Path) -> Path:
+    folder = root / "llava_bench"
+    folder.mkdir()
+    kinds = ("conv", "detail", "complex")
+    questions = [
+        {"question_id": n, "image": "001.jpg", "text": f"What {n}?", "category": k} for n, k in enumerate(kinds)
+    ]
+    references = [{"question_id": n, "text": f"Reference {n}."} for n in range(3)]
+    context = [{"id": "001", "image": "001.jpg", "caption": "A harbor at noon."}]
+    for name, rows in zip(llava_bench.FILES, (questions, context, references), strict=True):
+        (folder / name).write_text("\n".join(map(json.dumps, rows)))
+    return root
+
+
+def test_without_a_judge(tmp_path: Path):
     bench = get("llava_bench")
-    items = bench.load(shared_data)
-    assert len(items) == 60
-    assert [sum(i.meta["category"] == c for i in items) for c in ("conv", "detail", "complex")] == [17, 15, 28]
+    items = bench.load(_folder(tmp_path))
     scores = bench.score(items, {item.id: "three words here" for item in items})
     assert scores.metrics == {"words": 3.0}
     assert "Not judged" in scores.notes[0]
 
 
-def test_model_judge(shared_data, stub_judge, tmp_path: Path):
+def test_model_judge(stub_judge, tmp_path: Path):
     bench = get("llava_bench", judge="model", judge_url=stub_judge.url, judge_cache=str(tmp_path / "c.jsonl"))
-    items = bench.load(shared_data)[:2]
+    items = bench.load(_folder(tmp_path))[:2]
     stub_judge.replies = ["8 4\nbecause", "10 5"]
     scores = bench.score(items, {item.id: "An answer." for item in items})
     assert scores.metrics["all"] == 50.0

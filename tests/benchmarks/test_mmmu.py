@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from golden_files import golden
 from revisit.benchmarks import get, mmmu
 from revisit.benchmarks.base import ratio
 from revisit.benchmarks.io.answers import Answer
@@ -15,7 +16,7 @@ from revisit.benchmarks.io.files import Record
 from revisit.errors import RevisitError
 
 
-def test_every_golden_choice(golden):
+def test_every_golden_choice():
     for case in golden("mmmu")["mc"]:
         response, options = case["response"], case["options"]
         read = mmmu.read_choice(response, options)
@@ -28,7 +29,7 @@ def _stored(reading: str | float) -> str:
     return f"float:{reading}" if isinstance(reading, float) and not math.isfinite(reading) else reading
 
 
-def test_every_golden_open_answer(golden):
+def test_every_golden_open_answer():
     cases = golden("mmmu")
     for case in cases["open"] + cases["eval_open"]:
         readings = mmmu.parse_open(case["response"])
@@ -37,7 +38,7 @@ def test_every_golden_open_answer(golden):
         assert mmmu.open_is_correct(case["gold"], mmmu.parse_open(case["response"])) == case["correct"], case
 
 
-def test_seeded_guesses(golden):
+def test_seeded_guesses():
     guess = mmmu.seeded_guess()
     assert [guess("ABCD") for _ in range(20)] == golden("mmmu")["rng_seed42"]["n4"]
     guess = mmmu.seeded_guess()
@@ -46,44 +47,16 @@ def test_seeded_guesses(golden):
     assert [mmmu.parse_multiple_choice("?", options, guess) for _ in range(3)] == first
 
 
-def _example(shared_data: Path, model: str) -> list[dict]:
-    folder = shared_data / "mmmu/example_outputs" / model
-    return [row for subject in mmmu.SUBJECTS for row in json.loads((folder / subject / "output.json").read_text())]
-
-
-def test_published_totals(golden, shared_data):
-    for model, want in golden("mmmu")["end_to_end"].items():
-        rows = _example(shared_data, model)
-        questions = [mmmu.question(row) for row in rows]
-        scores = mmmu.score_responses(questions, {row["id"]: row["response"] for row in rows})
-        assert scores.metrics["micro"] == pytest.approx(want["micro"], abs=1e-9)
-        assert scores.metrics["macro"] == pytest.approx(want["macro"], abs=1e-9)
-        for subject, part in want["parse_and_eval_per_subject"].items():
-            assert scores.metrics[f"{subject}/accuracy"] == pytest.approx(part["acc"], abs=1e-9)
-        for item, judged in want["judge"].items():
-            assert scores.per_item["micro"][item][0] == (judged["judge"] == "Correct"), item
-        for name, units in scores.per_item.items():
-            assert ratio(units.values()) == pytest.approx(scores.metrics[name])
-
-
-def test_published_letters_alone(golden, shared_data):
-    truth = json.loads((shared_data / "mmmu/answer_dict_val.json").read_text())
-    questions = [mmmu.question(row, item) for item, row in truth.items()]
-    for model, want in golden("mmmu")["end_to_end"].items():
-        path = shared_data / "mmmu/example_outputs" / model / "total_val_output.json"
-        scores = mmmu.score_responses(questions, json.loads(path.read_text()))
-        for name, part in want["eval_only"].items():
-            metric = "micro" if name == "Overall" else f"{name.removeprefix('Overall-')}/accuracy"
-            assert round(scores.metrics[metric], 3) == part["acc"], name
-        assert "compared as letters" in scores.notes[0]
-
-
-def test_tables_hold_the_published_facts(shared_data):
-    tables = json.loads((shared_data / "mmmu/mmmu_tables.json").read_text())
-    assert list(mmmu.SUBJECTS) == tables["subjects_in_scoring_order"]
-    assert {k: list(v) for k, v in mmmu.DOMAINS.items()} == tables["domains"]
-    assert tables["paper_items_per_subject_after_multi_image_filter"] == mmmu.SINGLE_IMAGE_COUNTS
-    assert sum(mmmu.SINGLE_IMAGE_COUNTS.values()) == 857
+def test_golden_run():
+    run = golden("mmmu")["run"]
+    questions = [mmmu.question(row) for row in run["items"]]
+    scores = mmmu.score_responses(questions, {row["id"]: row["response"] for row in run["items"]})
+    assert {item: bool(n) for item, (n, _) in scores.per_item["micro"].items()} == run["correct"]
+    for subject, accuracy in run["accuracy"].items():
+        assert scores.metrics[f"{subject}/accuracy"] == pytest.approx(accuracy, abs=1e-12)
+    assert scores.metrics["micro"] == pytest.approx(sum(run["correct"].values()) / len(questions))
+    for name, units in scores.per_item.items():
+        assert ratio(units.values()) == pytest.approx(scores.metrics[name])
 
 
 def test_guesses_follow_the_scoring_order():

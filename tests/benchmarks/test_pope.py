@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from golden_files import golden
 from revisit.benchmarks import get, pope
 from revisit.benchmarks.base import ratio
 from revisit.errors import RevisitError
 
 
-def test_every_golden_answer(golden):
+def test_every_golden_answer():
     cases = golden("pope")["cases"]
     for case in cases:
         text = case["answer"]
@@ -22,10 +23,20 @@ def test_every_golden_answer(golden):
         assert (pope.parse_vcd(text, "yes") == "yes") == case["vcd_correct_if_label_yes"], text
         assert (pope.parse_vcd(text, "no") == "no") == case["vcd_correct_if_label_no"], text
         assert pope.parse_harness(text) == case["lmms_eval_pred"], text
-        for label in ("yes", "no"):
-            assert (pope.parse_harness(text) == label) == case[f"lmms_eval_correct_if_{label}"], text
         assert pope.parse_vlmevalkit(text).capitalize() == case["vlmevalkit"], text
-    assert len(cases) > 200
+    assert len(cases) > 150
+
+
+def test_golden_metrics():
+    found = golden("pope")
+    for case in found["metrics"]:
+        rows = [
+            (str(n), found["said"][said], {"y": "yes", "n": "no"}[label])
+            for n, (said, label) in enumerate(zip(case["answers"], case["labels"], strict=True))
+        ]
+        scores = pope.score_answers(rows)
+        assert [scores.counts[kind] for kind in ("TP", "FP", "TN", "FN")] == case["counts"]
+        assert scores.metrics == {name: case[name] for name in ("accuracy", "precision", "recall", "F1", "yes_ratio")}
 
 
 def test_metrics_by_hand():
@@ -74,22 +85,37 @@ def test_mean_over_settings_is_plain():
     assert ratio(scores.per_item["yes_ratio"].values()) == pytest.approx(scores.metrics["yes_ratio"])
 
 
-def test_all_nine_official_files(shared_data):
-    items = get("pope").load(shared_data)
-    assert len(items) == 27000
+def _nine_settings(root: Path) -> Path:
+    """All nine files with six questions each, in the two official layouts."""
+    (root / "pope").mkdir()
+    for setting in pope.Pope.all_settings:
+        source, kind = setting.split("_")
+        image = "COCO_val2014_000000000007.jpg" if source != "gqa" else "2400007.jpg"
+        rows = [
+            {"question_id": n, "image": image, "text": f"Is there a thing {n} in the image?", "label": label}
+            for n, label in enumerate(("yes", "no") * 3, 1)
+        ]
+        if source == "coco":
+            (root / f"pope/coco_pope_{kind}.json").write_text("\n".join(map(json.dumps, rows)))
+        else:
+            (root / f"pope/{source}_pope_seem_{kind}.json").write_text(json.dumps(rows, indent=2))
+    return root
+
+
+def test_all_nine_settings(tmp_path: Path):
+    items = get("pope").load(_nine_settings(tmp_path))
+    assert len(items) == 54
     assert {item.meta["setting"] for item in items} == set(pope.Pope.all_settings)
-    assert sum(item.meta["label"] == "yes" for item in items) == 13500
-    answers = {item.id: "Yes" for item in items}
-    scores = get("pope").score(items, answers)
+    scores = get("pope").score(items, {item.id: "Yes" for item in items})
     assert scores.metrics["accuracy"] == pytest.approx(0.5)
     assert scores.metrics["F1"] == pytest.approx(2 / 3)
 
 
-def test_options(shared_data):
+def test_options(tmp_path: Path):
     bench = get("pope", settings="coco_random,gqa_popular", parser="opera", suffix="one-word")
     assert bench.version == "pope-opera-1"
-    items = bench.load(shared_data)
-    assert len(items) == 6000
+    items = bench.load(_nine_settings(tmp_path))
+    assert len(items) == 12
     assert items[0].id == "coco_random/1"
     assert items[0].prompt.endswith("in the image? Please answer this question with one word.")
     assert items[-1].images[0].parent.name == "gqa"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -10,17 +11,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from golden_files import golden
 from revisit.benchmarks import pope
 from revisit.cli.main import app
 from revisit.errors import RevisitError
 
-SHARED = Path(__file__).resolve().parents[2].parent / "shared"
-needs_data = pytest.mark.skipif(not SHARED.is_dir(), reason=f"published data files are not at {SHARED}")
-
-
-@pytest.fixture(autouse=True)
-def nltk_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NLTK_DATA", str(SHARED / "data/nltk_data"))
+pytestmark = pytest.mark.usefixtures("nltk_data")
 
 
 def run(*arguments: Any) -> str:
@@ -41,7 +37,6 @@ def lines(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-@needs_data
 def test_chair_with_a_map(tmp_path: Path):
     captions = lines(
         tmp_path / "c.jsonl", [{"image_id": 1, "caption": "A dog and a cat."}, {"image_id": 1, "caption": "A dog."}]
@@ -55,7 +50,6 @@ def test_chair_with_a_map(tmp_path: Path):
     assert "CHAIRi" in run("chair", captions, "--ground-truth", truth)
 
 
-@needs_data
 def test_chair_with_coco_files_and_a_stranger(tmp_path: Path):
     captions = lines(tmp_path / "c.jsonl", [{"image_id": 1, "caption": "A dog."}, {"image_id": 5, "caption": "A cat."}])
     instances = {
@@ -74,7 +68,6 @@ def test_chair_with_coco_files_and_a_stranger(tmp_path: Path):
     assert "None of the images is in the ground truth" in result["notes"][0]
 
 
-@needs_data
 def test_chair_from_lmms_eval_samples(tmp_path: Path):
     row = {
         "doc_id": 0,
@@ -85,11 +78,19 @@ def test_chair_from_lmms_eval_samples(tmp_path: Path):
     assert numbers("chair", lines(tmp_path / "s.jsonl", [row]))["metrics"]["CHAIRi"] == 1.0
 
 
-@needs_data
 @pytest.mark.parametrize("parser", ["official", "vcd", "opera", "harness"])
 def test_pope_with_the_official_questions(tmp_path: Path, parser: str):
-    questions = SHARED / "data/pope/aokvqa_pope_seem_popular.json"  # a pretty-printed array
-    rows = json.loads(questions.read_text())
+    rows = [
+        {
+            "question_id": n,
+            "image": "a.jpg",
+            "text": f"Is there a thing {n} in the image?",
+            "label": "no" if n % 3 else "yes",
+        }
+        for n in range(1, 61)
+    ]
+    questions = tmp_path / "aokvqa_pope_seem_popular.json"
+    questions.write_text(json.dumps(rows, indent=1))  # a pretty-printed array, as published
     said = ["Yes", "No, there is not.", "no", "I do not know"]
     texts = [said[n % 4] for n in range(len(rows))]
     keyed = [{"question_id": r["question_id"], "text": t} for r, t in zip(rows, texts, strict=True)]
@@ -138,50 +139,50 @@ def test_repope_takes_answers_to_all_of_pope(tmp_path: Path):
     assert result["metrics"]["precision"] is None  # undefined, and so not a number
 
 
-@needs_data
 def test_vqav2_must_be_complete(tmp_path: Path):
-    annotations = SHARED / "data/vqav2/vqa_v2_train2014_subset2962_annotations.json.gz"
-    import gzip
-
-    notes = json.loads(gzip.decompress(annotations.read_bytes()))["annotations"]
-    results = tmp_path / "r.json"
-    results.write_text(json.dumps([{"question_id": n["question_id"], "answer": "yes"} for n in notes]))
-    result = numbers("vqav2", results, "--annotations", annotations)
-    assert result["items"] == 2962
-    assert 20 < result["metrics"]["accuracy"] < 40
-    results.write_text(json.dumps([{"question_id": n["question_id"], "answer": "yes"} for n in notes[:10]]))
-    with pytest.raises(RevisitError, match="2952 of 2962 items have no answer"):
-        run("vqav2", results, "--annotations", annotations)
-    part = numbers("vqav2", results, "--annotations", annotations, "--subset")
+    cases = golden("vqav2")["cases"]
+    notes = [{"question_id": n, "answers": [{"answer": a} for a in case["answers"]]} for n, case in enumerate(cases)]
+    annotations = tmp_path / "annotations.json.gz"
+    annotations.write_bytes(gzip.compress(json.dumps({"annotations": notes}).encode()))
+    answers = [{"question_id": n, "answer": case["prediction"]} for n, case in enumerate(cases)]
+    result = numbers("vqav2", written(tmp_path / "r.json", answers), "--annotations", annotations)
+    assert result["items"] == len(cases)
+    assert result["metrics"]["accuracy"] == pytest.approx(100 * sum(c["official_acc"] for c in cases) / len(cases))
+    some = written(tmp_path / "some.json", answers[:10])
+    with pytest.raises(RevisitError, match=f"{len(cases) - 10} of {len(cases)} items have no answer"):
+        run("vqav2", some, "--annotations", annotations)
+    part = numbers("vqav2", some, "--annotations", annotations, "--subset")
     assert part["items"] == 10
-    assert part["notes"] == ["Scored the 10 answered of 2962 items."]
+    assert part["notes"] == [f"Scored the 10 answered of {len(cases)} items."]
 
 
-@needs_data
-def test_mmmu_both_ways():
-    examples = SHARED / "data/mmmu/example_outputs/llava1.5_13b"
-    golden = json.loads((SHARED / "golden/mmmu.json").read_text())["end_to_end"]["llava1.5_13b"]
-    parsed = numbers("mmmu", examples)
-    assert parsed["metrics"]["micro"] == pytest.approx(golden["micro"], abs=1e-9)
-    letters = numbers(
-        "mmmu", examples / "total_val_output.json", "--answers", SHARED / "data/mmmu/answer_dict_val.json"
-    )
-    assert round(letters["metrics"]["micro"], 3) == golden["eval_only"]["Overall"]["acc"]
+def test_mmmu_both_ways(tmp_path: Path):
+    run_ = golden("mmmu")["run"]
+    share = sum(run_["correct"].values()) / len(run_["items"])
+    for row in run_["items"]:
+        folder = tmp_path / "outputs" / row["id"].split("_")[1]
+        folder.mkdir(parents=True, exist_ok=True)
+        earlier = json.loads((folder / "output.json").read_text()) if (folder / "output.json").exists() else []
+        (folder / "output.json").write_text(json.dumps([*earlier, row]))
+    # folders are read in the order of their names, guesses are drawn in the official order of subjects
+    assert numbers("mmmu", tmp_path / "outputs")["metrics"]["micro"] == pytest.approx(share)
+    gold = {r["id"]: {"question_type": r["question_type"], "ground_truth": r["answer"]} for r in run_["items"]}
+    said = written(tmp_path / "total_val_output.json", {key: row["ground_truth"] for key, row in gold.items()})
+    letters = numbers("mmmu", said, "--answers", written(tmp_path / "answer_dict_val.json", gold))
+    assert letters["metrics"]["micro"] == 1.0
+    assert "compared as letters" in letters["notes"][0]
 
 
-@needs_data
 def test_hallusionbench_by_rule_by_label_and_from_a_map(tmp_path: Path):
-    rows = json.loads((SHARED / "data/hallusionbench/HallusionBench.json").read_text())
-    labels = json.loads((SHARED / "golden/hallusionbench.json").read_text())["sets"]["random_50"]
-    want = labels["official"]["all"]
-    key = lambda r: "_".join(r[k] for k in ("category", "subcategory", "set_id", "figure_id", "question_id"))  # noqa: E731
-    judged = tmp_path / "judged.json"
-    judged.write_text(
-        json.dumps([r | {"model_prediction": "x", "gpt4v_output_gpt_check": labels["labels"][key(r)]} for r in rows])
-    )
-    given = tmp_path / "labels.json"
-    given.write_text(json.dumps(labels["labels"]))
-    questions = SHARED / "data/hallusionbench/HallusionBench.json"
+    found = golden("hallusionbench")
+    names = ("category", "subcategory", "set_id", "figure_id", "question_id", "visual_input", "gt_answer")
+    rows = [dict(zip(names, row, strict=True)) for row in found["rows"]]
+    labels, want = found["sets"][1]["labels"], found["sets"][1]["official"]["all"]
+    pairs = list(zip(rows, labels, strict=True))
+    entries = [r | {"model_prediction": "x", "gpt4v_output_gpt_check": label} for r, label in pairs]
+    judged = written(tmp_path / "judged.json", entries)
+    given = written(tmp_path / "labels.json", {"_".join([r[k] for k in names[:5]]): label for r, label in pairs})
+    questions = written(tmp_path / "HallusionBench.json", rows)
     for result in (numbers("hallusionbench", judged), numbers("hallusionbench", given, "--questions", questions)):
         assert result["version"] == "hallusionbench-labels-1"
         for name in ("qAcc", "fAcc", "aAcc", "easy_aAcc", "hard_aAcc"):
@@ -189,10 +190,11 @@ def test_hallusionbench_by_rule_by_label_and_from_a_map(tmp_path: Path):
     by_rule = numbers("hallusionbench", judged, "--judge", "rule")
     assert by_rule["version"] == "hallusionbench-rule-1"
     assert by_rule["metrics"]["VD/aAcc"] == 0.0
-    sample = SHARED / "data/hallusionbench/HallusionBench_result_sample.json"
+    bare = [{k: row[k] for k in names[:5]} | {"model_prediction": "Yes"} for row in rows[:7]]
+    sample = written(tmp_path / "sample.json", bare)
     with pytest.raises(RevisitError, match="give --questions"):
         run("hallusionbench", sample)
-    assert numbers("hallusionbench", sample, "--questions", questions, "--subset")["items"] == 254
+    assert numbers("hallusionbench", sample, "--questions", questions, "--subset")["items"] == 7
 
 
 def test_mme_result_folder(tmp_path: Path):
@@ -283,8 +285,6 @@ def test_a_form_nobody_thought_of_names_the_files(tmp_path: Path, monkeypatch: p
 
 
 def test_a_broken_archive(tmp_path: Path):
-    import gzip
-
     whole = gzip.compress(b"[{}]" * 1000)
     (tmp_path / "a.json.gz").write_bytes(whole[:20] + b"\xff" * 10 + whole[30:])
     with pytest.raises(RevisitError, match="cannot be read"):
@@ -309,7 +309,6 @@ def test_options_that_only_the_data_folder_can_serve_are_not_ignored(tmp_path: P
         )
 
 
-@needs_data
 def test_chair_of_a_list_of_images(tmp_path: Path):
     captions = lines(tmp_path / "c.jsonl", [{"image_id": n, "caption": "A dog."} for n in (1, 2)])
     truth = written(tmp_path / "gt.json", {"1": ["dog"], "2": []})

@@ -29,12 +29,12 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return requests
 
 
-def test_fetched_once(fetched: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fetched_once(fetched: list[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = resolve_data("hub", "pope", 5)
     assert first == tmp_path / "cache/hub-pope"
-    assert "Fetching pope from lmms-lab/POPE" in capsys.readouterr().err
+    assert "Fetching pope from lmms-lab/POPE" in caplog.text
     assert resolve_data("hub", "pope") == first
-    assert capsys.readouterr().err == ""
+    assert caplog.text == ""
     other = resolve_data("hub:me/POPE", "pope")
     assert other != first
     assert other.parent == first.parent

@@ -28,11 +28,23 @@ from revisit.benchmarks.base import (
 )
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer, align
+from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.pope import parse_vlmevalkit
 from revisit.benchmarks.registry import register
 from revisit.errors import RevisitError
 
 SOURCE = "https://github.com/junyangwang0410/AMBER (data/ and the pictures linked there)"
+# The published files at one commit, and the archive of pictures that its README links to.
+_FILES = "https://raw.githubusercontent.com/junyangwang0410/AMBER/534babf6bbfcce2e735c26289dedfb21cef3c939/data"
+_SHA256 = {
+    "annotations.json": "db22a436c4836fbb295e60b4e80d519573077579fb7032f01b193c1bd022b797",
+    "relation.json": "c4c1491e9bbc3209abc1888c12a1bf8413bdbab8a0d8be04b990a2e7680cf23e",
+    "safe_words.txt": "f92cf1123f4578a2630832fac3e6ac4de36212ea55859d3bed4fd233723f4043",
+    "query/query_all.json": "127680ae61f7d4a92d2f7f07a8deaec07f0689b194d2c7c0f41ead7bd2c5bcf5",
+}
+_PICTURES = (
+    "https://drive.usercontent.google.com/download?id=1MaCHgtupcZUjf007anNl4_MV0o4DjXvl&export=download&confirm=t"
+)
 THRESHOLD = 0.8
 # inference.py starts every denominator at this value; invisible at full size, kept so that printed digits agree.
 EPSILON = 0.001
@@ -242,9 +254,9 @@ class Amber(Benchmark):
         Metric("AMBER", "higher", 1, 1),
     )
 
-    by_hand: ClassVar[str] = (
-        "AMBER is not fetched from the hub: put the data folder of https://github.com/junyangwang0410/AMBER at "
-        "DIR/amber/data and the pictures that its README links to at DIR/amber/image."
+    license: ClassVar[str] = "Apache-2.0 (questions and annotations); the pictures as its README says"
+    downloads: ClassVar[tuple[Remote, ...]] = tuple(
+        Remote(f"amber/data/{name}", (f"{_FILES}/{name}",), sha256, 1_900_000) for name, sha256 in _SHA256.items()
     )
 
     def __post_init__(self) -> None:
@@ -275,6 +287,12 @@ class Amber(Benchmark):
                 image = files.find_image(home, row.need("image"), "image", "images")
                 items.append(Item(key, row.need("query"), (image,), notes[key]))
         return items
+
+    def pictures(self, data_dir: Path, limit: int | None = None) -> list[Remote]:
+        """One archive, of which only the pictures of the first items are kept."""
+        names = sorted({image.name for item in self.load(data_dir)[:limit] for image in item.images})
+        members = tuple(f"image/{name}" for name in names)
+        return [Remote("amber/image/pictures.zip", (_PICTURES,), size=1_000_000_000, members=members)]
 
     def _notes(self, annotations: list[Path]) -> dict[str, dict[str, Any]]:
         """Id -> what scoring needs, for the chosen part."""
@@ -318,9 +336,11 @@ class Amber(Benchmark):
             metrics["AMBER"] = (100 - metrics["CHAIR"] + metrics["F1"]) / 2
         per_item = {name: units for part in parts for name, units in part.per_item.items()}
         counts = {name: value for part in parts for name, value in part.counts.items()}
-        exact = captions and self.similarity == "exact"
-        note = ("Objects are matched by equal words only (similarity=exact), which is not the official rule.",)
-        return Scores(metrics, per_item, counts, note if exact else ())
+        notes = (language.version(),) if captions else ()
+        if captions and self.similarity == "exact":
+            exact = "Objects are matched by equal words only (similarity=exact), which is not the official rule."
+            notes = (exact, *notes)
+        return Scores(metrics, per_item, counts, notes)
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:

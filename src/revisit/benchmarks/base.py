@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from revisit.benchmarks.io.answers import Answer, align
+from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.io.files import Record, folder
 from revisit.errors import RevisitError, unknown
 
@@ -35,6 +36,17 @@ class HubDataset:
 def lmms(name: str) -> tuple[str, ...]:
     """lmms-eval's datasets moved from the first to the second owner in July 2026."""
     return (f"lmms-lab/{name}", f"lmms-lab-encoder/{name}")
+
+
+COCO_LICENSE = (
+    "annotations CC BY 4.0; the pictures have their Flickr authors' licenses (https://cocodataset.org/#termsofuse)"
+)
+PICTURE_SIZE = 200_000  # bytes, about, of a COCO or Visual Genome picture
+
+
+def coco_picture(name: str) -> tuple[str, ...]:
+    """The address of a picture of COCO 2014 (val2014 or train2014, as its name says)."""
+    return (f"http://images.cocodataset.org/{'train2014' if 'train2014' in name else 'val2014'}/{name}",)
 
 
 @dataclass(frozen=True)
@@ -113,7 +125,8 @@ class Benchmark:
     source: ClassVar[str] = "its authors"  # where they come from, as the end of a sentence
     needs_nltk: ClassVar[bool] = False  # whether scoring reads NLTK's data
     hub: ClassVar[HubDataset | None] = None  # where `revisit data get` finds it on the hub
-    by_hand: ClassVar[str] = ""  # what to download where no command can
+    downloads: ClassVar[tuple[Remote, ...]] = ()  # its annotation files on the authors' servers
+    license: ClassVar[str] = "see its authors' pages"  # of its data, shown when it is fetched
 
     def __init_subclass__(cls) -> None:
         if "title" not in vars(cls):
@@ -147,6 +160,18 @@ class Benchmark:
             raise RevisitError(f"{self.title} needs {self.truth}: one file, with the others beside it.")
         items = self.load(truth[0].parent)
         return items, align([item.id for item in items], answers, ("id", "question_id"))
+
+    def pictures(self, data_dir: Path, limit: int | None = None) -> list[Remote]:
+        """The pictures of the first `limit` items, to be downloaded once its annotation files are in `data_dir`."""
+        found = {image for item in self.load(data_dir)[:limit] for image in item.images}
+        return [
+            Remote(image.relative_to(data_dir).as_posix(), self.picture_urls(image), size=PICTURE_SIZE)
+            for image in sorted(found)
+        ]
+
+    def picture_urls(self, image: Path) -> tuple[str, ...]:
+        """Where a picture is on the authors' servers."""
+        return coco_picture(image.name)
 
     @classmethod
     def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:

@@ -20,10 +20,22 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from revisit.benchmarks import language
-from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers, ratio, require
+from revisit.benchmarks.base import (
+    COCO_LICENSE,
+    PICTURE_SIZE,
+    Benchmark,
+    Item,
+    Metric,
+    Scores,
+    check_answers,
+    coco_picture,
+    ratio,
+    require,
+)
 from revisit.benchmarks.chair_words import CATEGORIES, PAIRS, WORDS
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer
+from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.registry import register
 from revisit.errors import RevisitError, unknown
 
@@ -294,10 +306,15 @@ class Chair(Benchmark):
         Metric("Len", None, 100, 1),
     )
 
-    by_hand: ClassVar[str] = (
-        "CHAIR is not fetched from the hub: unpack the COCO 2014 validation pictures "
-        "(http://images.cocodataset.org/zips/val2014.zip) to DIR/val2014 and instances_val2014.json and "
-        "captions_val2014.json (http://images.cocodataset.org/annotations/annotations_trainval2014.zip) to DIR/annotations."
+    license: ClassVar[str] = COCO_LICENSE
+    downloads: ClassVar[tuple[Remote, ...]] = (
+        Remote(
+            "annotations/annotations_trainval2014.zip",
+            ("http://images.cocodataset.org/annotations/annotations_trainval2014.zip",),
+            sha256="031296bbc80c45a1d1f76bf9a90ead27e94e99ec629208449507a4917a3bf009",
+            size=252_872_794,
+            members=("annotations/instances_val2014.json", "annotations/captions_val2014.json"),
+        ),
     )
 
     @property
@@ -323,6 +340,11 @@ class Chair(Benchmark):
             image = files.find_image(data_dir, file, "val2014", "images")
             items.append(Item(str(i), PROMPT, (image,), {"ground_truth": sorted(truth.get(i, ()))}))
         return items
+
+    def pictures(self, data_dir: Path, limit: int | None = None) -> list[Remote]:
+        known = _pictures(self.files(data_dir))
+        names = [known[i] for i in self._choose(list(known))[:limit]]
+        return [Remote(f"val2014/{name}", coco_picture(name), size=PICTURE_SIZE) for name in names]
 
     def _choose(self, known: list[ImageId]) -> list[ImageId]:
         if self.ids == "all":
@@ -366,11 +388,12 @@ class Chair(Benchmark):
         check_answers(items, answers)
         scores = score_captions((item.id, answers[item.id], item.meta["ground_truth"]) for item in items)
         stray = [item.id for item in items if not item.meta.get("known", True)]
-        if not stray:
-            return scores
-        many = "None of the images is" if len(stray) == len(items) else f"{len(stray)} images are not"
-        note = f"{many} in the ground truth; all they mention counts as hallucinated (the first is {stray[0]})."
-        return replace(scores, notes=(*scores.notes, note))
+        notes = [*scores.notes, language.version()]
+        if stray:
+            many = "None of the images is" if len(stray) == len(items) else f"{len(stray)} images are not"
+            after = f"in the ground truth; all they mention counts as hallucinated (the first is {stray[0]})."
+            notes.insert(0, f"{many} {after}")
+        return replace(scores, notes=tuple(notes))
 
 
 def _carried(answers: list[Answer], keys: list[ImageId]) -> dict[ImageId, set[str]]:

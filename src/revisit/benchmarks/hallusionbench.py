@@ -211,6 +211,7 @@ class HallusionBench(Benchmark):
     title: ClassVar[str] = "HallusionBench"
     source: ClassVar[str] = SOURCE
     data_files: ClassVar[tuple[str, ...]] = ("HallusionBench.json",)
+    license: ClassVar[str] = "BSD-3-Clause"
     hub: ClassVar[HubDataset | None] = HubDataset(lmms("HallusionBench"), ("image", "non_image"), HUB_COLUMNS)
     max_new_tokens: ClassVar[int] = 128
     headline: ClassVar[str] = "aAcc"

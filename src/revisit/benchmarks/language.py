@@ -1,18 +1,43 @@
-"""NLTK's tokeniser, tagger and lemmatiser behind two functions, with its data found or asked for in one sentence."""
+"""NLTK's tokenizer, tagger and lemmatizer behind two functions, with its data found or asked for in one sentence.
+
+A CHAIR score depends on the version of NLTK and of its data, so `version` names both.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
+import shutil
+from pathlib import Path
 from typing import Any
 
 from revisit import settings
-from revisit.errors import RevisitError
+from revisit.benchmarks.io.download import Remote, fetch_all
+from revisit.benchmarks.io.drafts import drafting
+from revisit.errors import RevisitError, missing
 
+ADDRESS = "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages"
 # package -> where nltk.data looks for it
 PACKAGES = {
     "punkt_tab": "tokenizers/punkt_tab/english",
     "averaged_perceptron_tagger_eng": "taggers/averaged_perceptron_tagger_eng",
     "wordnet": "corpora/wordnet",
+}
+# package -> the files that decide, and the SHA-256 of their contents with which the official scorers were compared
+PINNED = {
+    "punkt_tab": (
+        ("abbrev_types.txt", "collocations.tab", "ortho_context.tab", "sent_starters.txt"),
+        "87b7437941fb4df13edcd8cad64ff370f548f8c3e9503a795e05bef42bf34bdc",
+    ),
+    "averaged_perceptron_tagger_eng": (
+        ("averaged_perceptron_tagger_eng.weights.json", "averaged_perceptron_tagger_eng.tagdict.json"),
+        "880d253fada7af64617ddaacbd01dfc97018709d76ca9dffb75d5f286d4e9513",
+    ),
+    "wordnet": (
+        ("index.noun", "index.verb", "index.adj", "index.adv", "noun.exc", "verb.exc", "adj.exc", "adv.exc"),
+        "2a2c4044227015a6b9b1c1c6864897c4a7dec32ce242e4b9f552d8852d70c031",
+    ),
 }
 
 
@@ -20,51 +45,104 @@ def _nltk() -> Any:
     try:
         import nltk
     except ImportError as error:
-        raise RevisitError("This rule needs NLTK: pip install 'revisit-decoding[eval]'.") from error
-    # NLTK reads NLTK_DATA once, at import; honour a value that was set later.
-    for place in reversed(settings.nltk_folders()):
+        raise missing("nltk") from error
+    # NLTK reads NLTK_DATA once, at import; honor a value that was set later, and what `revisit data get nltk` fetched.
+    for place in reversed([*settings.nltk_folders(), str(data_folder())]):
         if place not in nltk.data.path:
             nltk.data.path.insert(0, place)
     return nltk
 
 
-def _present(nltk: Any, resource: str) -> bool:
-    # A corpus may stay zipped; `find` opens "corpora/wordnet.zip/wordnet/" the way NLTK's own readers do.
-    name = resource.rsplit("/", 1)[-1]
-    for candidate in (resource, f"{resource}.zip/{name}/"):
+def data_folder() -> Path:
+    """Where `revisit data get nltk` puts the data unless told otherwise."""
+    return settings.cache_folder() / "nltk_data"
+
+
+def _find(nltk: Any, package: str) -> Any:
+    """The place of a package's data, or None; a corpus may stay zipped."""
+    resource = PACKAGES[package]
+    for candidate in (resource, f"{resource}.zip/{package}/"):
         try:
-            nltk.data.find(candidate)
-            return True
+            return nltk.data.find(candidate)
         except LookupError:
             continue
-    return False
+    return None
 
 
 def missing_packages() -> list[str]:
     """The NLTK data packages that cannot be found on this machine."""
     nltk = _nltk()
-    return [package for package, resource in PACKAGES.items() if not _present(nltk, resource)]
+    return [package for package in PACKAGES if _find(nltk, package) is None]
 
 
 def require_data() -> None:
     """Raises the sentence that says which NLTK data is missing and how to get it."""
-    missing = missing_packages()
-    if missing:
+    if absent := missing_packages():
         raise RevisitError(
-            f"NLTK data not found: {', '.join(missing)}. Run `python -m nltk.downloader {' '.join(missing)}`, or set NLTK_DATA to "
-            "the folder that has it (`revisit score` can fetch it, with --download-nltk)."
+            f"NLTK data not found: {', '.join(absent)}. Run `revisit data get nltk`, or set NLTK_DATA to the folder that has it."
         )
 
 
-def download_data() -> list[str]:
-    """Fetches what is missing with NLTK's own downloader (into NLTK's default place) and names it."""
+def get_data(folder: Path, source: str | None = None) -> dict[str, Any]:
+    """Fetches the data into `folder`, all of it or nothing, and says what it is.
+
+    `source`: a folder that has the data, or the address of a copy of NLTK's packages; NLTK's own if not given.
+    """
+    _nltk()
+    folder = folder.expanduser().resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if folder.is_dir() and all((folder / place).exists() for place in PACKAGES.values()):
+            return {"folder": str(folder), "version": version()}
+        raise RevisitError(f"{folder} is not empty and does not hold NLTK's data; name a new folder.")
+    with drafting(folder) as out:
+        if source is not None and Path(source).expanduser().is_dir():
+            _copy(Path(source).expanduser(), out.root)
+        else:
+            address = (source or ADDRESS).rstrip("/")
+            archives = [f"{place}.zip" for place in _folders()]
+            fetch_all([Remote(a, (f"{address}/{a}",), size=11_000_000, unpack=True) for a in archives], out.root)
+    _tools.cache_clear()
+    return {"folder": str(folder), "version": version()}
+
+
+def _folders() -> list[str]:
+    """Each package's folder below an NLTK data folder."""
+    return [f"{place.split('/')[0]}/{package}" for package, place in PACKAGES.items()]
+
+
+def _copy(source: Path, folder: Path) -> None:
+    for place in _folders():
+        if (source / place).is_dir():
+            shutil.copytree(source / place, folder / place)
+        elif (source / f"{place}.zip").is_file():
+            shutil.unpack_archive(source / f"{place}.zip", (folder / place).parent)
+        else:
+            raise RevisitError(f"{source} has no {place}; it needs {', '.join(PACKAGES)}.")
+
+
+@functools.cache
+def version() -> str:
+    """NLTK and its data, as a score names them: what was compared with the official scorers, or what differs from it."""
     nltk = _nltk()
-    missing = missing_packages()
-    for package in missing:
-        if not nltk.download(package, quiet=True):
-            raise RevisitError(f"NLTK could not download {package!r}; check the network, or set NLTK_DATA to a copy.")
-    require_data()
-    return missing
+    other = [package for package in PACKAGES if _digest(nltk, package) != PINNED[package][1]]
+    if not other:
+        return f"Words by NLTK {nltk.__version__}, with the data that the official scorers were compared with."
+    return (
+        f"Words by NLTK {nltk.__version__}, with other data than the official scorers were compared with "
+        f"({', '.join(other)}); numbers may differ in the last digits."
+    )
+
+
+def _digest(nltk: Any, package: str) -> str:
+    place = _find(nltk, package)
+    found = hashlib.sha256()
+    for name in PINNED[package][0]:
+        try:
+            with contextlib.closing(place.join(name).open()) as file:
+                found.update(file.read())
+        except (OSError, AttributeError):
+            return "incomplete"
+    return found.hexdigest()
 
 
 @functools.cache

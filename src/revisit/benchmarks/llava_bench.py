@@ -121,6 +121,7 @@ class LlavaBench(Benchmark):
     title: ClassVar[str] = "LLaVA-Bench"
     source: ClassVar[str] = SOURCE
     data_files: ClassVar[tuple[str, ...]] = FILES
+    license: ClassVar[str] = "Apache-2.0 (hub dataset's card)"
     hub: ClassVar[HubDataset | None] = HubDataset(
         lmms("llava-bench-in-the-wild"),
         ("train",),

@@ -84,6 +84,7 @@ class MME(Benchmark):
     name: ClassVar[str] = "mme"
     title: ClassVar[str] = "MME"
     source: ClassVar[str] = SOURCE
+    license: ClassVar[str] = "for research only, on request from its authors"
     hub: ClassVar[HubDataset | None] = HubDataset(
         lmms("MME"), ("test",), ("question_id", "image", "question", "answer", "category")
     )

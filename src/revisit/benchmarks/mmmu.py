@@ -333,6 +333,7 @@ class MMMU(Benchmark):
     parts: ClassVar[str] = "every subject and group"
     source: ClassVar[str] = SOURCE
     data_files: ClassVar[tuple[str, ...]] = ("questions.jsonl",)
+    license: ClassVar[str] = "Apache-2.0"
     hub: ClassVar[HubDataset | None] = HubDataset(
         ("MMMU/MMMU",),
         ("validation",),

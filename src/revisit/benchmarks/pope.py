@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from revisit.benchmarks.base import (
+    COCO_LICENSE,
     Benchmark,
     HubDataset,
     Item,
@@ -21,12 +22,14 @@ from revisit.benchmarks.base import (
     Scores,
     check_answers,
     check_choice,
+    coco_picture,
     lmms,
     ratio,
     require,
 )
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer, align
+from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.io.drafts import Draft
 from revisit.benchmarks.io.files import Record
 from revisit.benchmarks.registry import register
@@ -37,7 +40,27 @@ SOURCES = ("coco", "aokvqa", "gqa")
 KINDS = ("random", "popular", "adversarial")
 POPE_SOURCE = "https://github.com/AoiDragon/POPE (output/coco and output/seem), or `revisit data get pope DIR`"
 REPOPE_SOURCE = "https://github.com/YanNeu/RePOPE (annotations)"
-COCO_PICTURES = "the COCO 2014 validation pictures (http://images.cocodataset.org/zips/val2014.zip) to DIR/val2014"
+# The published files at one commit each.
+_POPE_FILES = "https://raw.githubusercontent.com/AoiDragon/POPE/08d957b917e5a378a2f99d35b6293c536a66298b/output"
+_POPE_SHA256 = {
+    ("coco", "random"): "ac25245170b975a5bdf9080b23fd431dfe6be458bc038259c1f4f09a6bef7994",
+    ("coco", "popular"): "72c1a8ad45d0c13514f5f22598261df41d3b533854d29682e924db50ed8aa753",
+    ("coco", "adversarial"): "420b3407db1fa9f1187a805dca41cb7b97fd91504e6c2179706188c107fb8ef8",
+    ("aokvqa", "random"): "f06eecde6d6ef4a00b95a7bbb510490708a09a6a67d952b59b8bdd33ac2c7200",
+    ("aokvqa", "popular"): "2ae5bedee3450cda52f9b033942c7b04a3917a86a110e859a66c1e41934c6ffd",
+    ("aokvqa", "adversarial"): "2ddd3bdfa0df7a77a2cb1765ed06ac5ed190b5a093aa405b96986e862e8cdac1",
+    ("gqa", "random"): "6ce488eade3770185034939fabfe742fa32ed369011c8d9c3ac77bc0c85abd94",
+    ("gqa", "popular"): "dd03f06a458dd216e83233160fbf6628af9c63c84b11e99599f4fc0304b3361d",
+    ("gqa", "adversarial"): "74e01b41d8308e2392e3b8d961167496ff3901c01100265d931a7a392f138a7a",
+}
+_REPOPE_FILES = "https://raw.githubusercontent.com/YanNeu/RePOPE/bcf22e5690d587cce34e1728af3efdcfaf747d29/annotations"
+_REPOPE_SHA256 = {
+    "random": "f464fcaf60b24ce2f280cf33f122e000dbdd35c8e88f77c4141c9c2cba864611",
+    "popular": "57832b055bae5fd6176278a4f104c98ddd84811f7d26dfcb93d481f6c9da09a5",
+    "adversarial": "8c346dbb060bf422ff92e769fa68e5ab3e8a777cb28a26e973387441e05c9ccf",
+}
+# GQA's pictures are those of Visual Genome, which keeps them in two folders.
+_VISUAL_GENOME = ("https://cs.stanford.edu/people/rak248/VG_100K", "https://cs.stanford.edu/people/rak248/VG_100K_2")
 SUFFIXES = {"none": "", "one-word": " Please answer this question with one word."}
 
 # --------------------------------------------------------------------------------------------------- parsers
@@ -188,6 +211,12 @@ def score_settings(rows: Iterable[tuple[str, str, str, str]], parser: str = "off
 # ------------------------------------------------------------------------------------------------ benchmarks
 
 
+def _question_file(source: str, kind: str) -> Remote:
+    name = f"coco_pope_{kind}.json" if source == "coco" else f"{source}_pope_seem_{kind}.json"
+    place = f"coco/{name}" if source == "coco" else f"seem/{source}/{name}"
+    return Remote(f"pope/{name}", (f"{_POPE_FILES}/{place}",), _POPE_SHA256[source, kind], 500_000)
+
+
 @register
 @dataclass(frozen=True)
 class Pope(Benchmark):
@@ -217,6 +246,9 @@ class Pope(Benchmark):
     hub: ClassVar[HubDataset | None] = HubDataset(
         lmms("POPE"), ("test",), ("question_id", "question", "answer", "image_source", "image", "category")
     )
+
+    license: ClassVar[str] = f"questions MIT; COCO: {COCO_LICENSE}; GQA's pictures (Visual Genome) CC BY 4.0"
+    downloads: ClassVar[tuple[Remote, ...]] = tuple(_question_file(*key) for key in _POPE_SHA256)
 
     def __post_init__(self) -> None:
         check_choice("parser", self.parser, PARSERS)
@@ -273,6 +305,11 @@ class Pope(Benchmark):
             label = row.need_choice("answer", ("yes", "no"))
             entry = {"question_id": number, "image": image, "text": row["question"], "label": label}
             out.add(f"pope/coco_pope_{kind}.json", entry)
+
+    def picture_urls(self, image: Path) -> tuple[str, ...]:
+        if image.parent.name == "gqa":
+            return tuple(f"{place}/{image.name}" for place in _VISUAL_GENOME)
+        return coco_picture(image.name)
 
     def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
         if not truth:
@@ -341,10 +378,10 @@ class RePope(Pope):
     all_settings: ClassVar[tuple[str, ...]] = tuple(f"coco_{kind}" for kind in KINDS)
     source: ClassVar[str] = REPOPE_SOURCE
     hub: ClassVar[HubDataset | None] = None
-    by_hand: ClassVar[str] = (
-        f"RePOPE is not fetched from the hub: unpack {COCO_PICTURES} and put coco_repope_random.json, "
-        "coco_repope_popular.json and coco_repope_adversarial.json from the annotations folder of "
-        "https://github.com/YanNeu/RePOPE into DIR/repope."
+    license: ClassVar[str] = f"RePOPE: none stated by its authors; {COCO_LICENSE}"
+    downloads: ClassVar[tuple[Remote, ...]] = tuple(
+        Remote(f"repope/coco_repope_{kind}.json", (f"{_REPOPE_FILES}/coco_repope_{kind}.json",), sha256, 340_000)
+        for kind, sha256 in _REPOPE_SHA256.items()
     )
 
     def _file(self, folder: Path, setting: str) -> Path:

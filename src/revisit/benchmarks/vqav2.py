@@ -188,6 +188,9 @@ class VQAv2(Benchmark):
     title: ClassVar[str] = "VQAv2"
     source: ClassVar[str] = SOURCE
     data_files: ClassVar[tuple[str, ...]] = (QUESTIONS, ANNOTATIONS)
+    license: ClassVar[str] = (
+        "CC BY 4.0 (questions and answers); the pictures are COCO's, with their Flickr authors' licenses"
+    )
     hub: ClassVar[HubDataset | None] = HubDataset(
         lmms("VQAv2"), ("validation",), ("question_id", "image_id", "question", "answers", "image"), large=True
     )

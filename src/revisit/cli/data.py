@@ -1,4 +1,4 @@
-"""`revisit data get`: a benchmark's data from a hub dataset, as the official local files."""
+"""`revisit data get`: a benchmark's data, from its authors' servers or a hub dataset, as the official local files."""
 
 from __future__ import annotations
 
@@ -6,52 +6,78 @@ from pathlib import Path
 
 import typer
 
+from revisit.errors import RevisitError
+
 
 def get(
-    benchmark: str = typer.Argument(help="pope, hallusionbench, vqav2, mmmu, mme or llava_bench."),
-    folder: Path = typer.Argument(metavar="DIR", help="A new folder."),
+    benchmark: str = typer.Argument(
+        help="chair, pope, repope, amber, hallusionbench, vqav2, mmmu, mme or llava_bench; or nltk."
+    ),
+    folder: Path = typer.Argument(None, metavar="DIR", help="A new folder; NLTK's data has a place of its own."),
     source: str = typer.Option(
-        None, "--from", help="Another hub dataset OWNER/NAME with the same columns, or a folder with a dataset's files."
+        None,
+        "--from",
+        help="A hub dataset OWNER/NAME, a folder with a dataset's files, or the address of a copy of the authors' servers.",
     ),
     split: str = typer.Option(None, help="Another split; several are separated by commas."),
-    limit: int = typer.Option(None, min=1, help="Only the first rows; nothing after them is downloaded."),
+    limit: int = typer.Option(None, min=1, help="Only the first items: nothing after them is downloaded."),
+    set_: list[str] = typer.Option(
+        [], "--set", help="An option of the benchmark that decides what it needs, key=value."
+    ),
 ) -> None:
-    """Fetch a benchmark from the hub into a folder for `revisit eval --data`.
+    """Fetch a benchmark's data into a folder for `revisit eval --data`: questions, annotations, and the pictures they need.
 
-    The folder appears when it is complete; killed before that, the same command starts again.
+    The folder appears when it is complete; killed before that, the same command goes on with what is there.
 
     Examples:
 
       revisit data get pope data/pope
 
+      revisit data get chair data/coco --limit 100
+
       revisit data get vqav2 data/vqav2 --limit 500
 
       revisit data get mmmu data/mmmu --from downloads/MMMU
+
+      revisit data get nltk
     """
+    if benchmark == "nltk":
+        from revisit.benchmarks import language
+
+        nltk = language.get_data(folder or language.data_folder(), source)
+        typer.echo(f"{nltk['folder']}: NLTK's data for CHAIR and AMBER. {nltk['version']}")
+        if folder is not None:
+            typer.echo(f"Use it with: export NLTK_DATA={nltk['folder']}")
+        return
+    if folder is None:
+        raise RevisitError(f"Say where the data goes: revisit data get {benchmark} DIR.")
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from revisit.benchmarks.io import hub
+    from revisit.benchmarks import find
+    from revisit.benchmarks.io import data
+    from revisit.decoding.grammar import parse_assignments
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}: {task.completed} rows"), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.description}: {task.completed}"), TimeElapsedColumn())
     console = Console(stderr=True)
+    typer.echo(f"License of {find(benchmark).title}'s data: {find(benchmark).license}.", err=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(benchmark, total=limit)
-        about = hub.get(benchmark, folder, source, split, limit, lambda done: bar.update(task, completed=done))
+        options = parse_assignments(set_)
+        about = data.get(benchmark, folder, source, split, limit, lambda n: bar.update(task, completed=n), **options)
+    name = about["benchmark"]
+    items = f"{about['items']} items and " if "items" in about else ""
     revision = f" at {about['revision'][:12]}" if about["revision"] else ""
-    typer.echo(
-        f"{folder}: {about['items']} items and {about['pictures']} pictures of {about['benchmark']} "
-        f"from {about['source']}{revision} ({', '.join(about['splits'])})"
-    )
-    typer.echo(f"Use it with: revisit eval --benchmark {about['benchmark']} --data {about['benchmark']}={folder}")
+    typer.echo(f"{folder}: {items}{about['pictures']} pictures of {name} from {about['source']}{revision}")
+    typer.echo(f"Use it with: revisit eval --benchmark {name} --data {name}={folder}")
 
 
 def register(app: typer.Typer) -> None:
     """Add `data get`."""
-    group = typer.Typer(help="Benchmark data from the hub.", no_args_is_help=True)
+    group = typer.Typer(help="Data of benchmarks.", no_args_is_help=True)
     group.command("get")(get)
     app.add_typer(group, name="data")
 
     @group.callback()
     def _() -> None:
-        """Benchmark data from the hub."""
+        """Data of benchmarks."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from revisit.errors import Interrupted, need
+from revisit.errors import Incomplete, Interrupted, need
 from revisit.evaluation.config import DEFAULT_SCENES, EvalConfig
+
+if TYPE_CHECKING:
+    from revisit.evaluation.plan import Plan
 
 DEFAULT = EvalConfig()  # the one place where defaults are written
 MODELS, METHODS, BENCHMARKS = list(DEFAULT.model), [",".join(DEFAULT.method)], [",".join(DEFAULT.benchmark)]
@@ -76,7 +81,6 @@ def evaluate(
 
       revisit eval --config grid.yaml --set revisit.alpha=0.001
     """
-    from revisit.benchmarks.language import require_data
     from revisit.decoding.grammar import parse_assignments
     from revisit.evaluation.comparison import compare_folder
     from revisit.evaluation.config import load_config
@@ -101,8 +105,7 @@ def evaluate(
     settings = load_config(config, {k: str(v) if isinstance(v, Path) else v for k, v in given.items()})
     need("scipy", "statsmodels")  # they are needed when the answers are there
     plan = settings.plan()
-    if {"chair", "amber"} & {benchmark.name for benchmark in plan.benchmarks}:
-        require_data()
+    plan, left_out = without_unscorable(plan)
     try:
         if quiet:
             run(plan, Silent())
@@ -117,6 +120,27 @@ def evaluate(
     for problem in problems:
         print(f"revisit: {problem}", file=sys.stderr)
     print(f"Answers and results: {plan.output}; more with `revisit compare {plan.output}`.")
+    if left_out:
+        raise Incomplete(left_out)
+
+
+def without_unscorable(plan: Plan) -> tuple[Plan, str]:
+    """The plan without benchmarks whose scoring needs NLTK's data where that is missing, and the sentence about them.
+
+    Raises if nothing is left.
+    """
+    from revisit.benchmarks.language import missing_packages, require_data
+
+    kept = tuple(benchmark for benchmark in plan.benchmarks if not benchmark.needs_nltk)
+    if len(kept) == len(plan.benchmarks) or not missing_packages():
+        return plan, ""
+    if not kept:
+        require_data()
+    names = ", ".join(benchmark.name for benchmark in plan.benchmarks if benchmark.needs_nltk)
+    return replace(plan, benchmarks=kept), (
+        f"{names} was left out because NLTK's data is not here; run `revisit data get nltk`, then the same command again: "
+        "what is measured stays."
+    )
 
 
 def print_schemas() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,6 @@ def score(
     judge_cache: Path = typer.Option(None, help="JSON-lines file that keeps the judge's replies."),
     set_: list[str] = typer.Option([], "--set", help="Any other option of the benchmark, key=value."),
     subset: bool = typer.Option(False, "--subset", help="Score only the items that were answered."),
-    download_nltk: bool = typer.Option(False, "--download-nltk", help="Let NLTK fetch the data that CHAIR needs."),
 ) -> None:
     """Score answers without a model.
 
@@ -53,10 +51,6 @@ def score(
     from revisit.benchmarks.io.answers import read_answers
     from revisit.decoding.grammar import parse_assignments
 
-    if download_nltk:
-        from revisit.benchmarks import language
-
-        language.download_data()
     options: dict[str, Any] = dict(parse_assignments(set_))
     named = {"parser": parser, "judge": judge, "judge_url": judge_url, "judge_model": judge_model}
     options |= {key: value for key, value in named.items() if value is not None}
@@ -85,7 +79,7 @@ def score(
             f"({type(error).__name__}: {error}); compare with the layouts in docs/benchmarks.md."
         ) from error
     if as_json:
-        print(_json(chosen, scores, len(items), notes, per_item))
+        typer.echo(_json(chosen, scores, len(items), notes, per_item))
     else:
         _table(chosen, scores, len(items), notes)
 
@@ -130,12 +124,12 @@ def _json(benchmark: Benchmark, scores: Scores, items: int, notes: tuple[str, ..
 
 
 def _table(benchmark: Benchmark, scores: Scores, items: int, notes: tuple[str, ...]) -> None:
-    print(f"{benchmark.name} ({benchmark.version}), {items} items")
+    typer.echo(f"{benchmark.name} ({benchmark.version}), {items} items")
     width = max(map(len, scores.metrics))
     for name, value in scores.metrics.items():
-        print(f"  {name:<{width}}  {benchmark.metric(name).text(value):>8}")
+        typer.echo(f"  {name:<{width}}  {benchmark.metric(name).text(value):>8}")
     for note in (*notes, *scores.notes):
-        print(f"note: {note}", file=sys.stderr)
+        typer.echo(f"note: {note}", err=True)
 
 
 def register(app: typer.Typer) -> None:

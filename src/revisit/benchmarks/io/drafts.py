@@ -165,16 +165,18 @@ def _png(image: Any) -> bytes:
 
 
 @contextmanager
-def drafting(folder: Path) -> Iterator[Draft]:
+def drafting(folder: Path, *, resume: bool = False) -> Iterator[Draft]:
     """A draft beside `folder` that takes its name when the block ends well and is removed when it does not.
 
-    What a killed process left is cleared first; a living one that drafts the same folder is respected.
+    What a killed process left is cleared first; with `resume` it is kept, and so is what a failure leaves. A living
+    process that drafts the same folder is respected.
     """
     place = folder.with_name(f".{folder.name}.draft")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with _held(place, folder):
-            _clear(place)
+            if not resume:
+                _clear(place)
             draft = Draft(place)
             try:
                 yield draft
@@ -182,13 +184,14 @@ def drafting(folder: Path) -> Iterator[Draft]:
                 place.rename(folder)  # replaces an empty folder, never one that holds something
             except BaseException:
                 draft.abandon()
-                shutil.rmtree(place, ignore_errors=True)
+                if not resume:
+                    shutil.rmtree(place, ignore_errors=True)
                 raise
     except OSError as error:
         reason = error.strerror or str(error)
+        left = "What is complete was kept" if resume else "Nothing was left there"
         raise RevisitError(
-            f"Cannot write {folder}: {reason}. Nothing was left there; make room or choose another folder, "
-            "and run the same command again."
+            f"Cannot write {folder}: {reason}. {left}; make room or choose another folder, and run the same command again."
         ) from error
 
 

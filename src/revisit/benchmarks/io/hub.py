@@ -147,10 +147,12 @@ def _checked(stream: Iterable[Mapping[str, Any]], where: str, dataset: HubDatase
 
 
 def find(benchmark: str) -> tuple[type[Benchmark], HubDataset]:
-    """The benchmark and its dataset, or the sentence that says what to do by hand."""
+    """The benchmark and its dataset, or the sentence that says there is none."""
     cls = registry.find(benchmark)
     if cls.hub is None:
-        raise RevisitError(cls.by_hand or f"{cls.title} names no hub dataset; it comes from {cls.source}.")
+        raise RevisitError(
+            f"{cls.title} names no hub dataset; run `revisit data get {cls.name} DIR` and give that folder."
+        )
     return cls, cls.hub
 
 
@@ -172,7 +174,7 @@ def get(
         raise RevisitError(f"limit must be at least 1, not {limit}; leave it out to fetch everything.")
     folder = folder.expanduser().resolve()
     asked = {"from": spelled(source), "split": split, "limit": limit}
-    if known := _present(folder, {"benchmark": key, "asked": asked}):
+    if known := present(folder, {"benchmark": key, "asked": asked}):
         return known
     library = _library()
     splits = tuple(split.split(",")) if split else dataset.splits
@@ -191,6 +193,7 @@ def get(
             "pictures": len(out.pictures),
             "fingerprint": out.fingerprint(),
             "datasets": library.__version__,
+            "license": cls.license,
             "asked": asked,
         }
         out.text(SOURCE, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
@@ -218,7 +221,7 @@ def spelled(source: str | None) -> str | None:
     return source
 
 
-def _present(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
+def present(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
     """What source.json says if `folder` is the answer to the same request; None if it is free."""
     if not folder.exists():
         return None

@@ -1,0 +1,121 @@
+"""NLTK's data: what is said where it is missing, how it is fetched, and what a score says about it."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+
+import nltk
+import pytest
+from typer.testing import CliRunner
+
+from http_files import FileServer
+from revisit.benchmarks import chair, language
+from revisit.cli.main import app
+from revisit.errors import RevisitError
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine without NLTK's data."""
+    monkeypatch.delenv("NLTK_DATA", raising=False)
+    monkeypatch.setenv("REVISIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(nltk.data, "path", [])
+    for cached in (language._tools, language.version, language.lemma):
+        cached.cache_clear()
+    yield
+    for cached in (language._tools, language.version, language.lemma):
+        cached.cache_clear()
+
+
+def small_data(folder: Path) -> Path:
+    """The three packages with next to nothing in them."""
+    for package, place in language.PACKAGES.items():
+        (folder / place).mkdir(parents=True)
+        for name in language.PINNED[package][0]:
+            (folder / place / name).write_text(f"{package} {name}\n")
+    return folder
+
+
+def test_missing_data_is_one_sentence() -> None:
+    with pytest.raises(RevisitError, match="punkt_tab, averaged_perceptron_tagger_eng, wordnet") as caught:
+        chair.parse_caption("a dog")
+    assert "revisit data get nltk" in str(caught.value)
+
+
+def test_copied_from_a_folder_and_found_from_then_on(tmp_path: Path) -> None:
+    source = small_data(tmp_path / "copy")
+    result = CliRunner().invoke(app, ["data", "get", "nltk", "--from", str(source)])
+    assert result.exit_code == 0, result.output
+    assert "with other data than the official scorers were compared with (punkt_tab" in result.output
+    assert language.missing_packages() == []
+    assert (tmp_path / "cache/nltk_data/corpora/wordnet/noun.exc").is_file()
+    again = CliRunner().invoke(app, ["data", "get", "nltk", "--from", str(source)])
+    assert again.exit_code == 0
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("precious")
+    with pytest.raises(RevisitError, match="is not empty"):
+        language.get_data(tmp_path / "mine", str(source))
+    with pytest.raises(RevisitError, match="has no tokenizers/punkt_tab"):
+        language.get_data(tmp_path / "new", str(tmp_path / "mine"))
+    assert not (tmp_path / "new").exists()
+
+
+def serve(server: FileServer, root: Path) -> None:
+    """NLTK's packages as archives on a loopback server."""
+    for package, place in language.PACKAGES.items():
+        kind, data = place.split("/")[0], io.BytesIO()
+        with zipfile.ZipFile(data, "w") as archive:
+            for path in sorted((root / kind / package).rglob("*")):
+                if path.is_file():
+                    archive.write(path, path.relative_to(root / kind))
+        server.files[f"/{kind}/{package}.zip"] = data.getvalue()
+
+
+def test_downloaded_from_a_server(tmp_path: Path, file_server: FileServer) -> None:
+    serve(file_server, small_data(tmp_path / "source"))
+    about = language.get_data(tmp_path / "data", file_server.url)
+    assert about["folder"] == str(tmp_path / "data")
+    assert (tmp_path / "data/taggers/averaged_perceptron_tagger_eng").is_dir()
+    assert (
+        sorted(p.name for p in (tmp_path / "data").rglob("*") if "." in p.name and p.suffix in (".zip", ".part")) == []
+    )
+
+
+def test_a_damaged_archive_leaves_nothing(tmp_path: Path, file_server: FileServer) -> None:
+    serve(file_server, small_data(tmp_path / "source"))
+    file_server.files["/corpora/wordnet.zip"] = b"not an archive"
+    with pytest.raises(RevisitError, match=r"wordnet\.zip did not arrive as expected \(it is no zip archive"):
+        language.get_data(tmp_path / "data", file_server.url)
+    with pytest.raises(RevisitError, match=r"punkt_tab\.zip is not there \(status 404\)"):
+        language.get_data(tmp_path / "data", f"{file_server.url}/nowhere")
+    assert not (tmp_path / "data").exists()
+    assert not list(tmp_path.glob(".data*"))
+
+
+def test_other_benchmarks_run_meanwhile(tmp_path: Path) -> None:
+    common = [
+        "eval",
+        "--method",
+        "greedy",
+        "--data",
+        "scenes:unusual:2",
+        "--limit",
+        "2",
+        "--max-new-tokens",
+        "3",
+        "--quiet",
+    ]
+    result = CliRunner().invoke(app, [*common, "--benchmark", "chair,pope", "--output", str(tmp_path / "run")])
+    assert isinstance(result.exception, RevisitError)
+    assert result.exception.status == 3
+    assert "chair was left out" in str(result.exception)
+    assert "revisit data get nltk" in str(result.exception)
+    cells = json.loads((tmp_path / "run/results.json").read_text())["cells"]
+    assert [cell["benchmark"]["name"] for cell in cells] == ["pope"]
+    alone = CliRunner().invoke(app, [*common, "--benchmark", "chair", "--output", str(tmp_path / "alone")])
+    assert isinstance(alone.exception, RevisitError)
+    assert "NLTK data not found" in str(alone.exception)
+    assert not (tmp_path / "alone").exists()
