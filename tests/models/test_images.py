@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-import families
 from revisit import RevisitError
+from revisit.models import images
 from revisit.models.images import find_images, image_from_data_uri, open_image, read_image
-from revisit.models.prompts import prepare
 
 
 def test_exif_orientation_is_respected(tmp_path: Path) -> None:
@@ -111,52 +111,97 @@ def test_odd_exif_data_is_no_reason_to_fail() -> None:
     assert shown > 300
 
 
-def test_a_picture_from_whatever_holds_one(tmp_path: Path) -> None:
-    """Path, bytes, PIL image and arrays of bytes or shares give the same pixels."""
-    image = families.picture(3, (9, 7))
-    image.save(tmp_path / "p.png")
-    pixels = np.asarray(image)
-    given = [
-        tmp_path / "p.png",
-        str(tmp_path / "p.png"),
-        (tmp_path / "p.png").read_bytes(),
-        image,
-        pixels,
-        pixels / 255.0,
-    ]
-    for source in given:
-        opened = open_image(source)
-        assert opened.mode == "RGB"
-        assert (np.asarray(opened) == pixels).all()
-    assert open_image(pixels[..., 0]).size == image.size  # grey
-    assert open_image(pixels[..., :1]).size == image.size
+def test_a_picture_is_turned_once(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (20, 10)).save(tmp_path / "turned.jpg", exif=exif)
+    once = open_image(tmp_path / "turned.jpg")
+    assert open_image(once).size == once.size == (10, 20)
+
+
+PIXELS = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)  # height 4, width 6
+
+
+def png() -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(PIXELS).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    "source",
     [
-        (3, "not a int"),
-        (None, "not a NoneType"),
-        (b"no picture", "is not an image in a format"),
-        (np.zeros((3, 8, 8)), "move the colors to the last axis"),
-        (np.zeros((0, 8)), "has the shape"),
-        (np.full((8, 8), 300), "bytes \\(0 to 255\\)"),
-        (np.full((8, 8), np.nan), "bytes \\(0 to 255\\)"),
+        png(),
+        bytearray(png()),
+        memoryview(png()),
+        "data:image/png;base64," + base64.b64encode(png()).decode(),
+        Image.fromarray(PIXELS),
+        PIXELS,
+        PIXELS.astype(np.int64),
+        PIXELS.astype(np.uint16) * 257,
+        PIXELS.astype(np.float32) / 255,
+        PIXELS.astype(np.float64),
+        torch.from_numpy(PIXELS),
+        torch.from_numpy(PIXELS).permute(2, 0, 1),
+        torch.from_numpy(PIXELS).permute(2, 0, 1).double() / 255,
+        np.dstack([PIXELS, np.full((4, 6), 255, dtype=np.uint8)]),
     ],
 )
-def test_what_is_no_picture_is_said(source: Any, said: str) -> None:
-    with pytest.raises(RevisitError, match=said):
+def test_one_picture_in_any_form(source: Any) -> None:
+    opened = open_image(source)
+    assert opened.mode == "RGB"
+    assert np.asarray(opened).tolist() == PIXELS.tolist()
+
+
+def test_gray_arrays() -> None:
+    gray = PIXELS[..., 0]
+    for source in (gray, gray[..., None], gray[None]):
+        assert np.asarray(open_image(source))[..., 1].tolist() == gray.tolist()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (b"", "not an image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),
+        (7, "must be a path, bytes, an array or a PIL.Image, not int"),
+        ([PIXELS], "not list; a list goes where several are asked for"),
+        (None, "not NoneType"),
+        (np.zeros((2, 3, 4, 5)), "must have the shape"),
+        (np.zeros((5, 5, 2)), "must have the shape"),
+        (np.zeros((0, 5, 3)), "must have the shape"),
+        (np.full((4, 4), 300.5), "real numbers from 0 to 1; this one, of float64"),
+        (np.full((4, 4), np.nan), "real numbers from 0 to 1"),
+        (np.full((4, 4), -1), "integers from 0 to 255"),
+        (np.full((4, 4), 256), "integers from 0 to 255"),
+        (np.full((4, 4), "x"), "integers from 0 to 255"),
+        ("https://example.org/x.png", "nothing is fetched"),
+        ("a\0b.png", "There is no image file"),
+        ("x" * 5000, "may not be read"),
+        ("/dev/zero", "no regular file"),
+    ],
+)
+def test_what_is_no_picture_is_one_sentence(source: Any, message: str) -> None:
+    with pytest.raises(RevisitError, match=message) as caught:
         open_image(source)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
 
 
-def test_one_prompt_and_its_picture_need_no_lists() -> None:
-    _, processor = families.llava()
-    image = families.picture(1)
-    wanted = prepare(processor, ["What is it?"], [[image]])
-    for inputs in (prepare(processor, "What is it?", image), prepare(processor, "What is it?", [image])):
-        assert inputs["input_ids"].tolist() == wanted["input_ids"].tolist()
-        assert (inputs["pixel_values"] == wanted["pixel_values"]).all()
-    both = prepare(processor, ["What is it?", "And this?"], [image, None])
-    assert len(both["input_ids"]) == 2
-    with pytest.raises(RevisitError, match="must be the model's processor"):
-        prepare("tiny", "What is it?", image)
+def test_limits_apply_before_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "MAX_BYTES", 10)
+    (tmp_path / "x.png").write_bytes(png())
+    for source in (png(), tmp_path / "x.png"):
+        with pytest.raises(RevisitError, match="more than the 10 allowed"):
+            open_image(source)
+    for source in (PIXELS, Image.fromarray(PIXELS)):
+        with pytest.raises(RevisitError, match="6×4 pixels, more than the 20 allowed"):
+            open_image(source, max_pixels=20)
+
+
+@pytest.mark.parametrize("kind", ["EPS", "PPM", "ICO", "PCX"])
+def test_other_formats_are_not_read(kind: str) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(buffer, kind)
+    with pytest.raises(RevisitError, match="convert it to PNG or JPEG"):
+        open_image(buffer.getvalue())

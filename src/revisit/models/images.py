@@ -8,7 +8,7 @@ import glob
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from revisit.errors import RevisitError
 
@@ -19,62 +19,100 @@ MAX_PIXELS = 100_000_000
 MAX_BYTES = 200_000_000
 # Pillow reads more formats, some of them by starting other programs (EPS): files from others are held to these.
 WEB_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-FORMATS = (*WEB_FORMATS, "TIFF", "PPM", "AVIF")
-SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".avif"}
+FORMATS = (*WEB_FORMATS, "TIFF")
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
+ImageSource: TypeAlias = "str | Path | bytes | bytearray | memoryview | Image | Any"  # Any: whatever is an array
 
 
-def open_image(source: str | Path | bytes | Image | Any, *, max_pixels: int = MAX_PIXELS) -> Image:
-    """A picture in RGB, upright, from a path, the bytes of a file, a PIL image, or an array of pixels (rows, columns[, 3]).
+def open_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image:
+    """The picture in a file, in bytes, in an array or in a `PIL.Image`: upright, in RGB; or one clear sentence.
 
-    One clear sentence if it cannot be had.
+    Arrays are (height, width) or (height, width, 1, 3 or 4 channels), tensors also (channels, height, width); they hold
+    8- or 16-bit integers, or real numbers from 0 to 1 (or to 255).
     """
-    if isinstance(source, (bytes, bytearray)):
-        return read_image(bytes(source), "these bytes", max_pixels=max_pixels)
-    if not isinstance(source, (str, Path)):
-        return _from_object(source, max_pixels)
-    path = Path(source)
-    if not path.exists():
-        raise RevisitError(f"There is no image file {str(path)!r}; check the path.")
-    if path.is_dir():
-        raise RevisitError(f"{str(path)!r} is a folder, not an image file.")
-    try:
-        with path.open("rb") as file:
-            return read_image(file, str(path), max_pixels=max_pixels)
-    except PermissionError as error:
-        raise RevisitError(f"The image file {str(path)!r} may not be read: {error.strerror}.") from error
-
-
-def _from_object(source: Any, max_pixels: int) -> Image:
-    """A PIL image as it is seen, or an array of pixels: bytes, or numbers from 0 to 1."""
     from PIL import Image
 
     if isinstance(source, Image.Image):
-        if source.width * source.height > max_pixels:
-            raise RevisitError(
-                f"The image has {source.width}×{source.height} pixels, more than the {max_pixels:,} allowed; make it smaller first."
-            )
+        _check_size(source.size, "given", max_pixels)
         return _to_rgb(upright(source))
-    if not hasattr(source, "__array__"):
-        raise RevisitError(
-            f"An image is a path, bytes, a PIL image or an array of pixels, not a {type(source).__name__}."
-        )
-    import numpy as np
-
-    pixels = np.asarray(source)
-    if pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[-1] not in (1, 3, 4)) or not pixels.size:
-        raise RevisitError(
-            f"An array of pixels has the shape (rows, columns) or (rows, columns, 3), not {tuple(pixels.shape)}; "
-            "move the colors to the last axis."
-        )
-    if pixels.shape[0] * pixels.shape[1] > max_pixels:
-        raise RevisitError(f"The array has more than the {max_pixels:,} pixels allowed; make it smaller first.")
-    if pixels.dtype.kind == "f" and pixels.min() >= 0 and pixels.max() <= 1:
-        pixels = (pixels * 255).round()
-    if pixels.dtype.kind not in "uif" or not (np.isfinite(pixels).all() and pixels.min() >= 0 and pixels.max() <= 255):
-        raise RevisitError("An array of pixels holds bytes (0 to 255), or numbers from 0 to 1.")
-    return _to_rgb(
-        Image.fromarray(pixels.astype("uint8").squeeze(-1) if pixels.shape[-1:] == (1,) else pixels.astype("uint8"))
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        _check_bytes(len(source), "given as bytes")
+        return read_image(bytes(source), "given as bytes", max_pixels=max_pixels)
+    if isinstance(source, (str, Path)):
+        return _open_file(str(source), max_pixels)
+    if hasattr(source, "__array__") and hasattr(source, "shape"):
+        return _from_array(source, max_pixels)
+    raise RevisitError(
+        f"An image must be a path, bytes, an array or a PIL.Image, not {type(source).__name__}; a list goes where several are asked for."
     )
+
+
+def _open_file(name: str, max_pixels: int) -> Image:
+    if name.startswith("data:"):
+        return image_from_data_uri(name, max_pixels=max_pixels)
+    if name.startswith(("http://", "https://")):
+        raise RevisitError(f"{name[:200]!r} is a URL, and nothing is fetched here: save the picture first.")
+    path = Path(name).expanduser()
+    try:
+        if not path.exists():
+            raise RevisitError(f"There is no image file {name[:200]!r}; check the path.")
+        if not path.is_file():
+            raise RevisitError(f"{name!r} is {'a folder' if path.is_dir() else 'no regular file'}, not an image file.")
+        _check_bytes(path.stat().st_size, repr(name))
+        with path.open("rb") as file:
+            return read_image(file, name, max_pixels=max_pixels)
+    except RevisitError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        said = error.strerror if isinstance(error, OSError) else str(error)
+        raise RevisitError(f"The image file {name[:200]!r} may not be read: {said}.") from None
+
+
+def _from_array(array: Any, max_pixels: int) -> Image:
+    """The picture in an array or tensor."""
+    import numpy as np
+    from PIL import Image
+
+    if hasattr(array, "detach"):  # a tensor, wherever it is
+        array = array.detach().cpu()
+        array = array.float() if array.is_floating_point() else array
+    shape = tuple(array.shape)
+    values = np.asarray(array)
+    if values.ndim == 3 and shape[0] in (1, 3, 4) and shape[2] not in (1, 3, 4):
+        values = values.transpose(1, 2, 0)
+    if values.ndim == 3 and values.shape[2] == 1:
+        values = values[..., 0]
+    if 0 in shape or not (values.ndim == 2 or (values.ndim == 3 and values.shape[2] in (3, 4))):
+        raise RevisitError(
+            f"An image array must have the shape (height, width) or (height, width, channels) with 1, 3 or 4 channels, not {shape}."
+        )
+    _check_size((values.shape[1], values.shape[0]), "given as an array", max_pixels)
+    if values.dtype == np.uint16:
+        values = values // 257
+    if values.dtype.kind not in "buif" or not bool(((values >= 0) & (values <= 255)).all()):  # false for NaN, too
+        raise RevisitError(
+            f"An image array must hold integers from 0 to 255 (16-bit: to 65535) or real numbers from 0 to 1; this one, of {values.dtype}, "
+            "holds others."
+        )
+    if values.dtype.kind in "bf":
+        values = (values * (255.0 if values.max() <= 1 else 1.0)).round()
+    values = values.astype(np.uint8)
+    return _to_rgb(Image.fromarray(np.ascontiguousarray(values)))
+
+
+def _check_size(size: tuple[int, int], what: str, max_pixels: int) -> None:
+    width, height = size
+    if width * height > max_pixels:
+        raise RevisitError(
+            f"The image {what} has {width}×{height} pixels, more than the {max_pixels:,} allowed; make it smaller first."
+        )
+    if not width * height:
+        raise RevisitError(f"The image {what} has no pixels ({width}×{height}).")
+
+
+def _check_bytes(count: int, what: str) -> None:
+    if count > MAX_BYTES:
+        raise RevisitError(f"The image {what} has {count:,} bytes, more than the {MAX_BYTES:,} allowed.")
 
 
 def read_image(source: Any, what: str, *, max_pixels: int = MAX_PIXELS, formats: Sequence[str] = FORMATS) -> Image:
@@ -90,11 +128,7 @@ def read_image(source: Any, what: str, *, max_pixels: int = MAX_PIXELS, formats:
             warnings.simplefilter("ignore")  # the limit below is ours, and odd tags do not matter
             Image.init()
             image: Image.Image = Image.open(source, formats=[name for name in formats if name in Image.OPEN])
-            width, height = image.size
-            if width * height > max_pixels:
-                raise RevisitError(
-                    f"The image {what!r} has {width}×{height} pixels, more than the {max_pixels:,} allowed; make it smaller first."
-                )
+            _check_size(image.size, repr(what), max_pixels)
             image.load()
             image = upright(image)
     except UnidentifiedImageError:
@@ -129,7 +163,12 @@ def upright(image: Image) -> Image:
         }.get(int(image.getexif().get(0x0112, 1)))
     except Exception:  # Pillow's reader of tags raises what it likes
         return image
-    return image if turn is None else image.transpose(turn)
+    if turn is None:
+        return image
+    turned = image.transpose(turn)
+    for name in ("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp"):  # or it would be turned again
+        turned.info.pop(name, None)
+    return turned
 
 
 def _to_rgb(image: Image) -> Image:

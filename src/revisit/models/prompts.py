@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
 from revisit.models import families, templates
-from revisit.models.images import open_image
+from revisit.models.images import ImageSource, open_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -28,31 +28,56 @@ def chat_text(processor: Any, prompt: str, images: int = 1, system: str | None =
     return templates.render(processor, messages, add_generation_prompt=True)
 
 
-def prepare(processor: Any, prompts: str | Sequence[str], images: Any, device: Any = None) -> Any:
-    """Left-padded model inputs for a prompt and its picture or pictures, or for a batch of prompts with a list of pictures each.
+def prepare(
+    processor: Any,
+    prompts: str | Sequence[str],
+    images: ImageSource | Sequence[ImageSource | Sequence[ImageSource]] | None = None,
+    device: Any = None,
+) -> Any:
+    """Left-padded model inputs for one prompt and its images, or for a batch of prompts, each with its own.
 
-    A picture is whatever `open_image` takes; a prompt of a batch may have none.
+    An image is whatever `open_image` takes. With one prompt, `images` is an image, a list of them, or None; with a list
+    of prompts, a list with one of these for each.
     """
-    if not callable(processor):
-        raise RevisitError(
-            f"The first argument must be the model's processor, as revisit.load makes it, not a {type(processor).__name__}."
-        )
-    if isinstance(prompts, str):
-        prompts, images = (
-            [prompts],
-            [images if isinstance(images, (list, tuple)) else [] if images is None else [images]],
-        )
-    images = [list(entry) if isinstance(entry, (list, tuple)) else [] if entry is None else [entry] for entry in images]
-    if len(prompts) != len(images):
-        raise RevisitError(
-            f"{len(prompts)} prompts came with {len(images)} lists of images; there must be one list each."
-        )
-    images = [[open_image(picture) for picture in pictures] for pictures in images]
+    prompts, given = _paired(processor, prompts, images)
     for token in vision_texts(processor):
         if any(token in prompt for prompt in prompts):
             raise RevisitError(f"The prompt contains {token!r}, which stands for an image in this model; leave it out.")
-    texts = [chat_text(processor, prompt, len(pictures)) for prompt, pictures in zip(prompts, images, strict=True)]
-    return encode(processor, texts, images, device)
+    pictures = [[open_image(image) for image in own] for own in given]
+    texts = [chat_text(processor, prompt, len(own)) for prompt, own in zip(prompts, pictures, strict=True)]
+    return encode(processor, texts, pictures, device)
+
+
+def _paired(processor: Any, prompts: Any, images: Any) -> tuple[list[str], list[list[ImageSource]]]:
+    """The prompts and, for each, its list of images; one sentence for calls that mean something else."""
+    if not hasattr(processor, "image_processor"):
+        raise RevisitError(
+            f"The first argument must be the model's processor, not {type(processor).__name__}: model, processor = revisit.load(…)."
+        )
+    if isinstance(prompts, str):
+        own: list[Any] = _images_of_one(images)
+        if len(own) == 1 and isinstance(own[0], (list, tuple)):  # [[image]], as a batch of one would have it
+            own = list(own[0])
+        return [prompts], [own]
+    if not isinstance(prompts, (list, tuple)) or not all(isinstance(prompt, str) for prompt in prompts):
+        raise RevisitError(
+            "The prompt must be a text, or a list of texts; images come after it: prepare(processor, prompt, image)."
+        )
+    if not prompts:
+        raise RevisitError("There is no prompt in the list.")
+    batch = [None] * len(prompts) if images is None else images
+    if not isinstance(batch, (list, tuple)) or len(batch) != len(prompts):
+        count = len(batch) if isinstance(batch, (list, tuple)) else 1
+        raise RevisitError(
+            f"{len(prompts)} prompts came with images for {count}: give a list with an image, or a list of images, for each prompt."
+        )
+    return list(prompts), [_images_of_one(own) for own in batch]
+
+
+def _images_of_one(images: Any) -> list[ImageSource]:
+    if images is None:
+        return []
+    return list(images) if isinstance(images, (list, tuple)) else [images]
 
 
 def encode(processor: Any, texts: Sequence[str], images: Sequence[Sequence[Image]], device: Any = None) -> Any:

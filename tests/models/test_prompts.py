@@ -1,0 +1,72 @@
+"""One prompt or many, one image or many: the inputs are the same."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import families
+import revisit
+from revisit import RevisitError
+
+
+@pytest.fixture(scope="module")
+def processor() -> Any:
+    return families.build("llava")[1]
+
+
+def same(a: Any, b: Any) -> bool:
+    return bool((a["input_ids"] == b["input_ids"]).all() and (a["pixel_values"] == b["pixel_values"]).all())
+
+
+def test_a_single_prompt_and_image_are_a_batch_of_one(processor: Any, tmp_path: Path) -> None:
+    picture = families.picture(0)
+    batch = revisit.prepare(processor, ["hi"], [[picture]])
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    (tmp_path / "x.png").write_bytes(buffer.getvalue())
+    for image in (picture, [picture], [[picture]], buffer.getvalue(), np.asarray(picture), str(tmp_path / "x.png")):
+        assert same(revisit.prepare(processor, "hi", image), batch)
+    assert same(revisit.prepare(processor, ["hi"], [picture]), batch)
+
+
+def test_a_batch_may_mix_one_several_and_no_images(processor: Any) -> None:
+    a, b = families.picture(0), families.picture(1)
+    inputs = revisit.prepare(processor, ["one", "two", "none"], [a, [a, b], None])
+    token = processor.tokenizer.convert_tokens_to_ids("<image>")
+    assert (inputs["input_ids"] == token).sum(-1).tolist() == [16, 32, 0]
+    assert len(inputs["pixel_values"]) == 3
+
+
+def test_without_images(processor: Any) -> None:
+    assert "pixel_values" not in revisit.prepare(processor, "hi")
+    assert revisit.prepare(processor, ["hi", "you"])["input_ids"].shape[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("prompts", "images", "message"),
+    [
+        (families.picture(0), "hi", r"images come after it: prepare\(processor, prompt, image\)"),
+        (None, None, "must be a text"),
+        (["hi", 3], None, "must be a text"),
+        ([], None, "no prompt"),
+        (["a", "b"], families.picture(0), "2 prompts came with images for 1"),
+        (["a", "b"], [families.picture(0)], "2 prompts came with images for 1"),
+        ("hi <image>", None, "stands for an image in this model"),
+        ("hi", 7, "must be a path, bytes, an array or a PIL.Image, not int"),
+        ("hi", "no-such-file.png", "There is no image file"),
+    ],
+)
+def test_each_wrong_call_is_one_sentence(processor: Any, prompts: Any, images: Any, message: str) -> None:
+    with pytest.raises(RevisitError, match=message) as caught:
+        revisit.prepare(processor, prompts, images)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_is_no_processor(processor: Any) -> None:
+    with pytest.raises(RevisitError, match="must be the model's processor"):
+        revisit.prepare(processor.tokenizer, "hi", families.picture(0))
