@@ -33,6 +33,7 @@ def test_fetched_once(fetched: list[Any], tmp_path: Path, caplog: pytest.LogCapt
     first = resolve_data("hub", "pope", 5)
     assert first == tmp_path / "cache/hub-pope"
     assert "Fetching pope from lmms-lab/POPE" in caplog.text
+    caplog.clear()
     assert resolve_data("hub", "pope") == first
     assert caplog.text == ""
     other = resolve_data("hub:me/POPE", "pope")

@@ -69,7 +69,7 @@ def _download(
         files = list(benchmark.downloads)
         fetched(files)
         pictures = fetched(benchmark.pictures(out.root, limit))
-        about = {
+        about: dict[str, Any] = {
             "benchmark": benchmark.name,
             "source": mirror or ", ".join(dict.fromkeys(url.split("/")[2] for r in files for url in r.urls)),
             "revision": None,
