@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from revisit.decoding.method import Method
     from revisit.decoding.trace import Trace
     from revisit.errors import RevisitError
+    from revisit.explain.ask import Answer, ask
     from revisit.methods.apc import APC
     from revisit.methods.avisc import AvisC
     from revisit.methods.chain import Chain
@@ -35,6 +36,7 @@ __version__ = "0.1.0"
 # public name -> module; imported on first use, so that `import revisit` stays light
 _WHERE = {
     "APC": "revisit.methods.apc",
+    "Answer": "revisit.explain.ask",
     "AvisC": "revisit.methods.avisc",
     "Benchmark": "revisit.benchmarks.base",
     "CODE": "revisit.methods.code",
@@ -52,6 +54,7 @@ _WHERE = {
     "RevisitError": "revisit.errors",
     "Trace": "revisit.decoding.trace",
     "answers": "revisit.models.prompts",
+    "ask": "revisit.explain.ask",
     "generate": "revisit.decoding.loop",
     "load": "revisit.models.loading",
     "open_image": "revisit.models.images",
@@ -67,6 +70,7 @@ __all__ = [
     "RITUAL",
     "SID",
     "VCD",
+    "Answer",
     "AvisC",
     "Benchmark",
     "Chain",
@@ -77,6 +81,7 @@ __all__ = [
     "RevisitError",
     "Trace",
     "answers",
+    "ask",
     "generate",
     "load",
     "open_image",

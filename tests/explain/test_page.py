@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from revisit.explain import page
-from revisit.explain.record import Answer, Candidate, Decode, Step
+from revisit.explain.record import Candidate, Decode, MethodAnswer, Step
 
 
 def data_of(html: str) -> dict:
@@ -67,7 +67,7 @@ def test_text_cannot_break_out_of_the_page() -> None:
     bad = "</script><script>alert(1)</script>"
     step = Step(bad, 1, set_size=1, candidates=[Candidate(1, bad, 1.0, None, 1.0)])
     decode = made_up.decode()
-    html = page.render(Decode(decode.images, bad, bad, decode.layout, [Answer({"name": "greedy"}, [step], bad)]))
+    html = page.render(Decode(decode.images, bad, bad, decode.layout, [MethodAnswer({"name": "greedy"}, [step], bad)]))
     assert "<script>alert" not in html
     assert html.count("</script>") == 2
     assert data_of(html)["answers"][0]["steps"][0]["t"] == bad

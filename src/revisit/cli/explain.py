@@ -38,6 +38,7 @@ def explain(
     from revisit import methods
     from revisit.explain.figure import check_path
     from revisit.models.images import open_image
+    from revisit.pages.document import check_writable
 
     if not images:
         raise RevisitError("No image was given; for example: revisit explain photo.jpg --png figure.png")
@@ -47,6 +48,8 @@ def explain(
         if path:
             need("matplotlib")
             check_path(path)
+    if html is not None:
+        check_writable(html)
     method, settings = chosen_method(method, set_)
     chosen = [methods.get(method, **settings), *beside(method, versus)]
     pictures = [open_image(path) for path in images]

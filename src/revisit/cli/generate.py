@@ -15,7 +15,7 @@ from revisit.errors import RevisitError
 
 if TYPE_CHECKING:
     from revisit.decoding.method import Method
-    from revisit.explain.record import Answer
+    from revisit.explain.record import MethodAnswer
     from revisit.models.geometry import Layout
 
 PROMPT = "Please describe this image in detail."
@@ -81,6 +81,7 @@ def generate(
     """
     from revisit import methods
     from revisit.models.images import find_images
+    from revisit.pages.document import check_writable
 
     if not images:
         raise RevisitError("No image was given; for example: revisit generate photo.jpg")
@@ -88,6 +89,8 @@ def generate(
         raise RevisitError("--stream goes with neither --beams nor --json.")
     if (html or trace_) and beams > 1:
         raise RevisitError("--html and --trace show an answer step by step; beams change places, so leave out --beams.")
+    if html is not None:
+        check_writable(html)
     check_sampling(sample, temperature, top_p)
     method, settings = chosen_method(method, set_)
     others = beside(method, versus) if html else []
@@ -184,7 +187,7 @@ def numbered(path: Path, number: int, count: int) -> Path:
     return path if count == 1 else path.with_name(f"{path.stem}-{number + 1}{path.suffix}")
 
 
-def _print_trace(answer: Answer, layout: Layout) -> None:
+def _print_trace(answer: MethodAnswer, layout: Layout) -> None:
     """On stderr, so that the answers alone can be piped on."""
     from rich.console import Console
 

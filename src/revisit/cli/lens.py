@@ -33,6 +33,7 @@ def lens(
       revisit lens photo.jpg --words dog,cat,cup --png maps.png --html lens.html
     """
     from revisit.models.images import open_image
+    from revisit.pages.document import check_writable
 
     if not images:
         raise RevisitError("No image was given; for example: revisit lens photo.jpg --words dog,cat,cup")
@@ -47,6 +48,8 @@ def lens(
         sets["objects"] = sorted(WORDS)
     if png is not None and not sets:
         raise RevisitError("--png draws one heat map per word: name the words, for example --words dog,cat,cup.")
+    if html is not None:
+        check_writable(html)
     pictures = [open_image(path) for path in images]
 
     from rich.console import Console

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
 from revisit.explain.record import label, printable
+from revisit.pages.document import check_writable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from revisit.explain.lens import Lens
-    from revisit.explain.record import Answer, Decode, Step
+    from revisit.explain.record import Decode, MethodAnswer, Step
     from revisit.models.geometry import Layout
 
 BASE, VISION, FINAL = "#4b6a8f", "#b08a12", "#b3410e"  # told apart also in grey and by most colour-blind eyes
@@ -31,7 +32,7 @@ STYLE: Any = {
 }
 
 
-def steps_to_draw(answer: Answer, wanted: Sequence[int] | None, most: int = 4) -> list[int]:
+def steps_to_draw(answer: MethodAnswer, wanted: Sequence[int] | None, most: int = 4) -> list[int]:
     """The steps of a picture (from 0): those asked for, or those at which the method moved most."""
     if wanted:
         bad = [step for step in wanted if not 0 <= step < len(answer.steps)]
@@ -107,7 +108,7 @@ def check_path(path: Path) -> Path:
     """The path, if its name says a format that figures can have."""
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise RevisitError(f"A picture is written as .png, .svg or .pdf; {path} ends in none of them.")
-    return path
+    return check_writable(path)
 
 
 def save(figure: Figure, path: str | Path, dpi: int = 200) -> Path:

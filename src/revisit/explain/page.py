@@ -11,7 +11,7 @@ import base64
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revisit.explain.record import Answer, Decode, Step, label
+from revisit.explain.record import Decode, MethodAnswer, Step, label
 from revisit.pages.document import data_uri, script_page, write_page
 
 MOST_PATCHES = 5  # listed at every step
@@ -80,7 +80,7 @@ def images_payload(
     }
 
 
-def answer_payload(answer: Answer) -> dict[str, Any]:
+def answer_payload(answer: MethodAnswer) -> dict[str, Any]:
     """One answer; the heat maps of all its steps are one run of bytes, a row per step that has one."""
     rows: list[bytes] = []
     steps = []

@@ -53,7 +53,7 @@ class Step:
 
 
 @dataclass
-class Answer:
+class MethodAnswer:
     """What one method said."""
 
     method: dict[str, Any]
@@ -61,6 +61,7 @@ class Answer:
     text: str
     layers: tuple[int, ...] = ()
     seconds: float | None = None
+    trace: Trace | None = None  # what was recorded, where it is kept
 
     @property
     def name(self) -> str:
@@ -80,7 +81,7 @@ class Decode:
     prompt: str
     model: str
     layout: Layout
-    answers: list[Answer]
+    answers: list[MethodAnswer]
     shown: tuple[str, ...] | None = None  # the objects that are in the picture, where that is known
     patch_words: list[list[tuple[str, float]]] | None = None  # per vision token, its likeliest tokens at the last layer
 
@@ -150,7 +151,7 @@ def name_of(model: Any) -> str:
     return where or type(model).__name__
 
 
-def answer_with(model: Any, processor: Any, inputs: Any, method: Method, **generate_kwargs: Any) -> Answer:
+def answer_with(model: Any, processor: Any, inputs: Any, method: Method, **generate_kwargs: Any) -> MethodAnswer:
     """Decode prepared inputs (one row) with a method, recording everything."""
     from revisit.decoding.loop import generate
     from revisit.decoding.trace import Trace
@@ -176,7 +177,7 @@ def layout_of(model: Any, processor: Any, images: Sequence[Image], inputs: Any) 
 
 def answer_of(
     processor: Any, tokens: Sequence[int], trace: Trace, row: int = 0, seconds: float | None = None
-) -> Answer:
+) -> MethodAnswer:
     """The answer of one row: its new tokens with what the trace recorded about each."""
     tokenizer = getattr(processor, "tokenizer", processor)
     tokens = _until_end(tokens, trace.rows[row].steps)
@@ -186,7 +187,7 @@ def answer_of(
         for number, (token, text) in enumerate(zip(tokens, token_texts(tokenizer, tokens), strict=True))
     ]
     text = tokenizer.decode(tokens, skip_special_tokens=True).strip()
-    return Answer(dict(trace.method), steps, text, tuple(trace.layers), seconds)
+    return MethodAnswer(dict(trace.method), steps, text, tuple(trace.layers), seconds, trace)
 
 
 def _until_end(tokens: Sequence[int], steps: int) -> list[int]:
@@ -287,7 +288,7 @@ def printable(text: str) -> str:
     return (bare if bare.isprintable() else repr(bare)[1:-1]) or repr(text)
 
 
-def mark_differences(answers: Sequence[Answer]) -> None:
+def mark_differences(answers: Sequence[MethodAnswer]) -> None:
     """Mark the tokens that an answer does not share with the plain one (or the first, if none is plain)."""
     if len(answers) < 2:
         return
@@ -303,7 +304,7 @@ def mark_differences(answers: Sequence[Answer]) -> None:
                     step.differs = True
 
 
-def mark_wrong(answers: Sequence[Answer], shown: Sequence[str]) -> None:
+def mark_wrong(answers: Sequence[MethodAnswer], shown: Sequence[str]) -> None:
     """Mark the tokens of words for objects (CHAIR's words, singular or plural) that are not among those shown."""
     from revisit.benchmarks.chair_words import WORDS
 

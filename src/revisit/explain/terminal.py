@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from revisit.explain.lens import Lens
-    from revisit.explain.record import Answer, Step
+    from revisit.explain.record import MethodAnswer, Step
     from revisit.models.geometry import Layout
 
 
-def table(answer: Answer, layout: Layout | None = None, *, all_steps: bool = False, threshold: float = 0.1) -> Table:
+def table(
+    answer: MethodAnswer, layout: Layout | None = None, *, all_steps: bool = False, threshold: float = 0.1
+) -> Table:
     """The steps at which the method mattered: it changed the best token, or moved at least `threshold` of probability."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table

@@ -5,11 +5,14 @@ from __future__ import annotations
 import base64
 import io
 import json
+import os
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from revisit.errors import RevisitError
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -90,9 +93,25 @@ def data_uri(image: Image, longest_side: int = LONGEST_SIDE) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(out.getvalue()).decode()}"
 
 
+def check_writable(path: str | Path) -> Path:
+    """The path, if a file can be written there; one sentence if not, before any work is done for it."""
+    path = Path(path)
+    if path.is_dir():
+        raise RevisitError(f"{path} is a folder: give the name of a file in it, such as {path / 'page.html'}.")
+    parent = next(parent for parent in path.absolute().parents if parent.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise RevisitError(
+            f"{path} cannot be written: {parent} {'may not be changed' if parent.is_dir() else 'is a file'}."
+        )
+    return path
+
+
 def write_page(path: str | Path, text: str) -> Path:
     """Write a page, making its folder; returns its path."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, "utf-8")
+    path = check_writable(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise RevisitError(f"{path} cannot be written: {error.strerror}.") from error
     return path

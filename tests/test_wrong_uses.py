@@ -1,0 +1,178 @@
+"""Wrong uses of the command line and of Python that newcomers tried: each is answered in one sentence, without a traceback."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import families
+import revisit
+from revisit import RevisitError, Trace
+from revisit.cli.main import main
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with one picture and several things that are not what they seem."""
+    families.picture(0, (96, 96)).save(tmp_path / "photo.png")
+    (tmp_path / "notes.txt").write_text("no picture")
+    (tmp_path / "empty.png").write_bytes(b"")
+    (tmp_path / "half.png").write_bytes((tmp_path / "photo.png").read_bytes()[:200])
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/config.json").write_text('{"model_type": ')
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd/config.json").write_text('{"model_type": "no-such-family"}')
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "trace.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REVISIT_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+COMMANDS = [
+    ("generate", "No image was given"),
+    ("generate nope.jpg", "There is no image file 'nope.jpg'"),
+    ("generate nothing", "holds no image files"),
+    ("generate notes.txt", "is not an image in a format that can be read"),
+    ("generate empty.png", "is not an image in a format that can be read"),
+    ("generate half.png", "truncated or damaged"),
+    ("generate *.jpg", "No file matches '*.jpg'"),
+    ("generate https://example.org/a.png", "nothing is fetched unless --allow-url is given"),
+    ("generate photo.png --model ./nope", "nope"),
+    ("generate photo.png --model nothing", "has no config.json"),
+    ("generate photo.png --model broken", "broken"),
+    ("generate photo.png --model odd", "no-such-family"),
+    ("generate photo.png --model text", "gpt2"),
+    ("generate photo.png --method ReVisiT", "Did you mean 'revisit'"),
+    ("generate photo.png --method revisit:2", "settings are key=value"),
+    ("generate photo.png --method revisit:alpha=2", "alpha must be above 0 and at most 1"),
+    ("generate photo.png --set alhpa=0.1", "Did you mean 'alpha'"),
+    ("generate photo.png --set alpha", "key=value"),
+    ("generate photo.png --html .", "is a folder: give the name of a file in it"),
+    ("generate photo.png --html photo.png/page.html", "photo.png is a file"),
+    ("generate photo.png --device-map cuda", "cuda"),
+    ("generate photo.png --dtype int8", "must be float32, float16, bfloat16 or auto"),
+    ("generate photo.png --temperature 0.5", "add --sample"),
+    ("generate photo.png --stream --json", "--stream goes with neither"),
+    ("generate photo.png --beams 2 --trace", "leave out --beams"),
+    ("generate photo.png --max-new-tokens 0", "--max-new-tokens"),
+    ("generat photo.png", "generate"),
+    ("generate photo.png --promt hello", "--prompt"),
+    ("explain photo.png --png figure.txt", ".png, .svg or .pdf"),
+    ("lens photo.png --words dog", "at least two words"),
+    ("lens photo.png --png maps.png", "name the words"),
+    ("eval --benchmark popee", "Did you mean 'pope'"),
+    ("eval --method nope", "Unknown method 'nope'"),
+    ("compare nowhere", "nowhere"),
+    ("report nowhere", "nowhere is no folder"),
+    ("scenes build photo.png", "photo.png is a file"),
+    ("scenes build new --split odd", "Unknown scene split 'odd'"),
+    ("analyze pointing --method vcd", "Pointing measures ReVisiT alone"),
+    ("demo --out photo.png", "photo.png"),
+    ("serve --host 0.0.0.0", "key"),
+]
+
+
+@pytest.mark.parametrize(("command", "said"), COMMANDS, ids=[command for command, _ in COMMANDS])
+def test_a_wrong_command(
+    command: str, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "cuda" in command and __import__("torch").cuda.is_available():
+        pytest.skip("there is a GPU here")
+    before = sorted(folder.rglob("*"))
+    monkeypatch.setattr(sys, "argv", ["revisit", *command.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2
+    assert out == ""
+    assert said in " ".join(err.replace("│", " ").split())
+    assert "Traceback" not in err
+    sentences = [line for line in err.splitlines() if line.startswith("revisit: ")]
+    assert len(sentences) == 1 or "Usage:" in err  # what the parser of options refuses is said with the usage
+    assert [path for path in sorted(folder.rglob("*")) if path not in before and "cache" not in path.parts] == []
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Any, Any]:
+    return families.llava()
+
+
+def inputs(pair: tuple[Any, Any]) -> Any:
+    return revisit.prepare(pair[1], "What is it?", families.picture(0))
+
+
+def ask(pair: Any, *arguments: Any, **named: Any) -> Any:
+    return revisit.ask(pair, *arguments, max_new_tokens=2, **named)
+
+
+PICTURE = Image.new("RGB", (40, 40), (200, 30, 30))
+Call = Callable[[tuple[Any, Any]], Any]
+CALLS: list[tuple[str, Call, str]] = [
+    ("no model", lambda pair: revisit.ask(3, PICTURE, "?"), "model must be a name, a path or the pair"),
+    ("no such model", lambda pair: revisit.ask("./nope", PICTURE, "?"), "nope"),
+    ("two wrong things", lambda pair: revisit.ask((1, 2), PICTURE, "?"), r"the pair \(model, processor\)"),
+    ("no such picture", lambda pair: ask(pair, "nope.png", "?"), "There is no image file 'nope.png'"),
+    ("a folder", lambda pair: ask(pair, "nothing", "?"), "is a folder, not an image file"),
+    ("bytes of nothing", lambda pair: ask(pair, b"no picture", "?"), "is not an image in a format"),
+    ("a number", lambda pair: ask(pair, 3.5, "?"), "not a float"),
+    ("no picture", lambda pair: ask(pair, [], "?"), "at least one"),
+    ("colors first", lambda pair: ask(pair, np.zeros((3, 8, 8)), "?"), "move the colors to the last axis"),
+    ("no question", lambda pair: ask(pair, PICTURE, " "), "The question must be a text"),
+    ("a number as question", lambda pair: ask(pair, PICTURE, 5), "The question must be a text"),
+    ("an unknown method", lambda pair: ask(pair, PICTURE, "?", "ReVisit"), "Did you mean 'revisit'"),
+    ("no method", lambda pair: ask(pair, PICTURE, "?", 3), "method must be a decoding method"),
+    ("a bad setting", lambda pair: ask(pair, PICTURE, "?", "revisit:alpha=2"), "alpha must be above 0"),
+    ("beams", lambda pair: ask(pair, PICTURE, "?", num_beams=2), "Beam search cannot be shown"),
+    ("no such format", lambda pair: ask(pair, PICTURE, "?").save("answer.docx"), "saved as .html"),
+    ("a folder to save to", lambda pair: ask(pair, PICTURE, "?").save("nothing.html/"), "nothing.html"),
+    ("load: no such model", lambda pair: revisit.load("./nope"), "nope"),
+    ("load: no config", lambda pair: revisit.load("nothing"), "has no config.json"),
+    ("load: broken config", lambda pair: revisit.load("broken"), "broken"),
+    ("load: unknown type of weights", lambda pair: revisit.load("tiny", dtype="float99"), "must be float32, float16"),
+    ("load: no GPU", lambda pair: revisit.load("tiny", device_map="cuda"), "cuda"),
+    ("prepare: no processor", lambda pair: revisit.prepare("tiny", "?", PICTURE), "must be the model's processor"),
+    ("prepare: two prompts", lambda pair: revisit.prepare(pair[1], ["?", "!"], [PICTURE]), "2 prompts came with 1"),
+    ("prepare: <image>", lambda pair: revisit.prepare(pair[1], "<image> ?", PICTURE), "stands for an image"),
+    ("generate: positional", lambda pair: revisit.generate(pair[0], inputs(pair)), "two stars"),
+    ("generate: a name", lambda pair: revisit.generate("tiny", **inputs(pair)), r"a model with generate\(\)"),
+    ("generate: method", lambda pair: revisit.generate(pair[0], **inputs(pair), method=object()), "method must be"),
+    ("generate: trace", lambda pair: revisit.generate(pair[0], **inputs(pair), trace=3), "trace must be"),
+    (
+        "generate: no picture",
+        lambda pair: revisit.generate(
+            pair[0], **revisit.prepare(pair[1], "?", None), method="revisit", max_new_tokens=2
+        ),
+        "image",
+    ),
+    (
+        "generate: no such layer",
+        lambda pair: revisit.generate(pair[0], **inputs(pair), method="revisit:layers=99", max_new_tokens=2),
+        "Layer 99 does not exist",
+    ),
+    ("settings: alpha", lambda pair: revisit.ReVisiT(alpha=0), "alpha must be above 0"),
+    ("settings: layers", lambda pair: revisit.ReVisiT(layers="lats"), "Did you mean 'last'"),  # type: ignore[arg-type]
+    ("settings: select", lambda pair: revisit.ReVisiT(select="mni"), "Did you mean 'min'"),  # type: ignore[arg-type]
+    ("settings: seed", lambda pair: revisit.ReVisiT(select="random", seed=-1), "seed must be"),
+    ("open_image: None", lambda pair: revisit.open_image(None), "not a NoneType"),
+    ("Trace.load: no file", lambda pair: Trace.load("nope.json"), "nope.json"),
+    ("Trace.load: no trace", lambda pair: Trace.load("trace.json"), "trace"),
+]
+
+
+@pytest.mark.parametrize(("call", "said"), [entry[1:] for entry in CALLS], ids=[entry[0] for entry in CALLS])
+def test_a_wrong_call(call: Call, said: str, folder: Path, pair: tuple[Any, Any]) -> None:
+    if "cuda" in said and __import__("torch").cuda.is_available():
+        pytest.skip("there is a GPU here")
+    (folder / "nothing.html").mkdir()
+    with pytest.raises(RevisitError, match=said) as raised:
+        call(pair)
+    assert len(str(raised.value).splitlines()) == 1
