@@ -53,7 +53,7 @@ CANDIDATES: dict[str, ReVisiT] = {
     "agreement, soft": ReVisiT(weight="agreement", select="soft"),
 }
 ALPHAS = (1e-2, 1e-3, 1e-4, 1e-6)
-SAMPLED = 300  # of the test scenes are also described by sampling
+FEWER = 300  # of the test scenes, for variants of the choice and for sampling
 
 
 @dataclass(frozen=True)
@@ -209,20 +209,26 @@ def test(plan: Plan, out: Path) -> dict[str, Any]:
     choice = read_json(out / "choice.json")
     chosen = CANDIDATES[choice["chosen"]]
     same_mean = replace(chosen, weight=round(float(choice["weight"]), 3))
-    methods: dict[str, Method | None] = {
+    main: dict[str, Method | None] = {
         "greedy": None,
         choice["chosen"]: chosen,
         f"fixed {same_mean.weight:g} (same mean weight)": same_mean,
-        **{name: method for name, method in CANDIDATES.items() if name in ("fixed 1", "agreement")},
+        "fixed 1": CANDIDATES["fixed 1"],
+    }
+    variants: dict[str, Method | None] = {
+        "greedy": None,
+        choice["chosen"]: chosen,
+        "agreement": CANDIDATES["agreement"],
         **{f"{choice['chosen']}, alpha {alpha:g}": replace(chosen, alpha=alpha) for alpha in ALPHAS},
         f"{choice['chosen']}, all layers": replace(chosen, layers="all"),
     }
+    few = {name: main[name] for name in ("greedy", choice["chosen"], "fixed 1")}
+    fewer = replace(plan, test=min(plan.test, FEWER))
     result: dict[str, Any] = {"plan": asdict(plan), "chosen": choice["chosen"]}
-    result["unusual"] = _rows(plan, "test", methods)
-    few = {name: methods[name] for name in ("greedy", choice["chosen"], "fixed 1")}
+    result["unusual"] = _rows(plan, "test", main)
     result["usual"] = _rows(plan, "usual", few)
-    sampled = replace(plan, test=min(plan.test, SAMPLED))
-    result["sampling"] = {str(seed): _rows(sampled, "test", few, sampling_seed=seed) for seed in (0, 1, 2)}
+    result["variants"] = _rows(fewer, "test", variants)
+    result["sampling"] = {str(seed): _rows(fewer, "test", few, sampling_seed=seed) for seed in (0, 1, 2)}
     write_json(out / "test.json", result)
     return result
 
@@ -260,6 +266,9 @@ def markdown(result: dict[str, Any]) -> str:
     if "rows" in result:
         return f"{table(result['rows'])}\n\nChosen: {result['chosen']}.\n"
     parts = [f"Unusual scenes:\n\n{table(result['unusual'])}", f"Usual scenes:\n\n{table(result['usual'])}"]
+    parts.append(
+        f"Variants, the first {min(result['plan']['test'], FEWER)} unusual scenes:\n\n{table(result['variants'])}"
+    )
     parts += [f"Unusual scenes, sampling, seed {s}:\n\n{table(rows)}" for s, rows in result["sampling"].items()]
     return "\n\n".join(parts) + "\n"
 
