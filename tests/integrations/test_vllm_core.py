@@ -16,15 +16,16 @@ from torch import Tensor, nn
 
 from revisit.errors import RevisitError
 from revisit.integrations import vllm
+from revisit.integrations.vllm import step
 from revisit.integrations.vllm.head import ShardedHead
 from revisit.integrations.vllm.plan import Plan
-from revisit.integrations.vllm.pool import BLOCK, Pool
+from revisit.integrations.vllm.pool import Pool
 from revisit.integrations.vllm.request import LAYERS_SWITCH, admit, check, collectable, parse
 from revisit.integrations.vllm.worker import FAR, Row, Worker
 from revisit.methods.revisit import ReVisiT
 from revisit.step.reference import refine, scatter
 
-IMAGE, WIDTH, VOCABULARY, DEPTH = 9, 6, 40, 3
+IMAGE, WIDTH, VOCABULARY, DEPTH, BLOCK = 9, 6, 40, 3, 128
 
 
 class Params:
@@ -109,8 +110,8 @@ class Model:
     def __init__(self, blocks: int = 8, dtype: torch.dtype = torch.float32) -> None:
         torch.manual_seed(1)
         self.weight = torch.randn(VOCABULARY, WIDTH)
-        self.plan = Plan((IMAGE,), DEPTH, False, WIDTH, dtype, blocks)
-        pool = Pool(blocks, WIDTH, dtype, "cpu")
+        self.plan = Plan((IMAGE,), DEPTH, False, WIDTH, dtype, blocks, BLOCK)
+        pool = Pool(blocks, BLOCK, WIDTH, dtype, "cpu")
         self.worker = Worker(self.plan, pool, lambda: head(self.weight, 0, VOCABULARY), (1, DEPTH), nn.Identity())
 
     def sequence(self, prompt: list[int], seed: int) -> dict[int, Tensor]:
@@ -132,13 +133,15 @@ class Model:
         raw = sampled @ self.weight.T
         return raw, self.worker.refine(raw.clone(), sampled)
 
-    def wanted(self, method: ReVisiT, sequence: dict[int, Tensor], prompt: list[int], end: int) -> Tensor:
+    def wanted(
+        self, method: ReVisiT, sequence: dict[int, Tensor], prompt: list[int], end: int, draw: float = 0.0
+    ) -> Tensor:
         """What the reference gives, and the model's own order far below it."""
         logits = sequence[DEPTH][end - 1] @ self.weight.T
         layers = (DEPTH,) if method.layers == "last" else (1, DEPTH)
         where = [i for i, token in enumerate(prompt) if token == IMAGE]
         states = torch.cat([sequence[layer][where] for layer in layers])
-        result = refine(logits, states, head(self.weight, 0, VOCABULARY), method.rule(normalize=method.normalize))
+        result = refine(logits, states, head(self.weight, 0, VOCABULARY), method.rule(normalize=method.normalize), draw)
         return torch.maximum(scatter(result, logits), logits - FAR)
 
 
@@ -372,7 +375,8 @@ def test_what_a_worker_holds_does_not_grow_with_the_requests_it_has_served() -> 
         model.worker.remove(str(i))
     assert model.worker.pool.used == 0
     assert not model.worker.requests
-    assert len(model.worker._steps) == 1
+    assert len(model.worker._steps) <= 1
+    assert len(model.worker._views) <= 1
     assert model.worker.counters["requests"] == 500
 
 
@@ -385,3 +389,31 @@ def test_the_rehearsal_of_the_largest_step_leaves_everything_as_it_was() -> None
     assert torch.equal(logits, before)
     assert model.worker.rehearsed
     assert model.worker.pool.used == 0
+
+
+def test_rows_with_more_candidates_than_there_is_room_for_are_taken_again_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step, "CAPACITIES", (2, 8, 16))
+    model = Model(blocks=64)
+    prompts = [[IMAGE] * (5 + 11 * i) + [2] for i in range(20)]
+    sequences = [model.sequence(prompt, i) for i, prompt in enumerate(prompts)]
+    for select in ("min", "random"):
+        for i, prompt in enumerate(prompts):
+            model.add(str(i), prompt, alpha=0.05, select=select)
+        _, got = model.step([(str(i), s, 0, len(p)) for i, (p, s) in enumerate(zip(prompts, sequences, strict=True))])
+        shared = next(iter(model.worker._steps.values()))
+        assert shared.capacity > 2
+        for i, prompt in enumerate(prompts):
+            method = ReVisiT(alpha=0.05, select=select)  # type: ignore[arg-type]
+            draw = model.worker.requests[str(i)].uniform(0)
+            wanted = model.wanted(method, sequences[i], prompt, len(prompt), draw)
+            torch.testing.assert_close(got[i], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_room_follows_what_most_rows_need() -> None:
+    assert step.room_for([3, 5, 8], 32, 32000) == 32
+    assert step.room_for([3] * 63 + [9000], 32, 32000) == 32  # one flat distribution is taken alone
+    assert step.room_for([30] * 40, 32, 32000) == 128
+    assert step.room_for([3] * 40, 2048, 32000) == 512
+    assert step.room_for([20000], 8192, 32000) == 8192

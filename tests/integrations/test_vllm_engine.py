@@ -108,7 +108,7 @@ CROWDED = {
     "name": "crowded",
     "options": {**FULL, "enable_prefix_caching": True, "max_num_seqs": 16},
     "requests": CROWD,
-    "pool_mb": 0.1,
+    "pool_mb": 0.2,
     "rounds": 5,
     "processors": ["vllm_breaker:Breaker"],
 }

@@ -16,12 +16,11 @@ if importlib.util.find_spec("vllm") is None:
 
 import numpy as np
 import torch
-from test_vllm_core import DEPTH, IMAGE, Model, Params
+from test_vllm_core import BLOCK, DEPTH, IMAGE, Model, Params
 
 from revisit import ReVisiT
 from revisit.errors import RevisitError
 from revisit.integrations.vllm import ARCHITECTURES, hooks, models, v1, v2
-from revisit.integrations.vllm.pool import BLOCK
 
 
 def names(function: Any) -> list[str]:
@@ -238,6 +237,9 @@ def test_a_request_waits_until_its_vision_states_have_room(scheduler: Any) -> No
     assert allocate("b", 2) is None
     del scheduler.requests["a"]
     assert allocate("b", 2) == ["b", 7]
+    assert not scheduler.grammar_compile_error_reqs
+    assert allocate("e", 5) is None  # more than there is: it is ended, and holds up nobody
+    assert scheduler.grammar_compile_error_reqs == {"e"}
 
 
 def test_requests_that_failed_in_the_worker_are_ended(scheduler: Any) -> None:

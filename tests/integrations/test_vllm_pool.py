@@ -8,16 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from revisit.integrations.vllm.pool import BLOCK, Pool, PoolFull, blocks_for
+from revisit.integrations.vllm.pool import Pool, PoolFull
 
-
-def test_blocks_are_counted_up() -> None:
-    assert [blocks_for(n) for n in (0, 1, BLOCK, BLOCK + 1)] == [0, 1, 1, 2]
+BLOCK = 128
 
 
 @given(st.lists(st.integers(0, 3), max_size=20), st.randoms())
 def test_no_block_is_ever_given_to_two(sizes: list[int], random: object) -> None:
-    pool = Pool(16, 1, torch.float32, "cpu")
+    pool = Pool(16, BLOCK, 1, torch.float32, "cpu")
     held: list[np.ndarray] = []
     for size in sizes:
         try:
@@ -33,7 +31,7 @@ def test_no_block_is_ever_given_to_two(sizes: list[int], random: object) -> None
 
 
 def test_a_full_pool_says_what_is_missing_and_keeps_what_it_has() -> None:
-    pool = Pool(3, 1, torch.float32, "cpu")
+    pool = Pool(3, BLOCK, 1, torch.float32, "cpu")
     pool.take(2)
     with pytest.raises(PoolFull, match="2 blocks of vision states are needed and 1 of 3 are free"):
         pool.take(2)
@@ -41,7 +39,7 @@ def test_a_full_pool_says_what_is_missing_and_keeps_what_it_has() -> None:
 
 
 def test_states_are_kept_at_their_places() -> None:
-    pool = Pool(3, 2, torch.float32, "cpu")
+    pool = Pool(3, BLOCK, 2, torch.float32, "cpu")
     states = torch.arange(6.0).view(3, 2)
     pool.write(torch.tensor([0, BLOCK - 1, 2 * BLOCK]), states)
     assert torch.equal(pool.states[0, 0], states[0])

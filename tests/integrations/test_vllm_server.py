@@ -46,10 +46,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder / "model")]
     command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
-    command += ["--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "4"]
+    command += ["--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "4"]
     command += ["--logits-processors", "vllm_breaker:Breaker"]
     environment = {**os.environ, **SETTINGS, "REVISIT_VLLM": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    environment["REVISIT_VLLM_POOL_MB"] = "0.04"  # one block of 128 states: eight pictures
+    environment["REVISIT_VLLM_POOL_MB"] = "0.07"  # one block of 256 states: sixteen pictures
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
@@ -127,10 +127,10 @@ def test_images_that_can_never_fit_are_a_400_while_others_finish(server: dict[st
     settings = {"revisit": '{"alpha": 1e-3}'}
     with ThreadPoolExecutor(24) as pool:
         others = [pool.submit(ask, server, settings, seed=i % 5) for i in range(20)]
-        large = pool.submit(ask, server, settings, pictures=9)
-        plain = pool.submit(ask, server, None, pictures=9)
+        large = pool.submit(ask, server, settings, pictures=17)
+        plain = pool.submit(ask, server, None, pictures=17)
         with pytest.raises(
-            openai.BadRequestError, match=r"144 states, and this server has room for 128.*REVISIT_VLLM_POOL_MB"
+            openai.BadRequestError, match=r"272 states, and this server has room for 256.*REVISIT_VLLM_POOL_MB"
         ):
             large.result()
         assert len(plain.result()) == 10  # without ReVisiT the same pictures are welcome

@@ -85,6 +85,8 @@ def waiting(init: Callable[..., Any]) -> Callable[..., Any]:
             if need:
                 for old in taken.keys() - self.requests.keys():
                     del taken[old]
+                if need > plan_of(self).blocks:  # was not refused where it came from, and must not wait for ever
+                    self.grammar_compile_error_reqs.add(name)
                 if sum(taken.values()) + need > plan_of(self).blocks:
                     return None
             slots = allocate(request, *more, **named)
@@ -100,8 +102,13 @@ def waiting(init: Callable[..., Any]) -> Callable[..., Any]:
 def needed(scheduler: Any, request: Any) -> int:
     """How many blocks of the pool a request needs; 0 if it did not opt in."""
     params = request.sampling_params
-    method = parse(params.extra_args) if params is not None and params.extra_args else None
-    return 0 if method is None else plan_of(scheduler).blocks_of(method, request.prompt_token_ids or [])
+    if params is None or not params.extra_args:
+        return 0
+    if not hasattr(request, "revisit_blocks"):
+        method = parse(params.extra_args)
+        prompt = request.prompt_token_ids or []
+        request.revisit_blocks = 0 if method is None else plan_of(scheduler).blocks_of(method, prompt)
+    return int(request.revisit_blocks)
 
 
 def ending(update_from_output: Callable[..., Any]) -> Callable[..., Any]:

@@ -90,7 +90,7 @@ def build_worker(model: Any, config: VllmConfig) -> Worker:
             )
         model.set_aux_hidden_state_layers(tuple(layer for layer in layers if layer < plan.depth))
     norm = next((getattr(decoder, name) for name in FINAL_NORMS if hasattr(decoder, name)), None)
-    pool = Pool(plan.blocks, plan.width, plan.dtype, owner.lm_head.weight.device)
+    pool = Pool(plan.blocks, plan.block, plan.width, plan.dtype, owner.lm_head.weight.device)
     follow_v1()
     return Worker(plan, pool, lambda: sharded_head(owner), layers, norm)
 

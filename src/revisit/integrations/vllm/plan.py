@@ -15,13 +15,16 @@ import torch
 
 from revisit import settings
 from revisit.errors import RevisitError
-from revisit.integrations.vllm.pool import BLOCK, blocks_for
 from revisit.integrations.vllm.request import collectable
 from revisit.methods.revisit import ReVisiT
 from revisit.models.parts import vision_token_ids
 from revisit.taps.vision import resolve_layers
 
 POOL_SWITCH = "REVISIT_VLLM_POOL_MB"
+# How many tokens an image has, where a configuration says so: then an image fills a block at each layer. Every block costs a copy
+# of its row's part of the LM head, so blocks should not be small.
+TOKENS_OF_AN_IMAGE = ("image_seq_length", "mm_tokens_per_image")
+BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Plan:
     width: int  # of a hidden state
     dtype: torch.dtype  # of the states in the pool
     blocks: int  # in the pool
+    block: int = BLOCK  # states of a block
 
     def layers(self, method: ReVisiT) -> tuple[int, ...]:
         return resolve_layers(method.layers, self.depth, self.tied)
@@ -44,7 +48,11 @@ class Plan:
 
     def blocks_of(self, method: ReVisiT, prompt_ids: Sequence[int]) -> int:
         """How many blocks of the pool a request needs."""
-        return blocks_for(len(self.positions(prompt_ids)) * len(self.layers(method)))
+        return self.blocks_for(len(self.positions(prompt_ids)) * len(self.layers(method)))
+
+    def blocks_for(self, states: int) -> int:
+        """How many blocks hold so many states."""
+        return -(-states // self.block)
 
     def check_fit(self, method: ReVisiT, prompt_ids: Sequence[int]) -> None:
         """One clear sentence if a request needs more than the whole pool."""
@@ -53,7 +61,7 @@ class Plan:
         tokens, layers = len(self.positions(prompt_ids)), len(self.layers(method))
         raise RevisitError(
             f"revisit: the images of this request have {tokens} vision tokens at {layers} layer{'s' * (layers > 1)}, "
-            f"{tokens * layers} states, and this server has room for {self.blocks * BLOCK}: send smaller or fewer images, leave "
+            f"{tokens * layers} states, and this server has room for {self.blocks * self.block}: send smaller or fewer images, leave "
             f'"revisit" out, or start the server with a larger {POOL_SWITCH}.'
         )
 
@@ -71,11 +79,13 @@ def make_plan(config: Any) -> Plan:
     width = int(model.get_hidden_size())
     dtype = torch.float32 if current_platform.is_cpu() else model.dtype  # half precision is slow on CPUs
     states = len({*resolve_layers(collectable(), depth, tied), depth})  # of one vision token, at most
-    most = scheduler.max_num_seqs * blocks_for(model.max_model_len * states)
+    declared = (getattr(model.hf_config, name, None) for name in TOKENS_OF_AN_IMAGE)
+    block = next((size for size in declared if isinstance(size, int) and 64 <= size <= 1024), BLOCK)
+    most = scheduler.max_num_seqs * -(-model.max_model_len * states // block)
     megabytes = settings.vllm_pool_mb()
-    blocks = min(most, int(megabytes * 2**20 / (BLOCK * width * dtype.itemsize)))
+    blocks = min(most, int(megabytes * 2**20 / (block * width * dtype.itemsize)))
     if not blocks:
         raise RevisitError(
-            f"{POOL_SWITCH}={megabytes:g} has no room for {BLOCK} vision states of width {width}; make it larger."
+            f"{POOL_SWITCH}={megabytes:g} has no room for {block} vision states of width {width}; make it larger."
         )
-    return Plan(vision_token_ids(model.hf_config), depth, tied, width, dtype, blocks)
+    return Plan(vision_token_ids(model.hf_config), depth, tied, width, dtype, blocks, block)

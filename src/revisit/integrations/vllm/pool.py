@@ -1,6 +1,6 @@
 """The vision states of all opted-in requests of one worker, in a pool of fixed size.
 
-The pool is one tensor (blocks, BLOCK, d), made with the model, so that vLLM's memory profile counts it. A request takes the
+The pool is one tensor (blocks, states of a block, d), made with the model, so that vLLM's memory profile counts it. A request takes the
 blocks it needs when it is admitted and gives them back when it ends. Its states are numbered layer by layer (state j·N + i is
 vision token i at the j-th of its layers) and fill its blocks in that order. A step reads the front of the pool once, where it
 is; nothing is copied or padded.
@@ -18,13 +18,6 @@ from torch import Tensor
 from revisit.errors import RevisitError
 from revisit.step.batched import StateBlocks
 
-BLOCK = 128  # states
-
-
-def blocks_for(states: int) -> int:
-    """How many blocks hold so many states."""
-    return -(-states // BLOCK)
-
 
 class PoolFull(RevisitError):
     """There are not enough free blocks."""
@@ -33,14 +26,19 @@ class PoolFull(RevisitError):
 class Pool:
     """Blocks of vision states that requests take and give back."""
 
-    def __init__(self, blocks: int, width: int, dtype: torch.dtype, device: torch.device | str) -> None:
-        self.states = torch.empty(blocks, BLOCK, width, dtype=dtype, device=device)
+    def __init__(self, blocks: int, size: int, width: int, dtype: torch.dtype, device: torch.device | str) -> None:
+        self.states = torch.empty(blocks, size, width, dtype=dtype, device=device)
         self._free = list(range(blocks))  # a heap: the lowest numbers are taken first, so that the front is dense
         self._taken: set[int] = set()
 
     @property
     def blocks(self) -> int:
         return len(self.states)
+
+    @property
+    def size(self) -> int:
+        """How many states a block holds."""
+        return self.states.shape[1]
 
     @property
     def used(self) -> int:
@@ -64,7 +62,7 @@ class Pool:
             heapq.heappush(self._free, number)
 
     def write(self, places: Tensor, states: Tensor) -> None:
-        """Keep states at places (block · BLOCK + offset).  (m,), (m, d)"""
+        """Keep states at places (block · size + offset).  (m,), (m, d)"""
         self.states.flatten(0, 1).index_copy_(0, places, states.to(self.states.dtype))
 
     def read(self, places: Tensor) -> Tensor:
@@ -87,8 +85,8 @@ class Pool:
         lengths = np.zeros(front, np.int64)
         for row, (numbers, count) in enumerate(zip(owned, states, strict=True)):
             table[row, : len(numbers)] = numbers
-            lengths[numbers] = BLOCK
-            lengths[numbers[-1:]] = count - BLOCK * (len(numbers) - 1)
+            lengths[numbers] = self.size
+            lengths[numbers[-1:]] = count - self.size * (len(numbers) - 1)
         if 2 * len(every) >= front:
             return StateBlocks.pooled(self.states[:front], to_device(lengths, device), to_device(table, device))
         place = np.full(front + 1, -1)  # -1, which stands for no block, stays -1

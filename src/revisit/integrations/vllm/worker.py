@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from revisit.errors import RevisitError
 from revisit.integrations.vllm.head import ShardedHead
 from revisit.integrations.vllm.plan import Plan
-from revisit.integrations.vllm.pool import BLOCK, Pool, blocks_for, to_device
+from revisit.integrations.vllm.pool import Pool, to_device
 from revisit.integrations.vllm.request import parse
+from revisit.integrations.vllm.step import SharedStep
 from revisit.methods.revisit import ReVisiT
 from revisit.step import reference
-from revisit.step.batched import CAPACITIES, BatchedStep, refine
+from revisit.step.batched import CAPACITIES, StateBlocks, refine
 from revisit.step.rule import Rule
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,8 @@ class Request:
         self.prompt_length = len(prompt_ids)
         self.positions = plan.positions(prompt_ids)  # (N,)
         self.seen = np.zeros(self.tokens, bool)
-        self.blocks = pool.take(blocks_for(self.states))
+        self.block = pool.size
+        self.blocks = pool.take(plan.blocks_for(self.states))
         self._generator = random.Random(method.seed)
         self._draws: list[float] = []
 
@@ -68,7 +70,7 @@ class Request:
 
     def places(self, numbers: np.ndarray) -> np.ndarray:
         """Where states are in the pool, by their number.  (m,) -> (m,)"""
-        places: np.ndarray = self.blocks[numbers // BLOCK] * BLOCK + numbers % BLOCK
+        places: np.ndarray = self.blocks[numbers // self.block] * self.block + numbers % self.block
         return places
 
     def uniform(self, index: int) -> float:
@@ -120,7 +122,8 @@ class Worker:
         self._failed: set[str] = set()
         self._pieces: list[Piece] = []
         self._rows: list[Row] = []
-        self._steps: dict[Rule, tuple[tuple[int, ...], BatchedStep]] = {}  # with the requests whose blocks it looks at
+        self._steps: dict[Rule, SharedStep] = {}
+        self._views: dict[Rule, tuple[tuple[int, ...], StateBlocks]] = {}  # with the requests whose blocks they are
         self._counts: Counter[str] = Counter()
         self._device_counts: Tensor | None = (
             None  # (2,) rows refined by a vision token, and with another token than before
@@ -254,8 +257,9 @@ class Worker:
         logits = logits.float()  # as the sampler would do next; the same tensor if it is float32 already
         for rule, group in groups.items():
             self._refine_group(logits, rule, group)
-        for rule in self._steps.keys() - groups.keys():  # nobody asks for these settings any more
-            del self._steps[rule]
+        for kept in (self._steps, self._views):
+            for rule in kept.keys() - groups.keys():  # nobody asks for these settings any more
+                del kept[rule]
         return logits
 
     def _refine_group(self, logits: Tensor, rule: Rule, group: Sequence[Row]) -> None:
@@ -277,28 +281,29 @@ class Worker:
         if rule.full_vocabulary:
             scores = torch.stack([self._reference(one, row) for one, row in zip(some, group, strict=True)])
         else:
-            draws = np.array([[row.request.uniform(row.token)] for row in group])  # (n, 1)
-            uniform = to_device(draws, logits.device) if rule.select == "random" else 0.0
-            step = self._step(rule, group)(some, uniform)
-            scores = step.scores
-            self._count(torch.stack([step.applied.sum(), step.changed.sum()]))
+            step = self._steps.setdefault(rule, SharedStep(self.head, rule))
+            scores, counts = step(
+                some, self._view(rule, group), lambda i: self._blocks([group[i]]), _draws(rule, group, some)
+            )
+            self._count(counts)
         result = torch.maximum(scores, some - FAR)
         if index is None:
             logits.copy_(result)
         else:
             logits.index_copy_(0, index, result)
 
-    def _step(self, rule: Rule, group: Sequence[Row]) -> BatchedStep:
-        """The batched step of these rows; its view of the pool is kept while the same requests are decoded together."""
+    def _view(self, rule: Rule, group: Sequence[Row]) -> StateBlocks:
+        """The blocks of these rows; a view of the pool is kept while the same requests are decoded together."""
         key = tuple(row.request.serial for row in group)
-        known, step = self._steps.get(rule, ((), None))
-        if step is None or known != key:
-            blocks = self.pool.view([row.request.blocks for row in group], [row.request.states for row in group])
-            if step is None:
-                step = BatchedStep(blocks, self.head, rule)
-            step.blocks = blocks
-            self._steps[rule] = key if self.pool.holds(blocks.states) else (), step
-        return step
+        known, view = self._views.get(rule, ((), None))
+        if view is None or known != key:
+            view = self._blocks(group)
+            if self.pool.holds(view.states):
+                self._views[rule] = key, view
+        return view
+
+    def _blocks(self, group: Sequence[Row]) -> StateBlocks:
+        return self.pool.view([row.request.blocks for row in group], [row.request.states for row in group])
 
     def _reference(self, logits: Tensor, row: Row) -> Tensor:
         """One row by the reference: over the full vocabulary nothing is gained by a batch."""
@@ -318,10 +323,17 @@ class Worker:
         """Take the largest step there can be, so that vLLM's memory profile knows what steps need."""
         self.rehearsed = True
         owned = np.array_split(np.arange(self.pool.blocks), len(logits))
-        view = self.pool.view(owned, [len(numbers) * BLOCK for numbers in owned])
+        view = self.pool.view(owned, [len(numbers) * self.pool.size for numbers in owned])
         copied = self.pool.states[: self.pool.blocks // 2].clone()  # what `Pool.view` may copy for a few rows
         refine(logits.float(), view, self.head, Rule(), capacity=CAPACITIES[1])
         del copied
+
+
+def _draws(rule: Rule, group: Sequence[Row], like: Tensor) -> Tensor | None:
+    """The draws of select="random".  -> (n, 1)"""
+    if rule.select != "random":
+        return None
+    return to_device(np.array([[row.request.uniform(row.token)] for row in group]), like.device)
 
 
 def _missing(request: Request) -> RevisitError:
