@@ -6,6 +6,7 @@ record of every step (`Trace(record=True)`) is read step by step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ class Recorder:
         trace.method = {"name": method.name, **method.settings()}
         trace.rows = [RowTrace() for _ in range(rows)]
         trace.layers, trace.links = (), []
-        self._unread: list[Tensor] = []  # one (4, rows) per step: counted, applied, changed, size
+        self._unread: list[tuple[Tensor | None, ...]] = []  # of each step: sizes, applied, changed, seen, ended
         stack.callback(self.flush)
 
     @property
@@ -80,14 +81,13 @@ class Recorder:
         sizes: Tensor | None = None,
         applied: Tensor | None = None,
         changed: Tensor | None = None,
+        seen: Tensor | None = None,
     ) -> None:
-        """Count one step of all rows from (rows,) tensors, without reading them now; size -1 is none."""
-        ended = self.ended.before(input_ids)
-        like = input_ids.new_zeros(input_ids.shape[0]) if sizes is None else sizes.long()
-        counted = torch.ones_like(like) if ended is None else (~ended).to(like.device, torch.long)
-        zeros = torch.zeros_like(like)
-        parts = [counted, *(zeros if part is None else part.to(like.device) for part in (applied, changed))]
-        self._unread.append(torch.stack([*parts, zeros - 1 if sizes is None else like]))
+        """Count one step of all rows from (rows,) tensors, without reading them now and without work for the device.
+
+        No set is counted where the size is 0 or the row has not `seen` an image.
+        """
+        self._unread.append((sizes, applied, changed, seen, self.ended.before(input_ids)))
         if len(self._unread) == FLUSH_STEPS:
             self.flush()
 
@@ -160,13 +160,14 @@ class Recorder:
 
     def flush(self) -> None:
         """Read the counters that are still on the device."""
-        if not self._unread:
-            return
-        steps, self._unread = torch.stack([part.to(self._unread[0].device) for part in self._unread]).tolist(), []
-        for step in steps:
-            for row, (counted, applied, changed, size) in enumerate(zip(*step, strict=True)):
-                if counted:
-                    self.note(row, applied=bool(applied), changed=bool(changed), set_size=None if size < 0 else size)
+        columns = [read_together(column) for column in zip(*self._unread, strict=True)]
+        self._unread = []
+        for sizes, applied, changed, seen, ended in zip(*columns, strict=True):
+            for row in range(len(self.trace.rows)):
+                if ended is None or not ended[row]:
+                    size = sizes[row] if sizes is not None and (seen is None or seen[row]) else 0
+                    did, moved = (values is not None and bool(values[row]) for values in (applied, changed))
+                    self.note(row, applied=did, changed=moved, set_size=size or None)
 
     def finish(self, sequences: Tensor, tokenizer: Any = None) -> None:
         """Fill in which token was chosen at each recorded step (not for beams: there rows change places)."""
@@ -221,3 +222,10 @@ class Recorder:
 def with_favorite(order: Tensor, favorite: Tensor) -> Tensor:
     """The best candidates, the last one replaced by the model's own favorite if that is not among them."""
     return order if bool((order == favorite).any()) else torch.cat([order[:-1], favorite[None]])
+
+
+def read_together(tensors: Sequence[Tensor | None]) -> list[Any]:
+    """The values of many small tensors of one shape, read from their device in one go; None stays None."""
+    known = [tensor for tensor in tensors if tensor is not None]
+    values = iter(torch.stack([tensor.to(known[0].device) for tensor in known]).tolist() if known else ())
+    return [None if tensor is None else next(values) for tensor in tensors]

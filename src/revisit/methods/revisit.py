@@ -162,7 +162,7 @@ class ReVisiT(Method):
                 for row in run.recorder.active(input_ids):
                     run.recorder.note_refinement(row, result.refinements[row], items[run.item(row)])
             else:
-                run.recorder.note_later(input_ids, result.sizes, result.applied, result.changed)
+                run.recorder.note_later(input_ids, result.sizes, result.applied, result.changed, result.seen)
             return result.scores.to(logits.device)
 
         return refine

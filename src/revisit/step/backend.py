@@ -61,7 +61,7 @@ class ReferenceStep:
 
 def summarize(scores: Tensor, results: Sequence[Refinement | None]) -> Step:
     """The steps of single rows as the step of a batch."""
-    counts = [(-1, 0, 0, -1) if r is None else (r.size, r.applied, r.changed, r.state) for r in results]
-    sizes, applied, changed, states = torch.tensor(counts, device=scores.device).T
+    counts = [(0, 0, 0, 0, 0) if r is None else (r.size, r.applied, r.changed, r.state, 1) for r in results]
+    sizes, applied, changed, states, seen = torch.tensor(counts, device=scores.device).T
     weights = torch.tensor([0.0 if r is None else r.weight for r in results], device=scores.device)
-    return Step(scores, sizes, applied.bool(), changed.bool(), states, weights, tuple(results))
+    return Step(scores, sizes, applied.bool(), changed.bool(), states, weights, seen.bool(), tuple(results))

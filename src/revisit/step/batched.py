@@ -20,29 +20,37 @@ from torch import Tensor
 
 from revisit.models.head import LinearHead, Projection
 from revisit.step import reference
-from revisit.step.rule import LARGEST_LOGIT, RESOLUTION, SOFT_TEMPERATURE, Rule
+from revisit.step.rule import LARGEST_LOGIT, SOFT_TEMPERATURE, Rule
 
 CAPACITIES = (32, 128, 512, 2048, 8192)
-OUTSIDE = -4 * LARGEST_LOGIT  # logit of a token that is not plausible: probability 0, and finite
+OUTSIDE = torch.tensor(-4 * LARGEST_LOGIT)  # logit of a token that is not plausible: probability 0, and finite
+INFINITY = torch.tensor(
+    math.inf
+)  # numbers as tensors of the host: as Python numbers, each would be written to the device first
 TINY = 1e-37  # smallest probability whose logarithm is taken
 CPU_NUMBERS, DEVICE_NUMBERS = 1 << 19, 1 << 26  # logits of vision tokens compared at a time
 
 
 @dataclass(frozen=True)
 class StateBlocks:
-    """The vision states of a batch: G blocks of S states, each looked at by c rows (sequences) of the batch."""
+    """The vision states of a batch: G blocks of S states, each looked at by c rows (sequences) of the batch.
+
+    Padded blocks (`table` None) belong to c consecutive rows each; pooled blocks to one row, which may own several.
+    """
 
     states: Tensor  # (G, S, d)
-    mask: Tensor  # (G, S) False for padding
+    mask: Tensor | None  # (G, S) False for padding; None where there is none
     rows: Tensor  # (G, c) the rows that look at a block; any row where nobody does
-    places: Tensor  # (B, M) the blocks of each row, as block · c + column in `rows`; -1 for none
-    seen: Tensor  # (B,) whether a row has vision states
+    table: Tensor | None = None  # (B, M) the blocks of each row in order, -1 behind the last
+    seen: Tensor | None = None  # (B,) whether a row has vision states; None where all rows have
 
     @classmethod
     def padded(cls, states: Tensor, mask: Tensor, copies: int = 1) -> StateBlocks:
         """One block an item, shared by consecutive rows that are its copies (beams, return sequences)."""
         rows = torch.arange(len(states) * copies, device=states.device).view(-1, copies)
-        return cls(states, mask, rows, rows.view(-1, 1), mask.any(-1)[:, None].expand_as(rows).flatten())
+        if bool(mask.all()):
+            return cls(states, None, rows)
+        return cls(states, mask, rows, None, mask.any(-1)[:, None].expand_as(rows).flatten())
 
     @classmethod
     def of_items(cls, items: Sequence[Tensor], copies: int = 1) -> StateBlocks:
@@ -64,41 +72,47 @@ class StateBlocks:
         """
         mask = torch.arange(pool.shape[1], device=pool.device) < lengths[:, None]
         owner = torch.arange(len(table), device=table.device)[:, None].expand_as(table)
-        spare = torch.zeros(
-            len(pool) + 1, dtype=torch.long, device=pool.device
-        )  # entries of -1 land behind the last block
+        spare = torch.zeros(len(pool) + 1, dtype=torch.long, device=pool.device)  # -1 lands behind the last block
         rows = spare.scatter(0, table.remainder(len(pool) + 1).flatten(), owner.flatten())[:-1, None]
         return cls(pool, mask, rows, table, (table >= 0).any(-1))
 
-    def of_rows(self, values: Tensor) -> Tensor:
-        """Values of all (block, looking row) pairs, by row; NaN where a row has fewer blocks.  (G, c, S) -> (B, M · S)"""
-        found = values.flatten(0, 1)[self.places.clamp_min(0)]  # (B, M, S)
-        return found.masked_fill(self.places[..., None] < 0, math.nan).flatten(1)
+    def by_block(self, values: Tensor) -> Tensor:
+        """Values of rows, for the rows that look at each block.  (B, K) -> (G, c, K), (B,) -> (G, c, 1)"""
+        wide = values.view(len(values), -1)
+        return wide.view(*self.rows.shape, -1) if self.table is None else wide[self.rows]
 
-    def chosen(self, index: Tensor) -> Tensor:
-        """States of rows by their position in `of_rows`.  (B, n) -> (B, n, d)"""
-        place = self.places.gather(1, index // self.states.shape[1])
-        return self.states[place.clamp_min(0) // self.rows.shape[1], index % self.states.shape[1]]
+    def by_row(self, values: Tensor) -> Tensor:
+        """Values of the states that each row looks at; inf where it has fewer.  (G, c, S) -> (B, M · S)"""
+        if self.table is None:
+            return values.flatten(0, 1)
+        return torch.where(self.table[..., None] < 0, INFINITY, values[self.table, 0]).flatten(1)
+
+    def places(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the states of rows are, by their number in `by_row`: block · c + looking row, and offset.  (B, n)"""
+        if self.table is None:
+            return self.rows.view(-1, 1), index
+        return self.table.gather(1, index // self.states.shape[1]), index % self.states.shape[1]
 
 
 class Candidates(NamedTuple):
-    """The likeliest tokens of every row, in vocabulary order."""
+    """The likeliest tokens of every row, the likeliest first."""
 
     ids: Tensor  # (B, K)
     inside: Tensor  # (B, K) whether it is plausible
     log_p: Tensor  # (B, K) the output distribution over the plausible ones, OUTSIDE elsewhere
-    sizes: Tensor  # (B,) how many are plausible: exact if below K; 0 where no token is comparable
+    sizes: Tensor  # (B,) how many are plausible: exact if below K; 0 where the logits are no distribution
 
 
 class Step(NamedTuple):
     """What a step gives; everything stays on the device."""
 
     scores: Tensor  # (B, V), -inf outside the plausible set; the logits themselves where a row is left as it is
-    sizes: Tensor  # (B,) plausible tokens, -1 where a row is left as it is
+    sizes: Tensor  # (B,) plausible tokens; 0 where the logits are no distribution
     applied: Tensor  # (B,) whether a vision token was used
-    changed: Tensor  # (B,) whether the likeliest token is another than before
-    states: Tensor  # (B,) the selected vision state, -1 where none was
-    weights: Tensor  # (B,) weight of the vision side, 0 where none was used
+    changed: Tensor  # (B,) whether the likeliest token was not the likeliest before
+    states: Tensor  # (B,) the selected vision state, where one was used
+    weights: Tensor | float  # (B,) weight of the vision side, where one was used
+    seen: Tensor | None = None  # (B,) whether a row has vision states; None where all rows have
     refinements: tuple[reference.Refinement | None, ...] = ()  # of each row, where the reference took the step
 
 
@@ -141,10 +155,9 @@ def find_candidates(logits: Tensor, rule: Rule, capacity: int | None) -> Candida
     if capacity is None:
         keep = logp.isfinite() if rule.full_vocabulary else reference.plausible(logp, rule.alpha)
         capacity = max(1, int(keep.sum(-1).max()))
-    ids = logp.topk(min(capacity, logp.shape[-1]), sorted=False).indices.sort(-1).values  # (B, K)
-    top = logp.gather(-1, ids)
-    inside = top.isfinite() if rule.full_vocabulary else reference.plausible(top, rule.alpha)
-    log_p = top.masked_fill(~inside, OUTSIDE).log_softmax(-1)
+    top, ids = logp.topk(min(capacity, logp.shape[-1]))  # (B, K), descending
+    inside = top.isfinite() if rule.full_vocabulary else top >= top[:, :1] + math.log(rule.alpha)
+    log_p = torch.where(inside, top, OUTSIDE).log_softmax(-1)
     return Candidates(ids, inside, log_p, inside.sum(-1))
 
 
@@ -152,101 +165,102 @@ def finish(
     logits: Tensor, some: Candidates, blocks: StateBlocks, head: Projection, rule: Rule, uniform: float | Tensor
 ) -> Step:
     """The step of all rows whose candidates are known."""
-    divergences = blocks.of_rows(all_divergences(some, blocks, head, rule))  # (B, N)
-    index, shares = select(divergences, some.sizes, rule, uniform)  # (B, n)
-    log_q = mixture(some, head.logits(blocks.chosen(index), some.ids, rule.model_dtype), shares, rule)  # (B, K)
+    distances, log_qs = compare(some, blocks, head, rule)
+    index, shares = select(blocks.by_row(distances), some.sizes, rule, uniform)  # (B, n)
+    place, offset = blocks.places(index)
+    if log_qs is not None:
+        log_q = log_qs.flatten(0, 1)[place, offset]  # (B, n, K)
+    else:
+        x = head.logits(blocks.states[place // blocks.rows.shape[1], offset], some.ids, rule.model_dtype)
+        log_q = log_distribution(x, some.inside[:, None], rule)
+    log_q = log_q[:, 0] if shares.shape[1] == 1 else mean_by_shares(log_q, shares[..., None])  # (B, K)
+    weight = rule.weight
+    weights = reference.vision_weight(some.log_p, log_q, weight) if isinstance(weight, str) else weight
+    fused = reference.fuse(some.log_p, log_q, rule.fusion, weights, rule.normalize)
 
-    touched = blocks.seen & (some.sizes > 0)
-    applied = touched & (some.sizes > 1) & (shares[:, 0] > 0)
-    log_p = some.log_p
-    weights = reference.vision_weight(log_p, log_q, rule.weight)
-    fused = reference.fuse(log_p, log_q, rule.fusion, weights, rule.normalize)
-    final = torch.where(applied[:, None], fused, log_p).masked_fill(~some.inside, -math.inf)
+    touched = some.sizes > 0 if blocks.seen is None else (some.sizes > 0) & blocks.seen
+    applied = (some.sizes > 1) & (shares[:, 0] > 0)  # a row without vision states has no shares
+    final = torch.where(some.inside, torch.where(applied[:, None], fused, some.log_p), -INFINITY)
     kept = torch.where(touched[:, None], final.to(logits.dtype), logits.gather(-1, some.ids))
-    scores = logits.masked_fill(touched[:, None], -math.inf).scatter_(-1, some.ids, kept)
-    return Step(
-        scores,
-        some.sizes.masked_fill(~touched, -1),
-        applied,
-        applied & (final.argmax(-1) != log_p.argmax(-1)),
-        index[:, 0].masked_fill(~applied, -1),
-        weights.masked_fill(~applied, 0),
-    )
+    scores = torch.where(touched[:, None], -INFINITY, logits).scatter_(-1, some.ids, kept)
+    before = some.log_p.gather(-1, final.argmax(-1, keepdim=True))  # (B, 1), of what is now the likeliest
+    changed = applied & (before < some.log_p[:, :1])[:, 0]
+    return Step(scores, some.sizes, applied, changed, index[:, 0], weights, blocks.seen)
 
 
-def all_divergences(some: Candidates, blocks: StateBlocks, head: Projection, rule: Rule) -> Tensor:
-    """Divergence of every vision state from the distributions of the rows that look at it.  -> (G, c, S)
+def mean_by_shares(log_q: Tensor, shares: Tensor) -> Tensor:
+    """The log of the mean of several distributions.  (B, n, K), (B, n, 1) -> (B, K)"""
+    return torch.logsumexp(torch.where(shares > 0, log_q + shares.log(), -INFINITY), 1).clamp_min(OUTSIDE.item())
 
-    NaN for padding and for states that cannot be selected.
+
+def compare(some: Candidates, blocks: StateBlocks, head: Projection, rule: Rule) -> tuple[Tensor, Tensor | None]:
+    """How far every vision state is from the rows that look at it, and its log-distribution.  -> (G, c, S), (G, c, S, K)
+
+    The distance is inf for padding and for states that cannot be selected. What is too large to be held at once is
+    compared in slices, and the distributions are not kept.
     """
-    ids, inside, log_p = (x[blocks.rows] for x in some[:3])  # (G, c, K)
-    sizes = inside.sum(-1, keepdim=True)  # (G, c, 1)
+    ids, inside, log_p, sizes = (blocks.by_block(x) for x in some)  # (G, c, K), sizes (G, c, 1)
+    inside, log_p = inside[:, :, None], log_p[:, :, None]
     largest = CPU_NUMBERS if ids.device.type == "cpu" else DEVICE_NUMBERS
+    slices = blocks.states.split(max(1, largest // ids.numel()), dim=1)
     parts = []
-    for states in blocks.states.split(max(1, largest // ids.numel()), dim=1):
+    for states in slices:
         x = head.logits(states, ids.flatten(1), rule.model_dtype)  # (G, s, c · K)
         x = x.unflatten(-1, ids.shape[1:]).transpose(1, 2)  # (G, c, s, K)
-        x = x.masked_fill(~inside[:, :, None], -math.inf if rule.model_dtype else OUTSIDE)
-        usable = (x.abs() < LARGEST_LOGIT).sum(-1) == sizes
-        value = divergence(log_p[:, :, None], inside[:, :, None], x, rule)
-        parts.append(value.masked_fill(~usable, math.nan))
-    return torch.cat(parts, dim=-1).masked_fill(~blocks.mask[:, None], math.nan)
+        log_q = log_distribution(x, inside, rule)
+        usable = ((x.abs() < LARGEST_LOGIT) & inside).sum(-1) == sizes
+        parts.append(torch.where(usable, distance(log_p, log_q, inside, x, rule), INFINITY))
+    distances = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+    if blocks.mask is not None:
+        distances = torch.where(blocks.mask[:, None], distances, INFINITY)
+    return distances, log_q if len(slices) == 1 else None
 
 
-def divergence(log_p: Tensor, inside: Tensor, x: Tensor, rule: Rule) -> Tensor:
-    """The divergences of the reference, over the tokens inside.  (..., 1, K), (..., 1, K), (..., s, K) -> (..., s)
+def log_distribution(x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
+    """log Q over the tokens inside, in float32 at least; finite everywhere.  (..., s, K), (..., 1, K)"""
+    log_q = reference.log_softmax(torch.where(inside, x, -INFINITY if rule.model_dtype else OUTSIDE), rule.model_dtype)
+    return log_q.float().clamp_min(OUTSIDE.item()) if rule.model_dtype else log_q
 
-    With s = P + Q, the Jensen–Shannon divergence is ½ Σ (P ln P + Q ln Q − s ln s) + ln 2.
+
+def distance(log_p: Tensor, log_q: Tensor, inside: Tensor, x: Tensor, rule: Rule) -> Tensor:
+    """The reference's divergence, negative for select="max".  (..., 1, K), (..., s, K), (..., 1, K) -> (..., s)
+
+    With s = P + Q, the Jensen–Shannon divergence is ½ Σ (Q ln Q − s ln s) and what depends on P alone, which is left out.
     """
-    log_q = reference.log_softmax(x, rule.model_dtype)
-    q = x.softmax(-1) if rule.model_dtype and rule.divergence == "official" else log_q.exp()
-    p = log_p.exp()
-    if rule.model_dtype:
-        log_q = log_q.to(p.dtype).clamp_min(OUTSIDE)
+    p, q = log_p.exp(), log_q.exp()
     if rule.divergence == "official":
+        if rule.model_dtype:  # the released code rounds Q by itself
+            q = torch.where(inside, x, -INFINITY).softmax(-1)
         m = 0.5 * (p + q)
         terms = m * (m.log() - 0.5 * (log_p + log_q))
-        return torch.where(inside & (m > 0), terms, 0).sum(-1) / inside.sum(-1)
-    if rule.divergence == "cosine":
-        return 1 - torch.nn.functional.cosine_similarity(q, p, dim=-1)
-    entropy = torch.xlogy(p, p).sum(-1)
-    if rule.divergence == "kl":
-        return entropy - (log_q * p).sum(-1)
-    s = q + p.clamp_min(TINY)
-    return 0.5 * (entropy + torch.addcmul(q * log_q, s, s.log(), value=-1).sum(-1)) + math.log(2)
+        value = torch.where(inside & (m > 0), terms, 0).sum(-1) / inside.sum(-1)
+    elif rule.divergence == "cosine":
+        value = 1 - torch.nn.functional.cosine_similarity(q, p, dim=-1)
+    elif rule.divergence == "kl":
+        value = (p * (log_p - log_q)).sum(-1)
+    else:
+        s = q + p.clamp_min(TINY)
+        value = 0.5 * q.mul_(log_q).addcmul_(s, s.log(), value=-1).sum(-1)
+    return -value if rule.select == "max" else value
 
 
-def select(divergences: Tensor, sizes: Tensor, rule: Rule, uniform: float | Tensor) -> tuple[Tensor, Tensor]:
+def select(distances: Tensor, sizes: Tensor, rule: Rule, uniform: float | Tensor) -> tuple[Tensor, Tensor]:
     """The selected states of every row and their shares in Q; shares of 0 where none can be.  (B, N) -> (B, n), (B, n)"""
-    usable = ~divergences.isnan()
-    if rule.select == "soft":
-        shares = (-divergences / SOFT_TEMPERATURE).masked_fill(~usable, -math.inf).softmax(-1)
-        order = shares.argsort(dim=-1, descending=True, stable=True)
-        return order, shares.gather(-1, order).nan_to_num(0)
     if rule.select == "random":
+        usable = distances < math.inf
         wanted = (uniform * usable.sum(-1, keepdim=True).double()).long()  # its number among the usable ones
         first = ((usable.cumsum(-1) - 1 == wanted) & usable).int().argmax(-1, keepdim=True)
-        return first, usable.gather(-1, first).to(divergences.dtype)
-    distance = (-divergences if rule.select == "max" else divergences).masked_fill(~usable, math.inf)
-    if rule.neighbors > 1:
-        nearest = distance.topk(min(rule.neighbors, distance.shape[-1]), largest=False).indices
-        shares = usable.gather(-1, nearest).to(divergences.dtype)
-        return nearest, shares / shares.sum(-1, keepdim=True).clamp_min(1)
-    least = distance.amin(-1, keepdim=True)
-    scale = 1 / sizes[:, None] if rule.divergence == "official" else 1.0
-    reach = 0.0 if rule.model_dtype else RESOLUTION * (scale + least.abs())
-    first = (distance <= least + reach).int().argmax(-1, keepdim=True)
-    return first, usable.gather(-1, first).to(divergences.dtype)
-
-
-def mixture(some: Candidates, x: Tensor, shares: Tensor, rule: Rule) -> Tensor:
-    """log Q of the selected states.  (B, n, K), (B, n) -> (B, K)"""
-    outside = -math.inf if rule.model_dtype else OUTSIDE
-    log_q = reference.log_softmax(x.masked_fill(~some.inside[:, None], outside), rule.model_dtype)
-    log_q = log_q.to(some.log_p.dtype)
-    if shares.shape[1] == 1:
-        return log_q[:, 0]
-    return torch.logsumexp(log_q + shares[..., None].log(), 1)
+        return first, usable.gather(-1, first).to(distances.dtype)
+    least = distances.amin(-1, keepdim=True)
+    apart = reference.steps_apart(distances, least, sizes[:, None], rule)
+    if rule.select != "soft" and rule.neighbors == 1:
+        return apart.argmin(-1, keepdim=True), least < math.inf
+    order = apart.argsort(dim=-1, stable=True)
+    if rule.select == "soft":
+        return order, (-distances / SOFT_TEMPERATURE).softmax(-1).nan_to_num(0).gather(-1, order)
+    nearest = order[:, : rule.neighbors]
+    shares = (distances.gather(-1, nearest) < math.inf).to(distances.dtype)
+    return nearest, shares / shares.sum(-1, keepdim=True).clamp_min(1)
 
 
 # -- the steps of a run -------------------------------------------------------------------------------------------
@@ -293,11 +307,12 @@ class BatchedStep:
         """One step of all rows, ended ones too; on a GPU the host waits once, for sizes that were copied before most of the work."""
         capacity = None if host_sync_is_cheap(logits.device) else self.capacity()
         candidates = find_candidates(logits, self.rule, capacity)
-        sizes = None if host_sync_is_cheap(logits.device) else HostCopy(candidates.sizes.amax())
+        sizes = None if host_sync_is_cheap(logits.device) else HostCopy(candidates.sizes)
         step = finish(logits, candidates, self.blocks, self.head, self.rule, uniform)
         if sizes is not None:
-            largest = sizes.read()
+            largest = max(sizes.read())
             self.expected = max(1.5 * largest, 0.9 * self.expected)
             if capacity is not None and capacity <= largest < logits.shape[-1]:
-                return refine(logits, self.blocks, self.head, self.rule, uniform=uniform)
+                step = refine(logits, self.blocks, self.head, self.rule, uniform=uniform)
+                self.expected = 1.5 * int(step.sizes.max())
         return step

@@ -57,8 +57,8 @@ class Refinement:
 
     @property
     def changed(self) -> bool:
-        """Whether the likeliest token is another than before."""
-        return self.applied and int(self.final.argmax()) != int(self.base.argmax())
+        """Whether the likeliest token was not the likeliest before."""
+        return self.applied and bool(self.base[self.final.argmax()] < self.base.max())
 
 
 def refine(logits: Tensor, states: Tensor, head: Projection, rule: Rule, uniform: float = 0.0) -> Refinement | None:
@@ -176,25 +176,27 @@ def select(divergences: Tensor, size: int, rule: Rule, uniform: float = 0.0) -> 
     usable = ~divergences.isnan()
     count = int(usable.sum())
     distance = (-divergences if rule.select == "max" else divergences).masked_fill(~usable, math.inf)
+    order = torch.where(usable, steps_apart(distance, distance.min(), size, rule), math.inf).argsort(stable=True)
     if rule.select == "soft":
-        chosen = distance.argsort(stable=True)[:count]
+        chosen = order[:count]
         return chosen, (-distance[chosen] / SOFT_TEMPERATURE).softmax(-1)
     if rule.select == "random":
         number = int(uniform * count)
         chosen = usable.nonzero().squeeze(-1)[number : number + 1]
-    elif rule.neighbors == 1:
-        chosen = first_nearest(distance, usable, size, rule)
     else:
-        chosen = distance.argsort(stable=True)[: min(rule.neighbors, count)]
+        chosen = order[: min(rule.neighbors, count)]
     return chosen, torch.full_like(distance[chosen], 1 / max(1, len(chosen)))
 
 
-def first_nearest(distance: Tensor, usable: Tensor, size: int, rule: Rule) -> Tensor:
-    """The first usable vision token whose distance equals the least, to the resolution of the comparison.  -> (1,) or (0,)"""
-    least = distance.min()
-    scale = 1 / size if rule.divergence == "official" else 1.0
-    reach = 0.0 if rule.model_dtype else RESOLUTION * (scale + least.abs())
-    return (usable & (distance <= least + reach)).nonzero().squeeze(-1)[:1]
+def steps_apart(distance: Tensor, least: Tensor, size: int | Tensor, rule: Rule) -> Tensor:
+    """How far distances are from the least, in steps of what float32 can tell apart: equal ones get the same number."""
+    if rule.model_dtype:
+        return distance
+    if rule.divergence == "official":
+        return ((distance - least) / (RESOLUTION * (1 / size + least.abs()))).round()
+    if rule.divergence == "kl":
+        return ((distance - least) / (RESOLUTION * (1 + least.abs()))).round()
+    return ((distance - least) / RESOLUTION).round()
 
 
 # -- fusion -------------------------------------------------------------------------------------------------------
@@ -211,7 +213,10 @@ def vision_weight(log_p: Tensor, log_q: Tensor, weight: float | str) -> Tensor:
 
 def fuse(log_p: Tensor, log_q: Tensor, fusion: Fusion, weight: float | Tensor, normalize: bool = True) -> Tensor:
     """The fused log-scores: log P + w·log Q ("poe") or log((1−w)·P + w·Q) ("interpolation").  (..., k), (...) -> (..., k)"""
-    w = (weight if isinstance(weight, Tensor) else log_p.new_full(log_p.shape[:-1], weight)).unsqueeze(-1)
-    product = log_p + torch.where(w > 0, w * log_q, 0.0)  # 0 · log 0 is no constraint
-    fused = product if fusion == "poe" else torch.logaddexp(log_p + torch.log1p(-w), log_q + w.log())
+    if fusion == "poe" and not isinstance(weight, Tensor):
+        fused = torch.add(log_p, log_q, alpha=weight) if weight else log_p  # 0 · log 0 is no constraint
+    else:
+        w = (weight if isinstance(weight, Tensor) else log_p.new_full(log_p.shape[:-1], weight)).unsqueeze(-1)
+        mixed = torch.logaddexp(log_p + torch.log1p(-w), log_q + w.log())
+        fused = log_p + torch.where(w > 0, w * log_q, 0.0) if fusion == "poe" else mixed
     return fused.log_softmax(-1) if normalize else fused

@@ -1,0 +1,153 @@
+"""The batched step gives what the reference gives, for every row, whatever is padded, pooled, cut or shared."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import random_cases
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import families
+import revisit
+from revisit import ReVisiT, Trace
+from revisit.models.head import LinearHead
+from revisit.step import batched, reference
+from revisit.step.batched import BatchedStep, StateBlocks, refine, refine_logits
+from revisit.step.rule import Rule
+
+
+@pytest.mark.parametrize("backend", ["batched", "spacious"])
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**9))
+def test_random_steps_are_the_references(backend: str, seed: int) -> None:
+    counts, differences = random_cases.run(range(seed, seed + 1), backend)
+    assert not differences, counts
+
+
+def batch(items: int = 3, copies: int = 1, spread: float = 2.0) -> tuple[torch.Tensor, list[torch.Tensor], LinearHead]:
+    generator = torch.Generator().manual_seed(items)
+    states = [torch.randn(5 + 7 * number, 16, generator=generator) for number in range(items)]
+    head = LinearHead(torch.randn(300, 16, generator=generator))
+    return torch.randn(items * copies, 300, generator=generator) * spread, states, head
+
+
+def expected(logits: torch.Tensor, states: list[torch.Tensor], head: LinearHead, rule: Rule) -> torch.Tensor:
+    copies = len(logits) // len(states)
+    rows = [reference.refine(row, states[i // copies], head, rule) for i, row in enumerate(logits)]
+    return torch.stack([reference.scatter(result, row) for result, row in zip(rows, logits, strict=True)])
+
+
+def test_a_function_for_other_loops() -> None:
+    logits, states, head = batch(copies=2)
+    want = expected(logits, states, head, Rule())
+    torch.testing.assert_close(refine_logits(states, head.weight, logits), want, atol=1e-5, rtol=1e-5)
+    assert torch.equal(refine_logits(states, head, logits), refine_logits(states, head.weight, logits))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_states_are_multiplied_with_float32_sums(dtype: torch.dtype) -> None:
+    logits, states, head = batch()
+    halved, half = [item.to(dtype) for item in states], LinearHead(head.weight.to(dtype))
+    wide = expected(logits, [item.float() for item in halved], LinearHead(half.weight.float()), Rule())
+    torch.testing.assert_close(refine_logits(halved, half, logits), wide, atol=1e-5, rtol=1e-5)
+
+
+def test_bias_and_cap_of_a_head() -> None:
+    logits, states, head = batch()
+    capped = LinearHead(head.weight, torch.randn(300, generator=torch.Generator().manual_seed(1)), torch.tanh)
+    want = expected(logits, states, capped, Rule())
+    torch.testing.assert_close(refine_logits(states, capped, logits), want, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(want, expected(logits, states, head, Rule()))
+
+
+def test_pooled_blocks_are_padded_ones() -> None:
+    """Blocks of four states, in any order in the pool, with free ones between; the second row has no image."""
+    logits, states, head = batch(items=4)
+    states[1] = states[1][:0]
+    pool, lengths = torch.full((20, 4, 16), float("nan")), torch.zeros(20, dtype=torch.long)
+    table, free = torch.full((4, 7), -1), torch.randperm(20, generator=torch.Generator().manual_seed(0)).tolist()
+    for row, item in enumerate(states):
+        for place, part in enumerate(item.split(4)):
+            if len(part):
+                block = free.pop()
+                pool[block, : len(part)], lengths[block], table[row, place] = part, len(part), block
+    for rule in (Rule(), Rule(select="max", divergence="kl"), Rule(neighbors=3, weight="agreement")):
+        got = refine(logits, StateBlocks.pooled(pool, lengths, table), head, rule)
+        want = refine(logits, StateBlocks.of_items(states), head, rule)
+        torch.testing.assert_close(got.scores, want.scores, atol=1e-5, rtol=1e-5)
+        assert torch.equal(got.applied, want.applied)
+        assert got.applied.tolist() == [True, False, True, True]
+        assert torch.equal(got.scores[1], logits[1])
+
+
+def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, states, head = batch()
+    blocks = StateBlocks.of_items(states)
+    whole = [refine(logits, blocks, head, rule) for rule in (Rule(), Rule(neighbors=3))]
+    monkeypatch.setattr(batched, "CPU_NUMBERS", 1000)
+    for rule, want in zip((Rule(), Rule(neighbors=3)), whole, strict=True):
+        got = refine(logits, blocks, head, rule)
+        torch.testing.assert_close(got.scores, want.scores, atol=1e-5, rtol=1e-5)
+        assert torch.equal(got.states, want.states)
+
+
+def test_it_traces_as_one_graph() -> None:
+    logits, states, head = batch()
+    blocks = StateBlocks.of_items(states)
+    for rule in (Rule(), Rule(weight="agreement"), Rule(divergence="official", select="max")):
+
+        def step(x: torch.Tensor, rule: Rule = rule) -> torch.Tensor:
+            return refine(x, blocks, head, rule, capacity=128).scores
+
+        torch._dynamo.reset()
+        traced = torch.compile(step, fullgraph=True, backend="eager")
+        torch.testing.assert_close(traced(logits), step(logits))
+
+
+@pytest.fixture
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batched, "host_sync_is_cheap", lambda _: False)
+
+
+@pytest.mark.usefixtures("_as_on_a_gpu")
+def test_sets_larger_than_the_capacity_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, states, head = batch()
+    capacities = []
+    find = batched.find_candidates
+
+    def watched(logits: torch.Tensor, rule: Rule, capacity: int | None) -> Any:
+        capacities.append(capacity)
+        return find(logits, rule, capacity)
+
+    monkeypatch.setattr(batched, "find_candidates", watched)
+    step = BatchedStep(StateBlocks.of_items(states), head, Rule(alpha=1e-3))
+    for spread in (5.0, 5.0, 0.5, 0.5, *[5.0] * 40):
+        got = step(logits * spread)
+        want = expected(logits * spread, states, head, Rule(alpha=1e-3))
+        torch.testing.assert_close(got.scores, want, atol=1e-5, rtol=1e-5)
+    assert capacities[:5] == [None, 32, 32, None, 512]  # the wide step overflows and is taken again; the next has room
+    assert capacities[-1] == 32  # and the room shrinks when it is not needed
+
+
+METHOD = ReVisiT(alpha=1e-3, layers="all")
+OPTIONS: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
+
+
+@pytest.mark.parametrize("extra", [{}, {"num_beams": 3}, {"num_return_sequences": 2, "do_sample": True}], ids=str)
+def test_a_recorded_run_decodes_and_counts_the_same(extra: dict[str, Any]) -> None:
+    """Recorded steps are taken by the reference."""
+    model, _ = families.build("llava")
+    inputs = families.inputs("llava", ["hi", "what is it?"], [[families.picture(0)], [families.picture(1)]])
+    runs = []
+    for record in (True, False):
+        torch.manual_seed(0)
+        trace = Trace(record=record)
+        out = revisit.generate(model, **inputs, method=METHOD, trace=trace, **{**OPTIONS, **extra})
+        rows = [dataclasses.replace(row, records=[]) for row in trace.rows]
+        runs.append((out.tolist(), [dataclasses.asdict(row) for row in rows]))
+    assert runs[0] == runs[1]
+    assert sum(row["applied"] for row in runs[0][1]) > 0
