@@ -50,7 +50,7 @@ def test_a_large_dataset_is_fetched_as_far_as_needed(fetched: list[Any], tmp_pat
 
 
 def test_refused(fetched: list[Any]) -> None:
-    with pytest.raises(RevisitError, match="DIR/annotations"):
+    with pytest.raises(RevisitError, match="revisit data get chair DIR"):
         resolve_data("hub", "chair")
     with pytest.raises(RevisitError, match="revisit data get BENCHMARK DIR"):
         resolve_data("hub")
