@@ -30,6 +30,7 @@ COMMANDS = (
     "generate",
     "bench",
     "listing",
+    "doctor",
     "demo",
     "score",
     "scenes",

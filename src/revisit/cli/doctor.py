@@ -1,0 +1,198 @@
+"""`revisit doctor`: what this machine can do, and what a model needs, before anything is downloaded or decoded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from revisit.errors import EXTRAS, RevisitError
+
+if TYPE_CHECKING:
+    from revisit.models.facts import ModelFacts
+
+Row = tuple[str, str]
+
+
+def doctor(
+    model: str = typer.Argument(None, help="Local folder or hub id; only its small files are read, no weights."),
+    image_size: str = typer.Option("640x480", help="Width and height of an image, for the model's vision tokens."),
+    batch_size: int = typer.Option(1, min=1, help="Rows of a batch, for the memory of the vision states."),
+    trust_remote_code: bool = typer.Option(
+        False, "--trust-remote-code", help="Allow code from the model's repository."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """Check the installation, and what ReVisiT means for a model: vision tokens, layers, memory, what is refused.
+
+    Exit status: 0 if everything that was asked about works, 1 if something is refused, 2 if the model cannot be read.
+
+    Examples:
+
+      revisit doctor
+
+      revisit doctor llava-hf/llava-1.5-7b-hf --image-size 1024x768 --batch-size 8 --json
+    """
+    size = parse_size(image_size)
+    machine, traps = dict(machine_rows()), list(machine_traps())
+    facts = None
+    if model is not None:
+        from revisit.models.facts import model_facts
+
+        facts = model_facts(model, image_size=size, batch=batch_size, trust_remote_code=trust_remote_code)
+    refused = list(facts.refused) if facts else []
+    if as_json:
+        import json
+
+        about = dict(model_rows(facts)) if facts else None
+        print(json.dumps({"machine": machine, "traps": traps, "model": about, "refused": refused}, ensure_ascii=False))
+    else:
+        _print(machine, traps, facts)
+    if refused:
+        raise typer.Exit(1)
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Width and height of "640x480"."""
+    found = re.fullmatch(r"\s*(\d{1,5})\s*[x×]\s*(\d{1,5})\s*", text)
+    if not found:
+        raise RevisitError(f"--image-size wants width x height in pixels, such as 640x480, not {text!r}.")
+    return int(found.group(1)), int(found.group(2))
+
+
+def machine_rows() -> Iterator[Row]:
+    """Versions, devices, extras and the backend of the step."""
+    import os
+    import platform
+    from importlib.util import find_spec
+
+    import revisit
+    from revisit import settings
+    from revisit.evaluation.environment import version
+
+    yield "revisit", revisit.__version__
+    yield "python", f"{platform.python_version()} on {platform.platform()}"
+    for name in ("torch", "transformers", "tokenizers", "pillow", "torchvision"):
+        yield name, version(name) or "not installed"
+    import torch
+
+    yield "CPUs", f"{os.cpu_count()}, {torch.get_num_threads()} threads in torch"
+    yield "accelerators", ", ".join(_accelerators()) or "none: models run on the CPU"
+    from revisit.step.compiled import kernel
+
+    if kernel.available():
+        yield "step on CPUs", "compiled"
+    else:
+        off = "switched off by REVISIT_KERNEL" if not settings.compiled_step() else "not compiled here"
+        yield "step on CPUs", f"torch (the compiled step is {off})"
+    extras: dict[str, list[str]] = {}
+    for package, extra in EXTRAS.items():
+        extras.setdefault(extra, []).append(package)
+    for extra, packages in sorted(extras.items()):
+        absent = [package for package in packages if find_spec(package) is None]
+        what = f"missing {', '.join(absent)}: pip install 'revisit-decoding[{extra}]'" if absent else "installed"
+        yield f"extra {extra}", what
+    yield "cache", str(settings.cache_folder())
+
+
+def _accelerators() -> Iterator[str]:
+    import torch
+
+    for number in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(number)
+        yield f"cuda:{number} {about.name} ({about.total_memory / 2**30:.0f} GB)"
+    if torch.backends.mps.is_available():
+        yield "mps"
+
+
+def machine_traps() -> Iterator[str]:
+    """What will surprise on this machine, one sentence each."""
+    from importlib.util import find_spec
+
+    from revisit import settings
+    from revisit.models import cpu
+
+    if cpu.refuses_amx():
+        yield (
+            "This CPU advertises AMX, but the system refuses it: half precision would end the process. Use float32, or set "
+            f"ONEDNN_MAX_CPU_ISA={cpu.WITHOUT_AMX}."
+        )
+    if find_spec("torchvision") is None:
+        yield "torchvision is not installed: processors of some families (Mistral 3, videos) cannot be built."
+    if find_spec("nltk") is not None:
+        from revisit.benchmarks.language import require_data
+
+        try:
+            require_data()
+        except RevisitError as error:
+            yield f"CHAIR and AMBER cannot be scored: {error}"
+    if settings.vllm_plugin() and find_spec("vllm") is None:
+        yield "REVISIT_VLLM is on, but vLLM is not installed."
+
+
+def model_rows(facts: ModelFacts) -> Iterator[Row]:
+    """What is known about a model from its small files."""
+    yield "family", f"{facts.model_type} ({facts.family})" if facts.family else f"{facts.model_type} (not tested)"
+    yield (
+        "decoder",
+        f"{facts.depth} layers of width {facts.width}, vocabulary {facts.vocabulary:,}, {facts.dtype or '?'}",
+    )
+    width, height = facts.image_size
+    tokens = "unknown" if facts.vision_tokens is None else f"{facts.vision_tokens:,}"
+    yield f"vision tokens of {width}×{height}", tokens
+    for name, layers in facts.layers.items():
+        memory = facts.state_bytes(name)
+        per_image = "" if memory is None else f"; states {_megabytes(memory / facts.batch)} per image"
+        whole = "" if memory is None or facts.batch == 1 else f", {_megabytes(memory)} for a batch of {facts.batch}"
+        yield f"layers={name}", f"{_listed(layers)}{per_image}{whole}"
+    yield "recommended", ", ".join(f"{key}={value}" for key, value in facts.recommended.items())
+    yield "vLLM", "known to the plug-in" if facts.vllm else "not known to the plug-in"
+    for note in facts.notes:
+        yield "note", note
+
+
+def _megabytes(count: float) -> str:
+    return f"{count / 2**20:.1f} MB" if count < 2**30 else f"{count / 2**30:.1f} GB"
+
+
+def _listed(layers: tuple[int, ...]) -> str:
+    return (
+        ", ".join(map(str, layers))
+        if len(layers) <= 6
+        else f"{layers[0]}, {layers[1]}, …, {layers[-1]} ({len(layers)})"
+    )
+
+
+def _print(machine: dict[str, str], traps: list[str], facts: ModelFacts | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+
+    def show(title: str, rows: Any) -> None:
+        table = Table(
+            title=title, title_justify="left", title_style="bold", box=None, show_header=False, padding=(0, 2, 0, 0)
+        )
+        for name, value in rows:
+            table.add_row(Text(name, style="dim"), Text(str(value)))
+        console.print(table)
+
+    show("This machine", machine.items())
+    for trap in traps:
+        console.print(Text(f"! {trap}"))
+    if facts is None:
+        return
+    console.print()
+    show(facts.name, model_rows(facts))
+    for reason in facts.refused:
+        console.print(Text(f"✗ {reason}"))
+    if not facts.refused:
+        console.print("✓ ReVisiT can be used with this model.")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(doctor)

@@ -1,0 +1,51 @@
+"""`revisit doctor`: facts of the machine and of a model's small files, and an exit status for scripts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from revisit import RevisitError
+from revisit.cli.doctor import parse_size
+from revisit.cli.main import main
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["revisit", "doctor", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_the_embedded_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "tiny", "--image-size", "128x128", "--batch-size", "4", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["refused"] == []
+    assert told["machine"]["revisit"]
+    assert told["machine"]["step on CPUs"].startswith(("compiled", "torch"))
+    model = told["model"]
+    assert model["vision tokens of 128×128"] == "64"
+    assert model["recommended"] == "layers=last, alpha=0.001"
+    # 64 tokens × 256 numbers × 4 bytes = 64 KB an image
+    assert model["layers=last"] == "5; states 0.1 MB per image, 0.2 MB for a batch of 4"
+
+
+def test_a_model_that_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    assert run(monkeypatch, str(tmp_path)) == 1
+    out = capsys.readouterr().out
+    assert "✗" in out
+    assert "gpt2" in out
+
+
+def test_sizes() -> None:
+    assert parse_size("640x480") == (640, 480)
+    assert parse_size(" 10 × 20 ") == (10, 20)
+    for bad in ("640", "ax3", "-1x5", "1x2x3"):
+        with pytest.raises(RevisitError, match="such as 640x480"):
+            parse_size(bad)
