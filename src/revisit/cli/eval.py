@@ -64,6 +64,9 @@ def evaluate(
     dtype: str = typer.Option(None, help="float32, float16, bfloat16 or auto."),
     device_map: str = typer.Option(None, help="Passed to transformers, for example auto."),
     trust_remote_code: bool = typer.Option(False, "--trust-remote-code", help="Allow code from a model's repository."),
+    allow_incomplete: bool = typer.Option(
+        False, "--allow-incomplete", help="Load weights with missing, left-over or non-finite tensors."
+    ),
     skip_bad_images: bool = typer.Option(
         False, "--skip-bad-images", help="Score without the items whose image cannot be read, and list them."
     ),

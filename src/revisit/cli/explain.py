@@ -26,6 +26,9 @@ def explain(
     trust_remote_code: bool = typer.Option(
         False, "--trust-remote-code", help="Allow code from the model's repository."
     ),
+    allow_incomplete: bool = typer.Option(
+        False, "--allow-incomplete", help="Load weights with missing, left-over or non-finite tensors."
+    ),
 ) -> None:
     """Draw how an answer came about: which patch spoke at each step, and what it changed.
 
@@ -61,7 +64,7 @@ def explain(
     from revisit.explain import figure, page, terminal
     from revisit.explain.record import explain as record
 
-    loaded, processor = load(model, trust_remote_code=trust_remote_code)
+    loaded, processor = load(model, trust_remote_code=trust_remote_code, allow_incomplete=allow_incomplete)
     tell_embedded(model, loaded, processor, list(zip(images, pictures, strict=True)))
     chosen[0] = methods.recommended(method, loaded, **settings)
     decode = record(

@@ -23,6 +23,9 @@ def lens(
     trust_remote_code: bool = typer.Option(
         False, "--trust-remote-code", help="Allow code from the model's repository."
     ),
+    allow_incomplete: bool = typer.Option(
+        False, "--allow-incomplete", help="Load weights with missing, left-over or non-finite tensors."
+    ),
 ) -> None:
     """Read each vision token through the model's own head: over the full vocabulary, or over a set of words.
 
@@ -63,7 +66,7 @@ def lens(
         figure.check_path(png)
     from revisit.explain.lens import read_vision_tokens
 
-    loaded, processor = load(model, trust_remote_code=trust_remote_code)
+    loaded, processor = load(model, trust_remote_code=trust_remote_code, allow_incomplete=allow_incomplete)
     tell_embedded(model, loaded, processor, list(zip(images, pictures, strict=True)))
     seen = read_vision_tokens(loaded, processor, pictures, sets, norm=norm, best=top, model_name=model)
     at = len(seen.layers) - 1 if layer is None else layer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import sys
 from typing import NoReturn
@@ -74,6 +75,7 @@ def main() -> None:
     """Run the command line; anything the user can put right is one sentence on stderr and exit status 2."""
     if not sys.stderr.isatty():
         settings.hide_progress_bars()
+    _show_log()
     try:
         app()
     except RevisitError as error:
@@ -90,6 +92,21 @@ def main() -> None:
         if error.filename is None:
             raise
         _end(f"{error.filename}: {error.strerror}; give another path, or make room for this one.")
+
+
+class _Stderr(logging.Handler):
+    """Prints on whatever stderr is at that moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"revisit: {record.getMessage()}", file=sys.stderr)
+
+
+def _show_log() -> None:
+    """What the package logs goes to stderr: warnings always, the rest (such as where a model is) on terminals."""
+    log = logging.getLogger("revisit")
+    if not any(isinstance(handler, _Stderr) for handler in log.handlers):
+        log.addHandler(_Stderr())
+    log.setLevel(logging.INFO if sys.stderr.isatty() else logging.WARNING)
 
 
 def _end(sentence: str, status: int = 2) -> NoReturn:

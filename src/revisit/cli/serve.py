@@ -29,6 +29,9 @@ def serve(
     trust_remote_code: bool = typer.Option(
         False, "--trust-remote-code", help="Allow code from the model's repository."
     ),
+    allow_incomplete: bool = typer.Option(
+        False, "--allow-incomplete", help="Load weights with missing, left-over or non-finite tensors."
+    ),
 ) -> None:
     """Serve a model to any OpenAI client, with a decoding method per request.
 
@@ -56,6 +59,7 @@ def serve(
         dtype=dtype,
         device_map=device_map,
         trust_remote_code=trust_remote_code,
+        allow_incomplete=allow_incomplete,
         announce=lambda text: typer.echo(text, err=True),
     )
 

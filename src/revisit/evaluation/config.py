@@ -53,6 +53,7 @@ class EvalConfig:
     dtype: str | None = None
     device_map: str | None = None
     trust_remote_code: bool = False
+    allow_incomplete: bool = False
     skip_bad_images: bool = False
     set: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -93,6 +94,7 @@ class EvalConfig:
                 "device_map": self.device_map,
                 "trust_remote_code": self.trust_remote_code,
                 **self._scale(),
+                **self._incomplete(),
             },
         )
 
@@ -105,6 +107,11 @@ class EvalConfig:
             if value is not None:
                 raise RevisitError(f"--{name} goes with --engine ray, not with --engine {self.engine}.")
         return {}
+
+    def _incomplete(self) -> dict[str, bool]:
+        if self.allow_incomplete and self.engine == "vllm":
+            raise RevisitError("--allow-incomplete goes with --engine local or ray: vLLM loads whole weights only.")
+        return {"allow_incomplete": True} if self.allow_incomplete else {}
 
     def _methods_and_benchmarks(self, model: Any) -> tuple[tuple[Any, ...], tuple[benchmarks.Benchmark, ...]]:
         """Both with their settings; methods with what is recommended for `model` where nothing else is said."""

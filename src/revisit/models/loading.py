@@ -75,7 +75,7 @@ def load(
     if not allow_incomplete:
         checkpoint.check_weights(name, model, loading)
     _PROCESSORS[model] = processor  # for methods with words in their settings
-    _log.info("%s is on %s", name, placement(model))
+    _log.info("%s is on %s", name_or_path, placement(model))
     return model.eval(), processor
 
 

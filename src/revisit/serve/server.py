@@ -49,6 +49,7 @@ def serve(
     dtype: str | None = None,
     device_map: str | None = None,
     trust_remote_code: bool = False,
+    allow_incomplete: bool = False,
     announce: Callable[[str], None] = logger.info,
 ) -> None:
     """Load a model and serve it; returns after SIGTERM or Ctrl-C, when all begun requests are answered.
@@ -70,7 +71,13 @@ def serve(
     limits = limits or Limits()
     methods.get(method, **(settings or {}))  # before the model: a wrong setting fails at once
     with listen(host, port) as listening:
-        loaded, processor = load(model, dtype=dtype, device_map=device_map, trust_remote_code=trust_remote_code)
+        loaded, processor = load(
+            model,
+            dtype=dtype,
+            device_map=device_map,
+            trust_remote_code=trust_remote_code,
+            allow_incomplete=allow_incomplete,
+        )
         service = Service(
             Decoder(loaded, processor),
             name or model,

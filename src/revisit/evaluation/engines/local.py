@@ -29,16 +29,23 @@ class LocalEngine(BatchEngine):
         dtype: str | None = None,
         device_map: str | None = None,
         trust_remote_code: bool = False,
+        allow_incomplete: bool = False,
     ) -> None:
         self.name = model
         self.dtype = dtype
         self.device_map = device_map or ("cuda" if torch.cuda.is_available() else None)
-        self.trust_remote_code = trust_remote_code
+        self.trust_remote_code, self.allow_incomplete = trust_remote_code, allow_incomplete
 
     @cached_property
     def loaded(self) -> tuple[Any, Any]:
         """(model, processor)."""
-        return load(self.name, dtype=self.dtype, device_map=self.device_map, trust_remote_code=self.trust_remote_code)
+        return load(
+            self.name,
+            dtype=self.dtype,
+            device_map=self.device_map,
+            trust_remote_code=self.trust_remote_code,
+            allow_incomplete=self.allow_incomplete,
+        )
 
     @cached_property
     def fingerprint(self) -> str:
