@@ -6,6 +6,7 @@ that is swapped, stale, shifted or fed the wrong tokens is seen at the step wher
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -125,7 +126,85 @@ def test_icd_contrasts_with_the_disturbed_prompt(family: str) -> None:
                 inputs[name] = torch.cat([old[:, :at], new.to(old.dtype), old[:, at:]], dim=1)
         return inputs
 
+    after = ICD(sentence="You are confused.", place="image")
+    check(family, after, disturbed, lambda a, b, _: icd.contrast(a, b, 1.0, 0.1))
+
+
+def as_turns(system: str) -> str:
+    """The template of a chat whose system message is `system` unless another is given, as LLaVA-1.5's prompts have it."""
+    return (
+        "{% if messages[0].role != 'system' %}" + system + " {% endif %}"
+        "{% for turn in messages %}{% if turn.role == 'system' %}{{ turn.content[0].text }} {% else %}"
+        "{{ turn.role | upper }}: {% for part in turn.content %}{% if part.type == 'image' %}<image>\n{% else %}"
+        "{{ part.text }}{% endif %}{% endfor %}{% endif %}{% endfor %} ASSISTANT:"
+    )
+
+
+def test_icd_replaces_the_system_message() -> None:
+    """The released program for LLaVA builds both prompts from one conversation, with another system message in the second."""
+    model, processor = families.build("llava")
+    processor = copy.copy(processor)
+    processor.chat_template = as_turns("A curious user asks an assistant.")
+    preprompt, question = "You are a confused objects detector.", "Is there a dog?"
+    picture = families.picture(3, (40, 32))
+
+    def prompt(system: str) -> dict[str, Any]:
+        text = f"{system} USER: <image>\n{question} ASSISTANT:"
+        return dict(processor(text=[text], images=[[picture]], return_tensors="pt", padding=True))
+
+    method = ICD(sentence=preprompt).bind(processor)
+    clean, disturbed = prompt("A curious user asks an assistant."), prompt(preprompt)
+    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
+    out = revisit.generate(model, **clean, method=method, output_scores=True, return_dict_in_generate=True, **options)
+    start = clean["input_ids"].shape[1]
+    for step, scores in enumerate(out.scores):
+        said = out.sequences[:, start : start + step]
+        own, other = continued("llava", clean, said), continued("llava", disturbed, said)
+        cutoff = own.max() + torch.tensor(0.1).log()
+        want = (2 * own - other).masked_fill(own < cutoff, -torch.inf)
+        kept = want.isfinite() & scores[0].isfinite()  # the loop forbids the end of the text
+        torch.testing.assert_close(scores[0][kept], want[kept], atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_icd_without_a_chat_format_disturbs_at_the_beginning(family: str) -> None:
+    _, processor = families.build(family)
+
+    def disturbed(inputs: dict[str, Any]) -> dict[str, Any]:
+        words = torch.tensor([processor.tokenizer("You are confused. ", add_special_tokens=False)["input_ids"]])
+        at = int(inputs["input_ids"][0, 0] == processor.tokenizer.bos_token_id)
+        for name, new in (("input_ids", words), ("attention_mask", words * 0 + 1), ("mm_token_type_ids", words * 0)):
+            if name in inputs:
+                old = inputs[name]
+                inputs[name] = torch.cat([old[:, :at], new.to(old.dtype), old[:, at:]], dim=1)
+        return inputs
+
     check(family, ICD(sentence="You are confused."), disturbed, lambda a, b, _: icd.contrast(a, b, 1.0, 0.1))
+
+
+def test_icd_keeps_its_sentence_apart_from_the_question() -> None:
+    """Where the chat format has a line break behind the image the sentence needs none of its own; Qwen's has none."""
+    _, processor = families.build("llava")
+    processor = copy.copy(processor)
+    texts = []
+    for template in (as_turns("x"), as_turns("x").replace("<image>\n", "<image>")):
+        processor.chat_template = template
+        bound = ICD.sid().bind(processor)
+        texts.append(processor.tokenizer.decode(bound.sentence_ids))
+    assert texts == ["You are a confused image caption model.", "You are a confused image caption model.\n"]
+
+
+def test_icd_says_what_its_settings_are() -> None:
+    assert ICD() == ICD.official()
+    assert (ICD.official().place, ICD.official().alpha, ICD.official().beta) == ("system", 1.0, 0.1)
+    assert (ICD.questions().place, ICD.questions().alpha) == ("image", 0.5)
+
+
+def test_avisc_says_what_its_settings_are() -> None:
+    """The parsers of the LLaVA programs; the AMBER script; the POPE script."""
+    assert (AvisC().alpha, AvisC().gamma, AvisC().sigma, AvisC().beta) == (1.0, 0.5, 0.99, 0.1)
+    assert (AvisC.official().alpha, AvisC.official().sigma) == (2.5, 1.0)
+    assert (AvisC.pope().alpha, AvisC.pope().sigma) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

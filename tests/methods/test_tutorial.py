@@ -28,7 +28,7 @@ def run(*arguments: object) -> str:
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     if result.exception is not None:
         raise result.exception
-    return result.output
+    return result.stdout
 
 
 def test_its_scores_are_the_contrast_with_an_empty_picture() -> None:

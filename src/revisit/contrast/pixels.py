@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ PACKED = {"pixel_values": "image_grid_thw", "pixel_values_videos": "video_grid_t
 PIXELS = ("pixel_values", "pixel_values_images", "pixel_values_videos", "image_patches")
 
 Change = Callable[[Tensor, torch.Generator], Tensor]
+DrawTransform = Callable[[torch.Generator, tuple[int, int]], Callable[[Tensor], Tensor]]
 
 
 def content_seed(pixels: Tensor, seed: int) -> int:
@@ -33,30 +34,77 @@ def content_seed(pixels: Tensor, seed: int) -> int:
     return int.from_bytes(digest.digest(), "little") >> 1
 
 
-def changed_pixels(run: Run, change: Change, seed: int, *, pictures: bool = False) -> dict[str, Any]:
-    """The inputs of the prompt with every picture changed; `change` is given float32 numbers on the CPU.
+def changed_pixels(run: Run, change: Change, seed: int) -> dict[str, Any]:
+    """The inputs of the prompt with the pixels of every picture, or of every tile, changed.
 
-    With `pictures`, it is given (n, channels, height, width), also where a processor packs patches.
+    `change` is given float32 numbers on the CPU. Equal tiles get equal changes, also within one picture.
     """
+    inputs = prompt_inputs(run)
+    for name, pixels in pixel_inputs(run).items():
+        pictures = pixels.split(units(pixels, run.inputs.get(PACKED.get(name, ""))))
+        known = _sizes(pixels, run.inputs.get("image_sizes"))
+        sizes: list[Any] = list(known) if known else [None] * len(pictures)
+        pieces = [_change(picture, change, seed, size) for picture, size in zip(pictures, sizes, strict=True)]
+        inputs[name] = torch.cat(pieces).to(pixels.device, pixels.dtype)
+    return inputs
+
+
+def transformed_pictures(run: Run, mask: Tensor, draw: DrawTransform, seed: int) -> dict[str, Any]:
+    """The inputs of the prompt with every picture transformed: one transformation for all tiles of a picture.
+
+    `draw` is given a generator and the picture's (height, width), and returns a function of (n, channels, height, width).
+    Tiles are put together first where their layout is known; elsewhere each is transformed by itself, in the same way.
+    """
+    inputs = prompt_inputs(run)
+    for name, pixels in pixel_inputs(run).items():
+        grids = run.inputs.get(PACKED.get(name, ""))
+        packed = grids is not None and pixels.ndim == 2
+        counts = (
+            units(pixels, grids) if packed or pixels.ndim != 4 else tiles_of_pictures(len(pixels), mask[:: run.copies])
+        )
+        known = run.inputs.get("image_sizes")
+        pieces, first = [], 0
+        for number, picture in enumerate(pixels.split(counts)):
+            numbers = picture.detach().to("cpu", torch.float32)
+            if packed and grids is not None:
+                layout: Layout = PackedLayout(run, grids[number])
+            else:
+                size = None if known is None or len(known) != len(pixels) else torch.as_tensor(known[first]).tolist()
+                layout = TileLayout(run, numbers, size)
+            views = layout.views(numbers)
+            generator = torch.Generator().manual_seed(content_seed(views[0], seed))
+            transform = draw(generator, (views[0].shape[-2], views[0].shape[-1]))
+            pieces.append(layout.pixels(numbers, [transform(view) for view in views]))
+            first += counts[number]
+        inputs[name] = torch.cat(pieces).to(pixels.device, pixels.dtype)
+    return inputs
+
+
+def pixel_inputs(run: Run) -> dict[str, Tensor]:
+    """The pixels that came with the prompt, by the name of their input."""
     refuse_filled_cache(run)
-    found = {name: run.inputs[name] for name in PIXELS if isinstance(run.inputs.get(name), Tensor)}
+    found = {name: value for name in PIXELS if isinstance(value := run.inputs.get(name), Tensor)}
     if not found:
         raise RevisitError(
             f"{type(run.method).__name__} changes the pixels of the image, but the prompt of {describe(run.model)} came without them: "
             "pass what the processor returned (pixel_values), not embeddings or encoder outputs."
         )
-    inputs = prompt_inputs(run)
-    for name, pixels in found.items():
-        grid = run.inputs.get(PACKED.get(name, ""))
-        found_pictures = pixels.split(units(pixels, grid))
-        known = _sizes(pixels, run.inputs.get("image_sizes"))
-        sizes: list[Any] = list(known) if known else [None] * len(found_pictures)
-        pieces = []
-        for number, (picture, size) in enumerate(zip(found_pictures, sizes, strict=True)):
-            own = _on_pictures(run, change, grid[number] if grid is not None else None) if pictures else change
-            pieces.append(_change(picture, own, seed, size))
-        inputs[name] = torch.cat(pieces).to(pixels.device, pixels.dtype)
-    return inputs
+    return found
+
+
+def tiles_of_pictures(entries: int, mask: Tensor) -> list[int]:
+    """How many tiles each picture has, from the unbroken runs of vision tokens (items, T): tiles have equally many tokens."""
+    runs = [length for row in mask for length in run_lengths(row)]
+    per_tile = sum(runs) // max(1, entries)
+    if not runs or per_tile * entries != sum(runs) or any(run % per_tile for run in runs):
+        return [1] * entries
+    return [run // per_tile for run in runs]
+
+
+def run_lengths(row: Tensor) -> list[int]:
+    """Lengths of the unbroken runs of True.  (T,)"""
+    edges = torch.nn.functional.pad(row.long(), (1, 1)).diff().nonzero().flatten().tolist()
+    return [end - start for start, end in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def refuse_filled_cache(run: Run) -> None:
@@ -87,28 +135,83 @@ def units(pixels: Tensor, grid: Tensor | None) -> list[int]:
     return [1] * pixels.shape[0]
 
 
-def _on_pictures(run: Run, change: Change, grid: Tensor | None) -> Change:
-    """The change for what an input holds of one picture: packed patches are laid out as frames and packed again."""
+class Layout(Protocol):
+    """How the pixels of one picture are stored."""
 
-    def frames(picture: Tensor, draw: torch.Generator) -> Tensor:
-        if picture.ndim in (3, 4):
-            return change(picture.view(-1, *picture.shape[-3:]), draw).view(picture.shape)
+    def views(self, pixels: Tensor) -> list[Tensor]:
+        """The picture, as (n, channels, height, width), and further views of it such as a thumbnail."""
+
+    def pixels(self, pixels: Tensor, views: list[Tensor]) -> Tensor:
+        """Views that may have changed, stored as before."""
+
+
+class PackedLayout:
+    """Patches of one picture in a row, as Qwen-VL's processors pack them: (t · h · w, channels · time · patch · patch)."""
+
+    def __init__(self, run: Run, grid: Tensor) -> None:
         vision = getattr(run.model.config, "vision_config", None)
         names = ("patch_size", "temporal_patch_size", "spatial_merge_size")
         patch, time, merge = (getattr(vision, name, None) for name in names)
-        if grid is None or not isinstance(patch, int) or not isinstance(time, int) or not isinstance(merge, int):
+        if not isinstance(patch, int) or not isinstance(time, int) or not isinstance(merge, int):
             raise RevisitError(
                 f"{type(run.method).__name__} transforms the picture, and how {describe(run.model)} lays out its pixels is not known: use "
                 "another method."
             )
         t, h, w = (int(n) for n in grid.tolist())
-        packed = (t, h // merge, w // merge, merge, merge, -1, time, patch, patch)
-        # -> (frames, channels, height, width): t·time, channels, h/merge·merge·patch, w/merge·merge·patch
-        laid = picture.view(packed).permute(0, 6, 5, 1, 3, 7, 2, 4, 8)
-        changed = change(laid.reshape(t * time, -1, h * patch, w * patch), draw)
-        return changed.view(laid.shape).permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(picture.shape)
+        self.packed = (t, h // merge, w // merge, merge, merge, -1, time, patch, patch)
+        self.frames = (t * time, -1, h * patch, w * patch)
 
-    return frames
+    def views(self, pixels: Tensor) -> list[Tensor]:
+        # -> (frames, channels, height, width): t·time, channels, h/merge·merge·patch, w/merge·merge·patch
+        return [pixels.view(self.packed).permute(0, 6, 5, 1, 3, 7, 2, 4, 8).reshape(self.frames)]
+
+    def pixels(self, pixels: Tensor, views: list[Tensor]) -> Tensor:
+        laid = pixels.view(self.packed).permute(0, 6, 5, 1, 3, 7, 2, 4, 8).shape
+        return views[0].view(laid).permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(pixels.shape)
+
+
+class TileLayout:
+    """Tiles or frames (..., channels, height, width), with padding where a stack or a picture is smaller than the tensor.
+
+    Where the model declares how it lays tiles out (LLaVA-NeXT, LLaVA-OneVision), they are put together as the picture, and
+    the thumbnail before them is a second view.
+    """
+
+    def __init__(self, run: Run, pixels: Tensor, size: list[int] | None) -> None:
+        self.tiles = pixels.flatten(0, -4)  # (tiles, channels, height, width)
+        self.used = [number for number, tile in enumerate(self.tiles) if pixels.ndim < 5 or bool(tile.any())]
+        self.region = size if pixels.ndim == 4 and size is not None else list(pixels.shape[-2:])
+        shape = _tile_grid(run.model.config, size) if pixels.ndim == 5 and size is not None else None
+        self.shape = shape if shape is not None and shape[0] * shape[1] + 1 == len(self.used) > 2 else None
+
+    def views(self, pixels: Tensor) -> list[Tensor]:
+        tiles = self.tiles[self.used][..., : self.region[0], : self.region[1]]
+        if self.shape is None:
+            return [tiles]
+        whole = tiles[1:].unflatten(0, self.shape).permute(2, 0, 3, 1, 4)  # (channels, rows, height, columns, width)
+        return [whole.flatten(3, 4).flatten(1, 2)[None], tiles[:1]]
+
+    def pixels(self, pixels: Tensor, views: list[Tensor]) -> Tensor:
+        made = views[0]
+        if self.shape is not None:
+            apart = views[0][0].unflatten(2, (self.shape[1], -1)).unflatten(1, (self.shape[0], -1))
+            made = torch.cat([views[1], apart.permute(1, 3, 0, 2, 4).flatten(0, 1)])
+        result = self.tiles.clone()
+        for number, tile in zip(self.used, made, strict=True):
+            result[number, :, : self.region[0], : self.region[1]] = tile
+        return result.view(pixels.shape)
+
+
+def _tile_grid(config: Any, size: list[int]) -> tuple[int, int] | None:
+    """(rows, columns) of the tiles that a picture of this (height, width) is cut into, where the configuration says so."""
+    pinpoints = getattr(config, "image_grid_pinpoints", None)
+    side = getattr(getattr(config, "vision_config", None), "image_size", None)
+    if not pinpoints or not isinstance(side, int):
+        return None
+    from transformers.models.llava_next.modeling_llava_next import get_anyres_image_grid_shape
+
+    rows, columns = get_anyres_image_grid_shape(size, [list(pin) for pin in pinpoints], side)
+    return int(rows), int(columns)
 
 
 def _sizes(pixels: Tensor, image_sizes: Any) -> list[list[int]] | None:

@@ -73,6 +73,28 @@ def after_image(ids: Tensor, vision: Tensor, boundary: Iterable[int], words: Ten
     )
 
 
+def with_beginning(ids: Tensor, words: Tensor, system: Tensor, user: Tensor, bos: int | None) -> Edit:
+    """The prompt with words in place of its system message.
+
+    `system` are the tokens up to the first user's turn with the words in them, `user` those that open such a turn. Where
+    no turn is found, or they are not known, the words go to the beginning, behind the token that opens a text.
+    """
+    columns = torch.arange(len(ids), device=ids.device)
+    at = find_tokens(ids, user)
+    if at is None or not len(system):
+        at = int(len(ids) > 0 and bos is not None and int(ids[0]) == bos)
+        system = torch.cat([ids[:at], words])
+    return Edit(torch.cat([system, ids[at:]]), torch.cat([torch.full_like(system, -1), columns[at:]]))
+
+
+def find_tokens(ids: Tensor, wanted: Tensor) -> int | None:
+    """Where some tokens first stand in a row, or None.  (n,), (k,)"""
+    if not len(wanted) or len(wanted) > len(ids):
+        return None
+    places = (ids.unfold(0, len(wanted), 1) == wanted).all(-1).nonzero().flatten()
+    return int(places[0]) if len(places) else None
+
+
 def in_place_of_image(ids: Tensor, vision: Tensor, words: Tensor) -> Edit:
     """The prompt with words where its (first) image was; the tokens around an image stay."""
     at = int(vision.nonzero()[0])

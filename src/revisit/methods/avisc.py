@@ -47,19 +47,20 @@ def blind_tokens(attention: Tensor, gamma: float, sigma: float) -> Tensor:
 
 @dataclass(frozen=True)
 class AvisC(Contrastive):
-    """Settings of AvisC; the defaults are those of its parser.
+    """Settings of AvisC; the defaults are those of its LLaVA programs' parsers.
 
-    alpha: strength of the contrast (the released scripts use 2.5 for AMBER and 3 for POPE).
+    alpha: strength of the contrast (the released scripts pass 2.5 for AMBER and LLaVA-Bench, 1 for POPE).
     beta: how unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
     gamma: share of the attention on the image that the chosen layers make up.
-    sigma: how many standard deviations above the mean a blind token lies (λ in the paper).
+    sigma: how many standard deviations above the mean a blind token lies (λ in the paper, lamb in its parsers; the released
+        AMBER and POPE scripts pass 1.0).
     blank: what the other vision tokens become: "zeros", "ones" or "noise" (seeded by `seed`).
     """
 
     alpha: float = 1.0
     beta: float = 0.1
     gamma: float = 0.5
-    sigma: float = 1.0
+    sigma: float = 0.99
     blank: Literal["zeros", "ones", "noise"] = "zeros"
     seed: int = 0
 
@@ -79,8 +80,13 @@ class AvisC(Contrastive):
 
     @classmethod
     def official(cls, **overrides: Any) -> AvisC:
-        """What the released AMBER script runs: alpha 2.5."""
-        return cls(**{"alpha": 2.5, **overrides})
+        """What the released AMBER script runs: alpha 2.5, sigma 1."""
+        return cls(**{"alpha": 2.5, "sigma": 1.0, **overrides})
+
+    @classmethod
+    def pope(cls, **overrides: Any) -> AvisC:
+        """What the released POPE script runs: alpha 1, sigma 1."""
+        return cls(**{"sigma": 1.0, **overrides})
 
     def begin(self, run: Run) -> Refine:
         from revisit.contrast.branch import add_branch

@@ -1,25 +1,26 @@
 """ICD (Wang et al.): contrast with the same image under an instruction that invites hallucination.
 
-1. Run the model a second time with a disturbing sentence right after the image.
+1. Run the model a second time with a disturbing sentence in place of the system message.
 2. score = (1 + alpha)·l − alpha·l_disturbed on the plausible tokens, p >= beta · max p.
 
-The authors disturb InstructBLIP's Q-Former; for models that read the image as tokens of the prompt, the sentence goes
-behind it, as in the port that is usually compared with.
+That is what the authors' code does for LLaVA; for InstructBLIP they disturb the Q-Former's instruction. SID's code, which is
+often compared with, puts its sentence right after the image instead: `place="image"`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from revisit.errors import RevisitError
 from revisit.methods.contrastive import Contrastive, cut
-from revisit.methods.prompts import Boundaries, word_ids
+from revisit.methods.prompts import Boundaries, space_after_image, system_turn, word_ids
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from revisit.contrast.prompt_edits import Edit
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
 
@@ -31,18 +32,24 @@ def contrast(logits: Tensor, disturbed: Tensor, alpha: float, beta: float) -> Te
 
 @dataclass(frozen=True)
 class ICD(Boundaries, Contrastive):
-    """Settings of ICD.
+    """Settings of ICD; the defaults are those of its program for LLaVA.
 
     alpha: strength of the contrast.
     beta: how unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
-    sentence: what disturbs; made into token ids by `bind(processor)`.
+    sentence: what disturbs; made into token ids by `bind(processor)`. The authors try five; this is their most confusing one.
+    place: where it goes: in place of the "system" message, or right after the "image".
     sentence_ids: its token ids, where there is no processor to bind.
+    system_ids, user_ids: for "system", the tokens of the prompt's beginning up to the user's turn, and those that open that
+        turn; found by `bind(processor)`. Without them the sentence goes to the very beginning of the prompt.
     """
 
     alpha: float = 1.0
     beta: float = 0.1
-    sentence: str = "You are a confused image caption model."
+    sentence: str = "You are a confused objects detector to provide a fuzzy overview or impression of the image."
+    place: Literal["system", "image"] = "system"
     sentence_ids: tuple[int, ...] = ()
+    system_ids: tuple[int, ...] = ()
+    user_ids: tuple[int, ...] = ()
 
     name = "icd"
     summary = "contrast with the same image under a disturbing instruction"
@@ -51,31 +58,42 @@ class ICD(Boundaries, Contrastive):
 
     def __post_init__(self) -> None:
         self.check_mode()
+        self.check_choice("place")
         self.check_range("alpha", 0, float("inf"))
         self.check_range("beta", 0, 1)
 
     @classmethod
     def official(cls, **overrides: Any) -> ICD:
-        """The released alpha and beta, with the sentence for captions."""
+        """The authors' program for LLaVA, which is what the defaults are."""
         return cls(**overrides)
 
     @classmethod
+    def sid(cls, **overrides: Any) -> ICD:
+        """SID's version for captions: its sentence right after the image, and its effective alpha."""
+        return cls(
+            **{"sentence": "You are a confused image caption model.", "place": "image", "alpha": 0.5, **overrides}
+        )
+
+    @classmethod
     def questions(cls, **overrides: Any) -> ICD:
-        """The same with the sentence for yes/no questions about objects."""
-        return cls(**{"sentence": "You are a confused object detector.", **overrides})
+        """SID's version for yes/no questions about objects."""
+        return cls.sid(**{"sentence": "You are a confused object detector.", **overrides})
 
     def bind(self, processor: Any) -> ICD:
         """This method with its sentence as token ids."""
         bound = super().bind(processor)
-        return (
-            bound
-            if bound.sentence_ids
-            else dataclasses.replace(bound, sentence_ids=word_ids(processor, bound.sentence))
-        )
+        if bound.sentence_ids:
+            return bound
+        if bound.place == "image":
+            words = bound.sentence + ("" if space_after_image(processor) else "\n")
+            return dataclasses.replace(bound, sentence_ids=word_ids(processor, words))
+        system, user = system_turn(processor, bound.sentence)
+        ids = word_ids(processor, bound.sentence + " ")
+        return dataclasses.replace(bound, sentence_ids=ids, system_ids=system, user_ids=user)
 
     def begin(self, run: Run) -> Refine:
         from revisit.contrast.branch import add_branch
-        from revisit.contrast.prompt_edits import after_image, edited
+        from revisit.contrast.prompt_edits import after_image, edited, with_beginning
 
         if not self.sentence_ids:
             raise RevisitError(
@@ -87,9 +105,16 @@ class ICD(Boundaries, Contrastive):
                 "use a model that has its image in the prompt, such as LLaVA, Qwen-VL or InternVL."
             )
         mask = run.find_vision_tokens()
-        self.check_ids(run, self.sentence_ids, "sentence_ids")
         words, around = run.input_ids.new_tensor(self.sentence_ids), self.boundaries(run)
-        disturbed = edited(run, mask, lambda _, ids, vision: after_image(ids, vision, around, words), pixels=True)
+        system, user = (run.input_ids.new_tensor(ids) for ids in (self.system_ids, self.user_ids))
+        bos = run.generation_config.bos_token_id
+
+        def edit(_item: int, ids: Tensor, vision: Tensor) -> Edit:
+            if self.place == "image":
+                return after_image(ids, vision, around, words)
+            return with_beginning(ids, words, system, user, bos)
+
+        disturbed = edited(run, mask, edit, pixels=True)
         branch = add_branch(run, disturbed, stacked=self.stacks(run))
         combine = lambda l, other, _: contrast(l, other, self.alpha, self.beta)  # noqa: E731
         return self.contrasted(run, branch, mask.any(-1), combine)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from revisit.decoding.method import Method
 from revisit.errors import RevisitError
-from revisit.models import templates
 from revisit.models.families import VISION_TOKEN_IDS
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from revisit.decoding.run import Run
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def word_ids(processor: Any, words: str) -> tuple[int, ...]:
     return tuple(int(i) for i in ids)
 
 
-def around_image(processor: Any, words: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def around_image(processor: Any, words: str, system: str | None = None) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """A request about one image in the processor's chat format: the token ids before and after the image.
 
     Tokens that open and close the image belong to neither: they are taken from the prompt that is decoded.
@@ -69,13 +71,15 @@ def around_image(processor: Any, words: str) -> tuple[tuple[int, ...], tuple[int
     from revisit.contrast.prompt_edits import declared_boundaries
 
     tokenizer = getattr(processor, "tokenizer", processor)
-    placeholder = getattr(processor, "image_token", None) or getattr(tokenizer, "image_token", None) or "<image>"
-    if getattr(processor, "chat_template", None) or getattr(tokenizer, "chat_template", None):
+    placeholder = _placeholder(processor, tokenizer)
+    if _has_chat_format(processor, tokenizer):
         content = [{"type": "image"}, {"type": "text", "text": words}]
-        turn = [{"role": "user", "content": content}]
-        text = templates.render(processor, turn, add_generation_prompt=True)
+        turns: list[dict[str, Any]] = [{"role": "user", "content": content}]
+        if system is not None:
+            turns.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
+        text = processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
     else:
-        text = f"{placeholder}\n{words}"
+        text = f"{placeholder}\n{words}" if system is None else f"{system} {placeholder}\n{words}"
     ids = tokenizer(text, add_special_tokens=not text.startswith(tokenizer.bos_token or "\0"))["input_ids"]
     marks = _image_marks(processor, tokenizer, placeholder)
     places = [i for i, token in enumerate(ids) if token in marks]
@@ -90,6 +94,42 @@ def around_image(processor: Any, words: str) -> tuple[tuple[int, ...], tuple[int
     while tail and tail[0] in edges:
         tail = tail[1:]
     return tuple(head), tuple(tail)
+
+
+def system_turn(processor: Any, words: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The tokens before the first user's turn with words as the system message, and the tokens that open that turn.
+
+    Both are empty where the processor has no chat format, or one that takes no system message.
+    """
+    if not _has_chat_format(processor, getattr(processor, "tokenizer", processor)):
+        return (), ()
+    try:
+        plain, _ = around_image(processor, "?")
+        told, _ = around_image(processor, "?", words)
+    except Exception as error:  # templates raise errors of their own for roles they do not know
+        logger.info("The chat format takes no system message (%s).", error)
+        return (), ()
+    same = 0
+    while same < min(len(plain), len(told)) and plain[-1 - same] == told[-1 - same]:
+        same += 1
+    if not same or told == plain:
+        return (), ()
+    return told[: len(told) - same], told[len(told) - same :]
+
+
+def space_after_image(processor: Any) -> bool:
+    """Whether the processor's chat format has white space between an image and the question behind it."""
+    tokenizer = getattr(processor, "tokenizer", processor)
+    _, tail = around_image(processor, "?")
+    return bool(str(tokenizer.decode(list(tail)))[:1].isspace())
+
+
+def _has_chat_format(processor: Any, tokenizer: Any) -> bool:
+    return bool(getattr(processor, "chat_template", None) or getattr(tokenizer, "chat_template", None))
+
+
+def _placeholder(processor: Any, tokenizer: Any) -> str:
+    return getattr(processor, "image_token", None) or getattr(tokenizer, "image_token", None) or "<image>"
 
 
 def _image_marks(processor: Any, tokenizer: Any, placeholder: str) -> set[int]:

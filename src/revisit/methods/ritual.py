@@ -1,15 +1,17 @@
 """RITUAL (Woo et al.): let a transformed picture of the same scene have a say.
 
-1. Transform the picture at random: flip, turn, crop, blur, or change its colours.
+1. Transform the picture at random: flip, rotate, crop, blur, or change its colors.
 2. Run the model on both; what it says about both is about the scene.
 3. score = l + alpha·l_transformed on the plausible tokens, p >= beta · max p.
 
-The processed pixels are transformed, so colours change in normalised space, and a picture that its processor cut into
-tiles is transformed tile by tile.
+The released code transforms the picture before its processor. Here the processed pixels are transformed, in the colors of
+the picture (the processor's normalization is undone and done again); all tiles of a picture get the same transformation.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
+
+
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
 def combine(logits: Tensor, transformed: Tensor, alpha: float, beta: float) -> Tensor:
@@ -36,12 +41,15 @@ class RITUAL(Contrastive):
     beta: how unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
     transform: what to do to the picture; "random" draws one of the others for each picture.
     seed: of the drawing; a picture is transformed alike in every batch.
+    mean, std: the processor's normalization of the channels; filled in by `bind(processor)`, those of CLIP unless known.
     """
 
     alpha: float = 3.0
     beta: float = 0.1
-    transform: Literal["random", "flip", "upside-down", "turn", "colours", "blur", "crop"] = "random"
+    transform: Literal["random", "flip", "upside-down", "rotate", "colors", "blur", "crop"] = "random"
     seed: int = 0
+    mean: tuple[float, ...] = CLIP_MEAN
+    std: tuple[float, ...] = CLIP_STD
 
     name = "ritual"
     summary = "add what the model says about a randomly transformed picture"
@@ -60,21 +68,34 @@ class RITUAL(Contrastive):
         """The released settings: alpha 3, beta 0.1, a random transformation."""
         return cls(**overrides)
 
+    def bind(self, processor: Any) -> RITUAL:
+        """This method with the processor's normalization."""
+        images = getattr(processor, "image_processor", processor)
+        mean, std = getattr(images, "image_mean", None), getattr(images, "image_std", None)
+        if not mean or not std:
+            return self
+        if not getattr(images, "do_normalize", True):
+            mean, std = [0.0] * len(mean), [1.0] * len(std)
+        return dataclasses.replace(self, mean=tuple(map(float, mean)), std=tuple(map(float, std)))
+
     def begin(self, run: Run) -> Refine:
         from revisit.contrast.branch import add_branch
-        from revisit.contrast.pixels import changed_pixels
+        from revisit.contrast.pixels import transformed_pictures
 
-        has_image = run.find_vision_tokens().any(-1)
-        branch = add_branch(run, changed_pixels(run, self.change, self.seed, pictures=True), stacked=self.stacks(run))
-        return self.contrasted(run, branch, has_image, lambda l, other, _: combine(l, other, self.alpha, self.beta))
+        mask = run.find_vision_tokens()
+        branch = add_branch(run, transformed_pictures(run, mask, self.draw, self.seed), stacked=self.stacks(run))
+        return self.contrasted(run, branch, mask.any(-1), lambda l, other, _: combine(l, other, self.alpha, self.beta))
 
-    def change(self, picture: Tensor, draw: torch.Generator) -> Tensor:
-        """One picture, transformed.  (n, channels, height, width) -> the same shape"""
-        import torch
+    def draw(self, generator: torch.Generator, size: tuple[int, int]) -> Callable[[Tensor], Tensor]:
+        """A transformation of normalized pictures (n, channels, height, width), for a picture of this (height, width)."""
+        from revisit.contrast.transforms import draw
 
-        from revisit.contrast.transforms import TRANSFORMS
+        transform = draw(self.transform, generator, size)
 
-        names = list(TRANSFORMS)
-        chosen = int(torch.randint(len(names), (), generator=draw))
-        name = names[chosen] if self.transform == "random" else self.transform
-        return TRANSFORMS[name](picture, draw)
+        def change(picture: Tensor) -> Tensor:
+            mean, std = (picture.new_tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
+            if mean.shape[1] != picture.shape[1]:  # not a picture in color
+                mean, std = mean.mean(), std.mean()
+            return (transform(picture * std + mean) - mean) / std
+
+        return change
