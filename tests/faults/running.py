@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 import subprocess
 import sys
 import time
@@ -55,9 +56,12 @@ def serving(model: Path, *flags: str, command: str = "serve", descriptors: int |
         if descriptors is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
 
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     named = ["--name", "tiny"] if command == "serve" else []
     process = subprocess.Popen(
-        [sys.executable, "-m", "revisit", command, "-m", str(model), *named, "--port", "0", *flags],
+        [sys.executable, "-m", "revisit", command, "-m", str(model), *named, "--port", str(port), *flags],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import itertools
 import json
@@ -277,3 +278,11 @@ def test_limits_check_themselves() -> None:
         Limits(queue=0)
     with pytest.raises(RevisitError, match="default_new_tokens"):
         Limits(new_tokens=10, default_new_tokens=11)
+
+
+def test_every_limit_is_a_documented_flag() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text("utf-8")
+    for limit in dataclasses.fields(Limits):
+        default = f"{limit.default:,}" if isinstance(limit.default, int) else f"{limit.default:g}"
+        assert f"| `{limit.metadata['flag']}` | {default} |" in page, limit.name
+        assert limit.metadata["help"] in page, limit.name
