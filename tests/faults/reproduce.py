@@ -3,7 +3,7 @@
     PYTHONPATH=tests python tests/faults/reproduce.py                this version
     PYTHONPATH=other/tests:other/src python tests/faults/reproduce.py      another one
 
-Traffic goes to 127.0.0.1 only; about two minutes.
+Words after the script's name choose attempts. Traffic goes to 127.0.0.1 only; a few minutes.
 """
 
 from __future__ import annotations
@@ -115,63 +115,44 @@ UI = [
     b'{"image": "a", "prompt": "b", "model": "c", "methods": [], "max_new_tokens": 1e308}',
     b"[" * 100_000,
 ]
-KEYED = ("--api-key", "right")
+CHAIN = {"method": "chain", "settings": {"methods": ["vcd"] * 300}}
+LONG_QUESTION = b'{"prompt": "' + b"x" * 100_000_000 + b'"}'
+# name -> (command, its flags, file descriptors, what is tried)
+ATTEMPTS: dict[str, tuple[str, tuple[str, ...], int | None, Attempt]] = {
+    "15 MB of text": ("serve", (), None, costly(messages=[{"role": "user", "content": "word " * 3_000_000}])),
+    "a field name of 15 MB": ("serve", (), None, costly(**{"n" * 15_000_000: 1})),
+    "a chain of 300 methods": ("serve", (), None, costly(decoding=CHAIN)),
+    "settings of random types": ("serve", (), None, statuses([odd_settings(random.Random(n))[0] for n in range(300)])),
+    "20 half-sent requests": ("serve", (), None, slow(35)),
+    "250 half-sent requests on 200 descriptors": ("serve", (), 200, crowd),
+    "aborted uploads": ("serve", (), None, aborted),
+    "Host: evil.example": ("serve", (), None, get("/v1/models", host="evil.example")),
+    "Authorization: bearer KEY": (
+        "serve",
+        ("--api-key", "right"),
+        None,
+        get("/v1/models", authorization="bearer right"),
+    ),
+    "Authorization: KEY alone": ("serve", ("--api-key", "right"), None, get("/v1/models", authorization="right")),
+    "ui: infinite, huge and nested JSON": ("ui", (), None, statuses(UI, "/api/run")),
+    "ui: a PostScript file": ("ui", (), None, statuses([POSTSCRIPT], "/api/image")),
+    "ui: a question of 100 MB": ("ui", (), None, statuses([LONG_QUESTION], "/api/run")),
+}
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = save_model(Path(folder))
-        plans: list[tuple[str, tuple[str, ...], int | None, list[tuple[str, Attempt]]]] = [
-            (
-                "serve",
-                (),
-                None,
-                [
-                    ("15 MB of text", costly(messages=[{"role": "user", "content": "word " * 3_000_000}])),
-                    ("a field name of 15 MB", costly(**{"n" * 15_000_000: 1})),
-                    (
-                        "a chain of 300 methods",
-                        costly(decoding={"method": "chain", "settings": {"methods": ["vcd"] * 300}}),
-                    ),
-                    (
-                        "300 random settings of random types",
-                        statuses([odd_settings(random.Random(n))[0] for n in range(300)]),
-                    ),
-                    ("20 half-sent requests", slow(35)),
-                    ("5 aborted uploads", aborted),
-                    ("GET /v1/models with Host: evil.example", get("/v1/models", host="evil.example")),
-                ],
-            ),
-            ("serve", (), 200, [("250 half-sent requests on 200 descriptors", crowd)]),
-            (
-                "serve",
-                KEYED,
-                None,
-                [
-                    ("Authorization: bearer KEY", get("/v1/models", authorization="bearer right")),
-                    ("Authorization: KEY alone", get("/v1/models", authorization="right")),
-                ],
-            ),
-            (
-                "ui",
-                (),
-                None,
-                [
-                    ("ui: infinite, huge and deeply nested JSON", statuses(UI, "/api/run")),
-                    ("ui: a PostScript file", statuses([POSTSCRIPT], "/api/image")),
-                    ("ui: a question of 100 MB", statuses([b'{"prompt": "' + b"x" * 100_000_000 + b'"}'], "/api/run")),
-                ],
-            ),
-        ]
-        for command, flags, descriptors, attempts in plans:
+        for name, (command, flags, descriptors, attempt) in ATTEMPTS.items():
+            if sys.argv[1:] and not any(word in name for word in sys.argv[1:]):
+                continue
             with serving(model, *flags, command=command, descriptors=descriptors) as server:
-                for name, attempt in attempts:
-                    try:
-                        told = attempt(server)
-                    except httpx.TransportError as error:
-                        told = f"no answer: {type(error).__name__}"
-                    sys.stdout.write(json.dumps({"what": name, "happens": told}) + "\n")
-                    sys.stdout.flush()
+                try:
+                    told = attempt(server)
+                except httpx.TransportError as error:
+                    told = f"no answer: {type(error).__name__}"
+            sys.stdout.write(json.dumps({"what": name, "happens": told}) + "\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

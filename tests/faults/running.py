@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -53,6 +55,8 @@ def serving(model: Path, *flags: str, command: str = "serve", descriptors: int |
     """`revisit serve` (or `ui`) on a free port until the block ends, with as many file descriptors as given."""
 
     def limit() -> None:
+        if sys.platform == "linux":  # ends with whoever started it, however that ends
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)
         if descriptors is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
 
@@ -89,7 +93,7 @@ def serving(model: Path, *flags: str, command: str = "serve", descriptors: int |
     finally:
         process.terminate()
         try:
-            process.wait(30)
+            process.wait(10)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

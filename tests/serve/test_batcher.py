@@ -149,3 +149,28 @@ def test_a_decoder_that_forgets_a_ticket_is_covered() -> None:
         batcher.stop(10)
 
     run(test)
+
+
+def test_a_request_that_breaks_its_batch_breaks_no_other() -> None:
+    async def test() -> None:
+        gate, poison, begun = Gate(), ticket(), ticket()
+
+        def decode(tickets: Sequence[Ticket], limit: int) -> None:
+            if poison in tickets:
+                if begun in tickets:
+                    begun.show("x")
+                raise RuntimeError("one of them")
+            gate(tickets, limit)
+
+        batcher = Batcher(decode, Limits(batch=4, batch_wait=0.3), Metrics())
+        gate.open.set()
+        good = [ticket(), ticket()]
+        for one in (good[0], poison, begun, good[1]):
+            batcher.submit(one)
+        assert [await outcome(one) for one in good] == [REPLY, REPLY]
+        assert (await outcome(poison)).status == 500
+        assert await outcome(begun) == "x"
+        assert (await outcome(begun)).status == 500  # its first text is out and cannot be taken back
+        batcher.stop(10)
+
+    run(test)

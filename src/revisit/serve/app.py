@@ -199,7 +199,9 @@ def build(service: Service) -> FastAPI:
         await asyncio.to_thread(service.close)
 
     request_schema = ChatBody.model_json_schema()
-    app = FastAPI(title="revisit", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app = FastAPI(
+        title="revisit", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan
+    )
 
     @app.exception_handler(ApiError)
     async def refuse(request: Request, error: ApiError) -> JSONResponse:
@@ -211,8 +213,8 @@ def build(service: Service) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def unknown_place(request: Request, error: HTTPException) -> JSONResponse:
-        place = f"{shorten(request.method, 20)} {shorten(request.url.path, 100)}"
-        return await refuse(request, ApiError(error.status_code, f"{place}: {error.detail}."))
+        method, path = shorten(request.method, 20), shorten(request.scope["path"], 100)
+        return await refuse(request, ApiError(error.status_code, f"{method} {path}: {error.detail}."))
 
     @app.exception_handler(ClientDisconnect)
     async def left(request: Request, error: ClientDisconnect) -> Response:

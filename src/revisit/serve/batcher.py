@@ -144,13 +144,22 @@ class Batcher:
         try:
             self.decode(batch, self.limits.prompt_tokens)
         except BaseException as error:  # the thread must outlive any batch
-            if not isinstance(error, RevisitError):  # whose sentence the client is told
-                logger.error("A batch of %d failed: %s: %s", len(batch), type(error).__name__, error, exc_info=error)
-            for ticket in batch:
-                ticket.fail(error)
+            self._recover(batch, error)
         for ticket in batch:
             if not ticket.finished:
                 ticket.time_out()
+
+    def _recover(self, batch: list[Ticket], error: BaseException) -> None:
+        """After a failure, requests that have shown no text are tried alone: what fails may be one of them only."""
+        if not isinstance(error, RevisitError):  # whose sentence the client is told
+            logger.error("A batch of %d failed: %s: %s", len(batch), type(error).__name__, error, exc_info=error)
+        for ticket in batch:
+            if ticket.finished:
+                continue
+            if len(batch) > 1 and ticket.first is None:
+                self._run([ticket])
+            else:
+                ticket.fail(error)
 
     def _next(self) -> list[Ticket] | None:
         """The next batch: the oldest request and those that can share its call; None when all is done."""

@@ -56,7 +56,7 @@ def create_app(
         if api_key is not None and not same_key(given, api_key):
             raise ApiError(401, "This page needs its key: open the address that `revisit ui` printed.")
 
-    app = FastAPI(title="ReVisiT", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="ReVisiT", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     guarded = [Depends(check_access)]
     app.state.ui = state
 
