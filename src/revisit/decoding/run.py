@@ -95,7 +95,8 @@ class Run:
         """
         self.parts = ModelParts.of(self.model)
         mask = self._vision_mask(required)
-        if not bool(mask.any()):
+        counts = mask.sum(-1).tolist()  # vision tokens of each row
+        if not any(counts):
             if not required:
                 return mask
             raise no_image(self.model)
@@ -106,7 +107,7 @@ class Run:
                 "The prompt has placeholders for an image but no pixels came with it: pass everything the processor returned "
                 "(model.generate(**inputs))."
             )
-        for row, count in zip(self.trace.rows, mask.sum(-1).tolist(), strict=True):
+        for row, count in zip(self.trace.rows, counts, strict=True):
             row.vision_tokens = count
         return mask
 

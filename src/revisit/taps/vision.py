@@ -45,7 +45,7 @@ def vision_mask(input_ids: Tensor, vision_ids: Sequence[int]) -> Tensor:
 class VisionStates:
     """The hidden states of one item's vision tokens: state j·N + i is vision token i at the j-th chosen layer."""
 
-    positions: Tensor  # (N,) absolute positions in the padded prompt
+    positions: Tensor  # (N,) absolute positions in the padded prompt, on the CPU
     layers: tuple[int, ...]
     by_layer: dict[int, Tensor] = field(default_factory=dict)  # layer -> (N, d), views of one tensor
     _all: Tensor | None = None  # (|J|, N, d)
@@ -58,13 +58,11 @@ class VisionStates:
         """Keep all layers in this (|J|, N, d) tensor."""
         self._all = room
 
-    def put(self, layer: int, states: Tensor) -> None:
-        """Keep the (N, d) states of one layer; all layers share one tensor, so nothing is ever held twice."""
-        if self._all is None:
-            self._all = states.new_empty((len(self.layers), *states.shape))
-        kept = self._all[self.layers.index(layer)]
-        kept.copy_(states)
-        self.by_layer[layer] = kept
+    def filled(self, layer: int) -> Tensor:
+        """The (N, d) room of one layer, which is about to hold its states."""
+        assert self._all is not None
+        self.by_layer[layer] = self._all[self.layers.index(layer)]
+        return self.by_layer[layer]
 
     def stacked(self) -> Tensor:
         """All states, layer-major.  -> (|J|·N, d)"""
@@ -106,12 +104,13 @@ class Capture:
     ) -> None:
         self.parts, self.layers, self.copies = parts, layers, copies
         self.length = mask.shape[1]
-        self.items = [VisionStates(row.nonzero().squeeze(-1), layers) for row in mask[::copies]]
+        self.items = [VisionStates(row.nonzero().squeeze(-1), layers) for row in mask[::copies].cpu()]
         self.last: Tensor | None = None  # (items, d) normed state of the last prompt position
         self.norm = parts.final_norm if final_norm else None
         self.cache = cache
         self.kept = remembered(cache) if cache is not None else None
         self.store: Tensor | None = None  # (items, |J|, N, d), padded to the largest item
+        self._indices: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self._hooks = Hooks(stack, force_eager=True)
         for layer in layers:
             if layer < parts.depth:
@@ -152,15 +151,28 @@ class Capture:
             self.store = torch.zeros(shape, dtype=hidden.dtype, device=self.parts.head.device)
             for item, room in zip(self.items, self.store, strict=True):
                 item.keep_in(room[:, : item.tokens])
+        norm = self.norm if layer < self.parts.depth else None
+        if offset == 0:
+            states = hidden[self._index(hidden.device)]  # (items, N, d), all of them by one kernel
+            self.store[:, self.layers.index(layer)] = states if norm is None else normed(norm, states)
+            for item in self.items:
+                item.filled(layer)
+            return
         for number, item in enumerate(self.items):
             new = item.positions[item.positions >= offset]
             states = hidden[number * self.copies, (new - offset).to(hidden.device)]  # (N_new, d), a copy
-            if self.norm is not None and layer < self.parts.depth:
-                states = normed(self.norm, states)
-            states = states.to(self.parts.head.device)
+            states = (states if norm is None else normed(norm, states)).to(self.store.device)
             if len(new) < item.tokens:
                 states = torch.cat([self._from_cache(number, layer, item.tokens - len(new)), states])
-            item.put(layer, states)
+            item.filled(layer).copy_(states)
+
+    def _index(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Row and position of every item's vision tokens, padded by position 0.  -> (items, 1), (items, N)"""
+        if device not in self._indices:
+            rows = torch.arange(len(self.items))[:, None] * self.copies
+            columns = torch.nn.utils.rnn.pad_sequence([item.positions for item in self.items], batch_first=True)
+            self._indices[device] = rows.to(device), columns.to(device)
+        return self._indices[device]
 
     def padded(self) -> tuple[Tensor, Tensor]:
         """The states of all items and a mask of what is not padding.  -> (items, |J| · N, d), (items, |J| · N)"""
