@@ -39,6 +39,7 @@ COMMANDS = (
     "tiny",
     "eval",
     "compare",
+    "view",
     "explain",
     "lens",
     "ui",

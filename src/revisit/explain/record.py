@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -305,23 +306,31 @@ def mark_differences(answers: Sequence[MethodAnswer]) -> None:
 
 
 def mark_wrong(answers: Sequence[MethodAnswer], shown: Sequence[str]) -> None:
-    """Mark the tokens of words for objects (CHAIR's words, singular or plural) that are not among those shown."""
+    """Mark the tokens of words for objects that are not among those shown."""
+    for answer in answers:
+        spans = wrong_spans("".join(step.text for step in answer.steps), shown)
+        start = 0
+        for step in answer.steps:
+            end = start + len(step.text)
+            step.wrong = any(start < last and end > first for first, last in spans)
+            start = end
+
+
+def wrong_spans(text: str, shown: Sequence[str]) -> list[tuple[int, int]]:
+    """Where a text has words for objects (CHAIR's words, singular or plural) that are not among those shown."""
     from revisit.benchmarks.chair_words import WORDS
 
     present = {WORDS.get(name, name) for name in shown}
+    return [found.span() for found in object_words().finditer(text) if WORDS[found.group(1).lower()] not in present]
+
+
+@cache
+def object_words() -> re.Pattern[str]:
+    """CHAIR's words with an optional plural ending, the longest first."""
+    from revisit.benchmarks.chair_words import WORDS
+
     words = "|".join(sorted(map(re.escape, WORDS), key=len, reverse=True))
-    pattern = re.compile(rf"\b({words})(?:e?s)?\b", re.IGNORECASE)
-    for answer in answers:
-        text = "".join(step.text for step in answer.steps)
-        for found in pattern.finditer(text):
-            if WORDS[found.group(1).lower()] in present:
-                continue
-            start = 0
-            for step in answer.steps:
-                end = start + len(step.text)
-                if start < found.end() and end > found.start():
-                    step.wrong = True
-                start = end
+    return re.compile(rf"\b({words})(?:e?s)?\b", re.IGNORECASE)
 
 
 def label(method: dict[str, Any]) -> str:

@@ -1,0 +1,32 @@
+"""`revisit view`: the samples of an evaluation, in a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+
+def view(
+    run: Path = typer.Argument(..., help="The --out folder of `revisit eval`."),
+    out: Path = typer.Option(None, "--out", "-o", help="Folder for the page and the pictures; RUN/view unless given."),
+    traces: int = typer.Option(
+        0, min=0, help="Also make the decode pages of so many samples at which the methods disagree; loads the model."
+    ),
+) -> None:
+    """Write a page that shows every sample of a run: picture, question, truth, and the answers side by side.
+
+    It needs no server: open the file. Samples can be filtered by benchmark, by "methods disagree", by the method that is wrong,
+    and by text.
+
+    Example: revisit view runs/first --traces 10
+    """
+    from revisit.report.sample_browser import build
+
+    page = build(run, out or run / "view", traces)
+    print(f"Wrote {page}; open it in a browser.")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(view)

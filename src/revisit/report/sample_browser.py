@@ -1,0 +1,300 @@
+"""A browser of an evaluation's samples: a folder with one page that works from disk, and small copies of the pictures.
+
+Questions, pictures and truth come from the benchmark's data folder, answers and scores from the run. Where the data folder is
+gone, the answers are shown without them.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from revisit.errors import RevisitError
+from revisit.pages.document import check_writable, script_page, write_page
+
+if TYPE_CHECKING:
+    from revisit.benchmarks.base import Item
+    from revisit.evaluation.records import ScoresRecord
+
+log = logging.getLogger(__name__)
+
+PICTURES, TRACES = "pictures", "traces"
+SIDE = 384  # longest side of a copied picture
+TRUTH = (
+    "ground_truth",
+    "gold",
+    "label",
+    "answer",
+    "answers",
+    "truth",
+    "gt_answer",
+    "category",
+)  # keys of Item.meta, in this order
+# The page's own folder is all it may read; from disk that is a file: address.
+POLICY = "default-src 'none'; img-src data: 'self' file:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+
+@dataclass
+class Sample:
+    """One item of a benchmark with every method's answer to it."""
+
+    benchmark: str
+    item: Item
+    answers: dict[int, dict[str, Any]] = field(default_factory=dict)  # column -> answer
+
+    @property
+    def disagree(self) -> bool:
+        """Whether two methods answered differently."""
+        return len({answer["x"] for answer in self.answers.values()}) > 1
+
+
+@dataclass
+class Columns:
+    """The model and method pairs of a run, in the order of its cells."""
+
+    cells: dict[tuple[str, str], int] = field(default_factory=dict)
+    methods: list[dict[str, Any]] = field(default_factory=list)
+
+    def of(self, cell: Mapping[str, Any]) -> int:
+        """The column of a cell; one more seed is one more column."""
+        label = str(cell["method"]["label"]) + (f" seed {cell['seed']}" if cell["seed"] else "")
+        key = (str(cell["model"]["name"]), label)
+        if key not in self.cells:
+            self.cells[key] = len(self.cells)
+            told = {"name": cell["method"]["name"], **cell["method"]["settings"]}
+            self.methods.append({"model": key[0], "label": key[1], "method": told})
+        return self.cells[key]
+
+
+def build(run: Path, out: Path, traces: int = 0) -> Path:
+    """Write the browser of a run's samples below `out`; returns the page.
+
+    With `traces`, decode pages are made for so many samples at which the methods disagree.
+    """
+    columns, samples, notes = read_samples(run)
+    if not samples:
+        raise RevisitError(f"{run} holds no answers yet; run `revisit eval` with this --out to the end.")
+    return write(run.resolve().name, columns, samples, out, notes, traces)
+
+
+def write(
+    name: str, columns: Columns, samples: Sequence[Sample], out: Path, notes: Sequence[str] = (), traces: int = 0
+) -> Path:
+    """Write the page and its pictures; returns the page."""
+    page = check_writable(out / "index.html")
+    pictures = copy_pictures(samples, out / PICTURES)
+    made = make_traces(columns, samples, out / TRACES, traces) if traces else {}
+    data: dict[str, Any] = {
+        "columns": [{"model": c["model"], "label": c["label"]} for c in columns.methods],
+        "benchmarks": sorted({sample.benchmark for sample in samples}),
+        "notes": list(notes),
+        "samples": [_payload(s, pictures, made.get(number), columns) for number, s in enumerate(samples)],
+    }
+    start = """document.getElementById("buttons").append(themeButton());
+window.samples = new SampleBrowser(document.getElementById("main"), JSON.parse(document.getElementById("data").textContent));"""
+    text = script_page(
+        f"Samples of {name}",
+        data,
+        styles=["viewer.css", "samples.css"],
+        scripts=["viewer.js", "samples.js"],
+        start=start,
+        meta=f"{len(samples):,} samples · {len(columns.methods)} methods · {', '.join(data['benchmarks'])}",
+        policy=POLICY,
+    )
+    return write_page(page, text)
+
+
+def read_samples(run: Path) -> tuple[Columns, list[Sample], list[str]]:
+    """Every item that was answered, with the answers of all methods, in the order of the benchmarks."""
+    from revisit.evaluation.store import read_answers, read_results, read_scores
+
+    columns, found, notes = Columns(), dict[tuple[str, str], Sample](), list[str]()
+    items: dict[tuple[str, str], dict[str, Item]] = {}
+    for cell in read_results(run)["cells"]:
+        name, data = str(cell["benchmark"]["name"]), str((cell.get("made") or {}).get("data") or "")
+        if (name, data) not in items:
+            items[name, data] = _items(name, data, notes)
+        column, folder = columns.of(cell), run / cell["path"]
+        scores = read_scores(folder) if (folder / "scores.json").is_file() else None
+        for line in read_answers(folder / "answers.jsonl"):
+            if scores is not None and scores.items.get(line.id) not in (None, line.item):
+                continue  # an answer to an item whose content has changed since
+            known = items[name, data].get(line.id) or _unknown_item(line.id)
+            sample = found.setdefault((name, line.id), Sample(name, known))
+            sample.answers[column] = _answer(line, scores, cell, known)
+    return columns, list(found.values()), notes
+
+
+def _items(name: str, data: str, notes: list[str]) -> dict[str, Item]:
+    """The items of a benchmark by id; none, and a note, where its data cannot be read any more."""
+    from revisit.benchmarks import registry
+
+    try:
+        return {item.id: item for item in registry.get(name).load(Path(data))} if data else {}
+    except (RevisitError, OSError) as error:
+        notes.append(f"Questions and pictures of {name} are not shown: {error}")
+        return {}
+
+
+def _unknown_item(name: str) -> Item:
+    from revisit.benchmarks.base import Item
+
+    return Item(name, "")
+
+
+def _answer(line: Any, scores: ScoresRecord | None, cell: Mapping[str, Any], item: Item) -> dict[str, Any]:
+    """One answer with short keys: text, marked words, scores of the item, whether it is wrong, steps that were changed."""
+    terms = {m: units[line.id] for m, units in (scores.per_item if scores else {}).items() if line.id in units}
+    shown = item.meta.get("ground_truth")
+    told: dict[str, Any] = {"x": line.text, "c": line.counters.get("changed", 0), "n": line.counters.get("steps", 0)}
+    if isinstance(shown, (list, tuple)):
+        told["w"] = wrong_words(line.text, shown)
+    told["s"] = {name: round(a / b, 4) for name, (a, b) in terms.items() if b}
+    if is_wrong(terms, cell["metrics"], str(cell["benchmark"]["headline"])):
+        told["bad"] = 1
+    return told
+
+
+def wrong_words(text: str, shown: Sequence[str]) -> list[tuple[int, int]]:
+    """Where a text has words for objects that are not among those shown."""
+    from revisit.explain.record import wrong_spans
+
+    return wrong_spans(text, shown)
+
+
+def is_wrong(terms: Mapping[str, tuple[float, float]], metrics: Mapping[str, Any], headline: str) -> bool:
+    """Whether an item's answer fails: by the headline metric where it is counted per item, else by any with a direction.
+
+    A part's metric ("coco_random/accuracy") has the direction of the whole.
+    """
+    directions = {name: told["better"] for name, told in metrics.items()}
+    counted = {n: t for n, t in terms.items() if t[1] and directions.get(n, directions.get(n.rpartition("/")[2]))}
+    chosen = {n: t for n, t in counted.items() if n == headline or n.endswith(f"/{headline}")}
+    if not chosen:
+        chosen = {n: t for n, t in counted.items() if n.rpartition("/")[2].lower() in ("accuracy", "acc")}
+    for name, (numerator, denominator) in chosen.items():
+        better = directions.get(name) or directions.get(name.rpartition("/")[2])
+        if (numerator > 0) if better == "lower" else (numerator < denominator):
+            return True
+    return False
+
+
+def copy_pictures(samples: Sequence[Sample], folder: Path) -> dict[Path, str]:
+    """A small copy of every picture; returns its address relative to the page."""
+    from revisit.models.images import open_image
+
+    paths = dict.fromkeys(path for sample in samples for path in sample.item.images)
+    addresses: dict[Path, str] = {}
+    for number, path in enumerate(paths):
+        name = f"{number:06d}.jpg"
+        try:
+            image = open_image(path)
+        except RevisitError as error:
+            log.warning("%s", error)
+            continue
+        image.thumbnail((SIDE, SIDE))
+        folder.mkdir(parents=True, exist_ok=True)
+        image.save(folder / name, "JPEG", quality=82)
+        addresses[path] = f"{PICTURES}/{name}"
+    return addresses
+
+
+def make_traces(columns: Columns, samples: Sequence[Sample], folder: Path, count: int) -> dict[int, str]:
+    """Decode pages of the first samples at which methods of one model disagree: sample's number -> address of its page."""
+    from revisit.explain import page
+    from revisit.explain.record import explain
+    from revisit.methods import as_method
+    from revisit.models.images import open_image
+    from revisit.models.loading import load
+
+    made: dict[int, str] = {}
+    loaded: tuple[str, Any, Any] | None = None
+    for number, sample in enumerate(samples):
+        if len(made) >= count:
+            break
+        used = [columns.methods[column] for column in sample.answers]
+        if not sample.disagree or not sample.item.images or len({entry["model"] for entry in used}) > 1:
+            continue
+        if loaded is None or loaded[0] != used[0]["model"]:
+            loaded = (used[0]["model"], *load(used[0]["model"]))
+        methods = [as_method(entry["method"]) for entry in used][::-1]  # the method before the baseline
+        images = [open_image(path) for path in sample.item.images]
+        shown = sample.item.meta.get("ground_truth")
+        decode = explain(
+            *loaded[1:],
+            images,
+            sample.item.prompt,
+            methods,
+            model_name=loaded[0],
+            shown=shown,
+            max_new_tokens=256,
+            do_sample=False,
+        )
+        made[number] = f"{TRACES}/{number:06d}.html"
+        page.write(folder / f"{number:06d}.html", decode)
+    return made
+
+
+def _payload(sample: Sample, pictures: Mapping[Path, str], trace: str | None, columns: Columns) -> dict[str, Any]:
+    """One sample with short keys; there may be ten thousand."""
+    entry: dict[str, Any] = {"b": sample.benchmark, "i": sample.item.id, "q": sample.item.prompt}
+    entry["p"] = [pictures[path] for path in sample.item.images if path in pictures]
+    if truth := _truth(sample.item):
+        entry["t"] = truth
+    entry["a"] = sample.answers
+    if sample.disagree:
+        entry["d"] = 1
+    if trace:
+        entry["trace"] = trace
+    elif sample.item.images:
+        entry["cmd"] = command(sample, columns)
+    return entry
+
+
+def _truth(item: Item) -> str:
+    """What is right, as far as the item tells it."""
+    found: Any = next((item.meta[key] for key in TRUTH if item.meta.get(key) not in (None, "", [])), "")
+    row = item.meta.get("row")
+    if not found and isinstance(row, Mapping):
+        found = next((row[key] for key in ("gt_answer_details", "gt_answer", "answer") if row.get(key)), "")
+    if isinstance(found, (list, tuple, set, frozenset)):
+        return ", ".join(map(str, found))
+    return str(found)
+
+
+def command(sample: Sample, columns: Columns) -> str:
+    """The command that makes the decode page of a sample."""
+    last = columns.methods[max(sample.answers)]
+    settings = last["method"]
+    text = (
+        last["label"].replace("(", ":").replace(")", "").replace(", ", ",")
+        if "(" in last["label"]
+        else settings["name"]
+    )
+    images = list(_relative(sample.item.images))
+    together = ["--together"] if len(images) > 1 else []
+    words = [
+        "revisit",
+        "generate",
+        *images,
+        *together,
+        "--model",
+        last["model"],
+        "--method",
+        text,
+        "--prompt",
+        sample.item.prompt,
+    ]
+    return shlex.join([*words, "--html", "decode.html"])
+
+
+def _relative(paths: Sequence[Path]) -> Iterator[str]:
+    for path in paths:
+        try:
+            yield str(path.relative_to(Path.cwd()))
+        except ValueError:
+            yield str(path)
