@@ -46,6 +46,7 @@ def evaluate(
         help="With --sample: several seeds, such as 0,1,2; tables then have mean ± standard deviation and every seed.",
     ),
     output: Path = typer.Option(Path(DEFAULT.output), "--out", "-o", help="Where answers and results are kept."),
+    preset: str = typer.Option(None, help="A protocol by name: paper; what is typed comes on top."),
     config: Path = typer.Option(None, "--config", "-c", help="YAML file with these options as keys; flags beat it."),
     set_: list[str] = typer.Option(
         [], "--set", help="method.key=value, benchmark.key=value, or key=value for every method that has it."

@@ -47,6 +47,7 @@ COMMANDS = (
     "analyze",
     "ablate",
     "report",
+    "reproduce",
     "export",
 )
 

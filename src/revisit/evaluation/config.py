@@ -19,8 +19,10 @@ from typing import Any
 
 from revisit import benchmarks
 from revisit.decoding.grammar import parse_entry, parse_list
+from revisit.decoding.method import parse_settings
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, unknown
+from revisit.evaluation import presets
 from revisit.evaluation.engines.base import ENGINES
 from revisit.evaluation.plan import Plan
 
@@ -55,12 +57,14 @@ class EvalConfig:
     trust_remote_code: bool = False
     allow_incomplete: bool = False
     skip_bad_images: bool = False
+    preset: str | None = None
     set: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def plan(self) -> Plan:
         """The plan, every name looked up and every setting checked; nothing is loaded."""
         if self.engine not in ENGINES:
             raise unknown("engine", self.engine, ENGINES)
+        preset = presets.find(self.preset) if self.preset else None
         methods, chosen = self._methods_and_benchmarks(None)
         models = tuple(str(m) for m in parse_list(self.model, lambda _: True))
         decoding = Decoding(
@@ -83,7 +87,8 @@ class EvalConfig:
             output=Path(self.output),
             limit=self.limit,
             batch_size=self.batch_size,
-            max_new_tokens=self.max_new_tokens,
+            limits=dict(preset.items) if preset else {},
+            max_new_tokens=self.max_new_tokens or (preset.max_new_tokens if preset else None),
             decoding=decoding,
             seed=self.seed,
             seeds=parse_seeds(self.seeds),
@@ -117,7 +122,12 @@ class EvalConfig:
         """Both with their settings; methods with what is recommended for `model` where nothing else is said."""
         from revisit import methods
 
+        preset = presets.find(self.preset) if self.preset else None
+
         def make(name: str, settings: dict[str, Any]) -> Any:
+            cls: Any = methods.find(name)
+            if preset and preset.official_baselines and name != "revisit" and hasattr(cls, "official"):
+                return cls.official(**parse_settings(cls, settings))
             return methods.get(name, **settings) if model is None else methods.recommended(name, model, **settings)
 
         wanted = methods.parse_methods(self.method)
@@ -127,7 +137,12 @@ class EvalConfig:
         scoped = scope(self.set, fields, [name for name, _ in tests])
         return (
             tuple(make(name, {**scoped[name], **own}) for name, own in wanted),
-            tuple(benchmarks.get(name, **{**scoped.get(name, {}), **own}) for name, own in tests),
+            tuple(
+                benchmarks.get(
+                    name, **{**(preset.options.get(name, {}) if preset else {}), **scoped.get(name, {}), **own}
+                )
+                for name, own in tests
+            ),
         )
 
     def _data(self, models: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
@@ -140,7 +155,9 @@ class EvalConfig:
                 )
             given = DEFAULT_SCENES
         places = parse_data(given, names)
-        return {name: resolve_data(places[name], name, self.limit) for name in names}
+        asked = presets.find(self.preset).items if self.preset else {}
+        limits = {name: min((n for n in (self.limit, asked.get(name)) if n), default=None) for name in names}
+        return {name: resolve_data(places[name], name, limits[name]) for name in names}
 
 
 def parse_seeds(given: Any) -> tuple[int, ...]:

@@ -37,6 +37,7 @@ class Plan:
     data: Mapping[str, Path]
     output: Path
     limit: int | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)  # of single benchmarks, where `limit` is not smaller
     batch_size: int = 8
     max_new_tokens: int | None = None  # None: each benchmark's own
     decoding: Decoding = field(default_factory=Decoding)  # its max_new_tokens is not used
@@ -68,6 +69,11 @@ class Plan:
             )
         if self.batch_size < 1:
             raise RevisitError(f"batch_size must be at least 1, not {self.batch_size}.")
+
+    def limit_of(self, benchmark: Benchmark) -> int | None:
+        """How many of a benchmark's items are asked; None for all."""
+        limits = [limit for limit in (self.limit, self.limits.get(benchmark.name)) if limit is not None]
+        return min(limits, default=None)
 
     def methods_for(self, model: str) -> tuple[Any, ...]:
         """The methods to run with one model."""

@@ -42,19 +42,22 @@ class StoredAnswer(Record):
         default=None, description="Why it ended: `stop` at an end token, `length` at the longest answer allowed."
     )
 
-    def to_json(self) -> str:
-        """The line without its line end; texts are escaped, so no text can contain a line end."""
+    def to_json(self, cell: str = "") -> str:
+        """The line without its line end; texts are escaped, so no text can contain a line end.
+
+        `cell` enters the checksum, so that a line of another cell is not taken for one of this.
+        """
         body = self.model_dump(mode="json")
-        return compact({**body, "check": checksum(body)[:CHECK]})
+        return compact({**body, "check": checksum({**body, "cell": cell})[:CHECK]})
 
     @classmethod
-    def from_json(cls, text: str) -> StoredAnswer:
+    def from_json(cls, text: str, cell: str = "") -> StoredAnswer:
         """The inverse of `to_json`; raises ValueError for anything else, also for a line whose checksum is wrong."""
         raw = json.loads(text)
         if not isinstance(raw, dict):
             raise ValueError("not an answer")
         check = raw.pop("check", None)
-        if check is not None and check != checksum(raw)[:CHECK]:
+        if check is not None and check != checksum({**raw, "cell": cell})[:CHECK]:
             raise ValueError("its checksum does not fit")
         try:
             return cls.model_validate(raw, strict=False)
@@ -80,6 +83,7 @@ class ScoresRecord(Record):
     """`scores.json`: the terms of each metric, item by item."""
 
     schema_: int = Field(default=1, alias="schema", description="Number of this format.")
+    key: str | None = Field(default=None, description="The cell's, as in `cell.json`.")
     version: str = Field(description="The benchmark's scoring rule.")
     items: dict[str, str] = Field(description="Item id → `item` of its answer.")
     per_item: dict[str, dict[str, tuple[float, float]]] = Field(
@@ -216,7 +220,7 @@ def schemas() -> dict[str, Any]:
     found = {file: record.model_json_schema() for file, record in RECORDS.items()}
     answers = found["cells/*/answers.jsonl"]
     answers["properties"]["check"] = {
-        "description": f"First {CHECK} digits of the SHA-256 over all other fields, as canonical JSON.",
+        "description": f"First {CHECK} digits of the SHA-256 over all other fields and the last 12 characters of the folder's name.",
         "type": "string",
     }
     return found

@@ -124,9 +124,9 @@ def run(
 
 
 def ask(benchmark: Benchmark, plan: Plan, checksums: Checksums, reporter: Reporter) -> Questions:
-    """The first `plan.limit` items of a benchmark, hashed; items whose image file cannot be read are set apart."""
+    """The first items of a benchmark, as many as the plan wants, hashed; items whose image file cannot be read are set apart."""
     folder = plan.data[benchmark.name]
-    items = benchmark.load(folder)[: plan.limit]
+    items = benchmark.load(folder)[: plan.limit_of(benchmark)]
     if not items:
         raise RevisitError(f"Benchmark {benchmark.name!r} has no items in {folder}.")
     ids = [item.id for item in items]
@@ -225,6 +225,7 @@ def run_cell(
     write_record(
         cell.path / "scores.json",
         {
+            "key": cell.key,
             "version": benchmark.version,
             "items": {q.item.id: q.content for q in questions.ready if q.item.id in lines_by_id},
             "per_item": {metric: {u: list(t) for u, t in terms.items()} for metric, terms in scores.per_item.items()},
@@ -391,6 +392,7 @@ def settings(plan: Plan) -> dict[str, Any]:
         "benchmarks": [{"name": b.name, "version": b.version} for b in plan.benchmarks],
         "data": {name: str(path) for name, path in plan.data.items()},
         "limit": plan.limit,
+        "limits": dict(plan.limits),
         "batch_size": plan.batch_size,
         "max_new_tokens": plan.max_new_tokens,
         "decoding": {k: v for k, v in asdict(plan.decoding).items() if k != "max_new_tokens"},

@@ -113,6 +113,7 @@ def read_json(path: Path) -> Any:
         raise Damaged(f"{path} is not valid JSON ({error}); {AGAIN}") from error
 
 
+KEY = 12  # digits of a cell's key that end its folder's name
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 AGAIN = "move it away and run the same `revisit eval` command again (stored answers are kept)."
 
@@ -157,7 +158,10 @@ def read_results(output: Path) -> dict[str, Any]:
 
 def read_scores(folder: Path) -> ScoresRecord:
     """The scores.json of a cell's folder."""
-    return read_record(folder / "scores.json", ScoresRecord)
+    found = read_record(folder / "scores.json", ScoresRecord)
+    if found.key is not None and not folder.name.endswith(found.key[:KEY]):
+        raise Damaged(f"{folder / 'scores.json'} is that of another cell; {AGAIN}")
+    return found
 
 
 def make_folder(path: Path) -> Path:
@@ -202,7 +206,7 @@ class Cell:
     def __init__(self, output: Path, names: tuple[str, str, str], identity: Mapping[str, Any]) -> None:
         self.identity = dict(identity)
         self.key = digest(self.identity)
-        self.path = output / "cells" / "-".join([*(slug(name) for name in names), self.key[:12]])
+        self.path = output / "cells" / "-".join([*(slug(name) for name in names), self.key[:KEY]])
         self.repairs: list[str] = []  # what was put right when the cell was opened
         self._lines: dict[tuple[str, str], StoredAnswer] = {}
         self._descriptor: int | None = None
@@ -272,7 +276,7 @@ class Cell:
         new = [line for line in lines if (line.id, line.item) not in self._lines]
         if not new:
             return 0
-        data = b"".join(line.to_json().encode() + b"\n" for line in new)
+        data = b"".join(line.to_json(self.key[:KEY]).encode() + b"\n" for line in new)
         try:
             view = memoryview(data)
             while view:  # a write may be short; O_APPEND puts the rest behind it
@@ -305,12 +309,13 @@ def repair(descriptor: int) -> None:
 def sort_lines(path: Path) -> tuple[list[StoredAnswer], list[tuple[int, str]]]:
     """The stored answers in the order they were written, and the number and problem of every damaged line."""
     good, damaged = [], []
+    cell = path.parent.name[-KEY:]
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
             if not raw.endswith(b"\n"):
                 break  # the unfinished line of a kill
             try:
-                good.append(StoredAnswer.from_json(raw.decode()))
+                good.append(StoredAnswer.from_json(raw.decode(), cell))
             except (ValueError, RecursionError) as error:
                 damaged.append((number, str(error) or type(error).__name__))
     return good, damaged

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from revisit.report.document import Figure
@@ -40,9 +41,9 @@ def draw(
     *,
     width: float = 5.2,
     height: float = 3.1,
-    panels: int = 1,
+    panels: int | tuple[int, int] = 1,
 ) -> Figure:
-    """A figure whose axes (one, or a list of several side by side) are filled by `paint`."""
+    """A figure whose axes (one, several side by side, or a grid of them) are filled by `paint`."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
@@ -51,7 +52,7 @@ def draw(
 
         canvas = Canvas(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(canvas)
-        axes = canvas.subplots(1, panels)
+        axes = canvas.subplots(*((1, panels) if isinstance(panels, int) else panels))
         paint(axes)
         svg, png = io.StringIO(), io.BytesIO()
         canvas.savefig(svg, format="svg", metadata={"Date": None})
@@ -249,3 +250,111 @@ def latency(name: str, rows: Sequence[tuple[str, float, float]], caption: str) -
 
     alt = "; ".join(f"{label}: {mean:.1f} ms per token" for label, mean, _ in rows)
     return draw(name, caption, alt, paint, height=1.1 + 0.3 * len(rows))
+
+
+def f1_by_model(name: str, rows: Sequence[tuple[str, Mapping[str, float], Mapping[str, float]]]) -> Figure:
+    """F1 of every model, plain and with ReVisiT: published values as bars, ours as marks on them."""
+
+    def paint(axes: Any) -> None:
+        places = range(len(rows))
+        for number, (method, title) in enumerate((("greedy", "greedy"), ("revisit", "ReVisiT"))):
+            x = [place + 0.36 * (number - 0.5) for place in places]
+            heights = [theirs[method] for _, theirs, _ in rows]
+            axes.bar(
+                x,
+                heights,
+                0.34,
+                color="white",
+                edgecolor=COLOURS[number],
+                hatch=("", "///")[number],
+                label=f"{title}, published",
+            )
+            own = [(at, ours[method]) for at, (_, _, ours) in zip(x, rows, strict=True) if method in ours]
+            if own:
+                axes.plot(
+                    *zip(*own, strict=True),
+                    color=COLOURS[number],
+                    marker=MARKERS[number],
+                    linestyle="",
+                    label=f"{title}, ours",
+                )
+        values = [v for _, theirs, ours in rows for v in (*theirs.values(), *ours.values())]
+        axes.set_ylim(max(0, min(values) - 5), min(100, max(values) + 8))
+        axes.set_xticks(list(places), [model for model, _, _ in rows], rotation=30, ha="right")
+        axes.set(ylabel="CHAIR F1 (%)")
+        axes.grid(axis="x", visible=False)
+        axes.legend(ncols=2, loc="upper left")
+
+    caption = (
+        "Object-level F1 on CHAIR by model, plain decoding and ReVisiT; bars are the paper's values, marks are ours."
+    )
+    alt = "; ".join(
+        f"{model}: published {theirs['greedy']:.1f} and {theirs['revisit']:.1f}"
+        + (
+            f", ours {ours['greedy']:.1f} and {ours['revisit']:.1f}"
+            if {"greedy", "revisit"} <= ours.keys()
+            else ", not run"
+        )
+        for model, theirs, ours in rows
+    )
+    return draw(name, caption, alt, paint, width=8.0, height=3.6)
+
+
+def latency_f1(
+    name: str,
+    ours: Mapping[str, Sequence[tuple[str, float, float]]],
+    theirs: Mapping[str, Sequence[tuple[str, float, float]]],
+) -> Figure:
+    """Time per token, as a multiple of greedy's, against F1: a panel for our measurements and one for the published."""
+    sides = [("ours", ours), ("published", theirs)]
+
+    def paint(axes: Any) -> None:
+        for panel, (title, points) in zip(axes, sides, strict=True):
+            for number, (model, rows) in enumerate(points.items()):
+                base = next(ms for method, ms, _ in rows if method == "greedy")
+                x, y = [ms / base for _, ms, _ in rows], [f1 for _, _, f1 in rows]
+                line(panel, number, x, y, model, linestyle="")
+                for (method, _, _), at, height in zip(rows, x, y, strict=True):
+                    panel.annotate(method, (at, height), textcoords="offset points", xytext=(4, 3), fontsize=7)
+            panel.set(title=title, xlabel="time per token, × greedy", ylabel="CHAIR F1 (%)")
+            if points:
+                panel.legend(loc="best")
+
+    caption = "Time per token as a multiple of plain decoding's against F1 on CHAIR."
+    alt = "; ".join(
+        f"{side}, {model}: " + ", ".join(f"{method} {ms:.1f} ms and F1 {f1:.1f}" for method, ms, f1 in rows)
+        for side, points in sides
+        for model, rows in points.items()
+    )
+    return draw(name, caption, alt, paint, width=8.4, height=3.6, panels=2)
+
+
+def examples(
+    name: str, title: str, rows: Sequence[tuple[Sequence[Path], str, Mapping[str, str]]], longest: int = 420
+) -> Figure:
+    """Pictures with their question and the answers of several methods side by side."""
+    from textwrap import fill, shorten
+
+    from revisit.models.images import open_image
+
+    methods = list(rows[0][2])
+
+    def paint(axes: Any) -> None:
+        grid = axes.reshape(len(rows), len(methods) + 1)
+        for row, (images, prompt, answers) in zip(grid, rows, strict=True):
+            if images:
+                row[0].imshow(open_image(images[0]))
+            row[0].set_title(fill(prompt, 34), fontsize=7)
+            for panel, method in zip(row[1:], methods, strict=True):
+                text = fill(shorten(answers[method], longest, placeholder=" …") or "(nothing)", 38)
+                panel.text(0, 1, text, va="top", ha="left", fontsize=7, wrap=True, transform=panel.transAxes)
+                panel.set_title(method, fontsize=8)
+            for panel in row:
+                panel.axis("off")
+
+    caption = f"{title}: the items whose answers differ most, in the benchmark's order."
+    alt = "; ".join(
+        f"{prompt}: " + "; ".join(f"{m}: {text}" for m, text in answers.items()) for _, prompt, answers in rows
+    )
+    shape = (len(rows), len(methods) + 1)
+    return draw(name, caption, alt, paint, width=2.6 * shape[1], height=2.5 * shape[0], panels=shape)

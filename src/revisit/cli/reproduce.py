@@ -1,0 +1,187 @@
+"""`revisit reproduce`: the paper's tables and figures, one command each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from revisit.cli.eval import stopped
+from revisit.errors import RevisitError, need, unknown
+
+
+def reproduce(
+    table: str = typer.Argument("", help="A table's name, several with commas, or all; --list shows them."),
+    list_: bool = typer.Option(False, "--list", help="Every table and figure of the paper, and what it needs."),
+    plan: bool = typer.Option(
+        False, "--plan", help="Print the plan only: models, downloads, answers, GPU hours, disk."
+    ),
+    models: str = typer.Option(
+        None, help="Only these models of the paper, with commas; NAME=FOLDER takes a model from elsewhere."
+    ),
+    model: str = typer.Option(
+        None, "--model", "-m", help="One model in the place of all of the paper's, such as tiny."
+    ),
+    data: list[str] = typer.Option(
+        None, help="As for `revisit eval`; hub by default, and generated scenes for the embedded model."
+    ),
+    out: Path = typer.Option(
+        Path("reproduced"), "--out", "-o", help="Where everything is kept, and report.html written."
+    ),
+    limit: int = typer.Option(None, min=1, help="Only the first items of each benchmark."),
+    batch_size: int = typer.Option(8, min=1, help="Answers made together."),
+    engine: str = typer.Option("local", help="What runs the grids: local, ray or vllm; studies run locally."),
+    workers: int = typer.Option(None, min=1, help="With --engine ray: models loaded."),
+    address: str = typer.Option(None, help="With --engine ray: the cluster."),
+    dtype: str = typer.Option(None, help="float32, float16, bfloat16 or auto."),
+    device_map: str = typer.Option(None, help="Passed to transformers, for example auto."),
+    ms_per_token: float = typer.Option(
+        None, min=0.001, help="For the plan: measured time per token of plain decoding, in place of the published one."
+    ),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress."),
+) -> None:
+    """Print the plan, run what is missing, and write our numbers beside the published ones; killed, the same command goes on.
+
+    Examples:
+
+      revisit reproduce --list
+
+      revisit reproduce chair --models LLaVA-1.5-7B --plan
+
+      revisit reproduce all --model tiny --limit 8 --out runs/paper
+    """
+    from revisit.report import paper
+    from revisit.report.terminal import print_section
+
+    if list_:
+        print_section(_listing())
+        return
+    if not table:
+        raise RevisitError(
+            "Say which table: `revisit reproduce --list` shows them, `revisit reproduce all` runs every one."
+        )
+    rows = paper.find(table)
+    chosen = _models(models, model)
+    print_section(_plan(rows, chosen, model, limit, ms_per_token))
+    if plan:
+        return
+    _run(
+        rows,
+        chosen,
+        model,
+        data or ("scenes:unusual:100" if model == "tiny" else "hub"),
+        out,
+        limit,
+        batch_size,
+        {"engine": engine, "workers": workers, "address": address, "dtype": dtype, "device_map": device_map},
+        quiet,
+    )
+
+
+def _models(names: str | None, model: str | None) -> dict[str, str]:
+    """Name in the paper -> folder or hub id."""
+    from revisit.report.paper import MODELS
+
+    if model is not None:
+        return dict.fromkeys(MODELS, model)
+    if names is None:
+        return {name: about.hub for name, about in MODELS.items()}
+    found = {}
+    for entry in filter(None, (part.strip() for part in names.split(","))):
+        name, _, place = entry.partition("=")
+        if name not in MODELS:
+            raise unknown("model of the paper", name, MODELS)
+        found[name] = place or MODELS[name].hub
+    return found
+
+
+def _listing() -> Any:
+    from revisit.report.document import Section, Table, rows_of
+    from revisit.report.paper import ROWS
+
+    lines = [
+        (row.key, row.where, row.title, ", ".join(row.models), row.benchmark, f"{row.items:,}", row.data)
+        for row in ROWS.values()
+    ]
+    heads = ("Name", "In the paper", "What", "Models", "Benchmark", "Items", "Data")
+    table = Table(heads, rows_of(lines), "Every one runs with `revisit reproduce NAME`.", left=5)
+    return Section("The paper's tables and figures", [table])
+
+
+def _plan(rows: Any, chosen: dict[str, str], model: str | None, limit: int | None, ms: float | None) -> Any:
+    from revisit.evaluation.presets import OPEN
+    from revisit.report.document import Section, Table, Text, rows_of
+    from revisit.report.paper import A6000, MODELS, estimate
+
+    lines: list[tuple[str, ...]] = []
+    hours, seen = 0.0, set()
+    for row in rows:
+        names = tuple(name for name in row.models if name in chosen)[: 1 if model else None]
+        for found in estimate(row, names, limit, ms):
+            hours += found.hours
+            seen.add(found.model)
+            hub = model or chosen[found.model]
+            size = "–" if model else f"{found.gigabytes:.0f} GB"
+            lines.append(
+                (
+                    row.key,
+                    hub,
+                    size,
+                    f"{found.answers:,}",
+                    f"{found.tokens:,.0f}",
+                    f"{found.hours:.1f}",
+                    f"{row.disk:.1f} GB",
+                )
+            )
+    download = 0.0 if model else sum(MODELS[name].gigabytes for name in seen)
+    disk = sum({row.benchmark: row.disk for row in rows}.values())
+    heads = ("Table", "Model", "Download", "Answers", "Tokens", "GPU hours", "Data")
+    speed = f"{ms:g} ms per token as given" if ms else f"times as published or assumed for {A6000}"
+    text = (
+        f"In all {hours:.1f} GPU hours ({speed}; rows that share answers are counted each), {download:.0f} GB of models and about "
+        f"{disk:.1f} GB of data on disk; answers take a few megabytes."
+    )
+    notes = [Text(f"Left open by the paper: {sentence}") for sentence in OPEN]
+    return Section("Plan", [Table(heads, rows_of(lines), "What will be run.", left=2), Text(text), *notes])
+
+
+def _run(
+    rows: Any,
+    chosen: dict[str, str],
+    model: str | None,
+    data: Any,
+    out: Path,
+    limit: int | None,
+    batch_size: int,
+    options: dict[str, Any],
+    quiet: bool,
+) -> None:
+    from revisit.benchmarks.language import require_data
+    from revisit.evaluation.progress import Bars
+    from revisit.evaluation.runner import Silent
+    from revisit.evaluation.store import make_folder
+    from revisit.report.document import write
+    from revisit.report.reproduce import Setup
+    from revisit.report.reproduce import reproduce as run
+
+    need("scipy", "statsmodels", "matplotlib")
+    if any(row.benchmark in ("chair", "llava_bench") for row in rows):
+        require_data()
+    place = data[0] if isinstance(data, list) and len(data) == 1 and "=" not in data[0] else data
+    setup = Setup(make_folder(out), chosen, place, model is not None, limit, batch_size, options)
+    try:
+        if quiet:
+            document = run(rows, setup, Silent())
+        else:
+            with Bars() as bars:
+                document = run(rows, setup, bars)
+    except KeyboardInterrupt:
+        raise stopped(out / "runs") from None
+    files = write(document, out)
+    print(f"Wrote {files[0]}, {files[1]} and {len(document.figures())} figures.")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command()(reproduce)

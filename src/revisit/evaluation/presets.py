@@ -1,0 +1,55 @@
+"""Protocols by name: `--preset paper` is how the ReVisiT paper evaluates, as far as it says so.
+
+A preset gives options of benchmarks, the longest answer and the number of items where nothing else is said; what is typed
+comes on top. What the paper leaves open is listed in `OPEN`, and docs/reproduce.md says what we take instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from revisit.errors import unknown
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What a protocol fixes."""
+
+    name: str
+    max_new_tokens: int
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # benchmark -> its options
+    items: Mapping[str, int] = field(default_factory=dict)  # benchmark -> the first items that are asked
+    official_baselines: bool = False  # methods other than ReVisiT with the settings of their released code
+
+
+PAPER = Preset(
+    name="paper",
+    max_new_tokens=512,
+    options={
+        "chair": {"ids": "auto"},  # the committed list seed42-500 where its pictures are there
+        "hallusionbench": {"part": "VD"},
+        "pope": {"suffix": "none"},
+        "vqav2": {"suffix": "none"},
+        "mmmu": {"keep": "single-image"},
+    },
+    items={"vqav2": 500},
+    official_baselines=True,
+)
+PRESETS = {PAPER.name: PAPER}
+OPEN = (
+    "CHAIR: the paper's 500 images come from a shuffled directory listing and cannot be known; ours are the sorted file names shuffled "
+    "with seed 42 (chair.ids=seed42-500), and OPERA's two lists can be chosen by name.",
+    "VQAv2: its accuracies are multiples of 1/1500, so 500 questions; which ones is not said. Ours are the first 500.",
+    "POPE: the prompt is the question alone; its parser is not said. Ours is the official one.",
+    "HallusionBench: its judge is a GPT model. Without hallusionbench.judge=model and a judge_url answers are judged by rule.",
+    "ReVisiT's threshold is chosen per task; only CHAIR's (1e-5) and VQAv2's (its ablation table) can be told.",
+)
+
+
+def find(name: str) -> Preset:
+    """The preset of this name."""
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS)
+    return PRESETS[name]

@@ -1,0 +1,136 @@
+"""Run folders: killed at random moments and damaged in every way, they give the same results or say one sentence."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import damage
+import pytest
+
+from revisit.errors import RevisitError
+from revisit.evaluation.comparison import compare_folder
+from revisit.evaluation.runner import run
+from revisit.evaluation.verify import verify
+from revisit.report.run_report import gather
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
+from fake_grid import HashEngine, lines_of, make_plan, write_items
+
+SCRIPT = Path(__file__).parents[1] / "evaluation" / "fake_grid.py"
+ITEMS = 60
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_items(tmp_path_factory.mktemp("data"), ITEMS)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+    """A run that nobody disturbed."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    run(make_plan(out, data), engine_for=HashEngine)
+    return out
+
+
+def answers(out: Path) -> dict[str, list[Any]]:
+    return {cell: sorted(lines, key=lambda line: line["id"]) for cell, lines in lines_of(out).items()}
+
+
+def scores(out: Path) -> dict[str, bytes]:
+    return {path.parent.name: path.read_bytes() for path in out.glob("cells/*/scores.json")}
+
+
+def kill_at_random_moments(out: Path, data: Path, wanted: int, dice: random.Random) -> int:
+    """Runs the grid again and again, killing it, until it is whole or was killed often enough; returns the kills."""
+    kills = 0
+    while kills < wanted:
+        process = subprocess.Popen([sys.executable, str(SCRIPT), str(out), str(data), '{"pause": 0.03}'])
+        first = time.monotonic() + 60
+        while not (out / "results.json").exists() and process.poll() is None and time.monotonic() < first:
+            time.sleep(0.005)  # before the first file there is nothing to spoil
+        time.sleep(dice.expovariate(4))
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+    return kills
+
+
+def check_kills(tmp_path: Path, data: Path, whole: Path, wanted: int) -> None:
+    dice, kills, number = random.Random(wanted), 0, 0
+    while kills < wanted:
+        out = tmp_path / str(number)
+        number += 1
+        kills += kill_at_random_moments(out, data, wanted - kills, dice)
+        run(make_plan(out, data), engine_for=HashEngine)
+        assert answers(out) == answers(whole)
+        assert scores(out) == scores(whole)
+        assert verify(out).problems == []
+
+
+def test_six_kills_leave_the_same_results(tmp_path: Path, data: Path, whole: Path) -> None:
+    check_kills(tmp_path, data, whole, 6)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+def test_two_hundred_kills_leave_the_same_results(tmp_path: Path, data: Path, whole: Path) -> None:
+    check_kills(tmp_path, data, whole, 200)
+
+
+def one_sentence(work: Callable[[], Any]) -> str:
+    """What refused the work, checked to be one sentence; nothing if it was done. Any other error is a failure."""
+    try:
+        work()
+    except RevisitError as error:
+        text = str(error)
+    else:
+        return ""
+    assert "\n" not in text
+    assert len(text) < 1500
+    return text
+
+
+def check_damaged_folder(tmp_path: Path, data: Path, whole: Path, number: int) -> str:
+    """What became of one damaged folder: `same`, or the sentence that refused it."""
+    dice = random.Random(number)
+    out = tmp_path / f"run{number}"
+    shutil.copytree(whole, out)
+    files = [path for path in sorted(out.rglob("*")) if path.is_file() and path.name not in (".lock", ".holder")]
+    for path in dice.sample(files, dice.choice([1, 1, 1, 2, 4])):
+        damage.WAYS[(number + dice.randrange(2)) % len(damage.WAYS)](path, dice)
+    verify(out)  # always a list of sentences
+    for read in (lambda: compare_folder(out, resamples=99), lambda: gather(out)):
+        one_sentence(read)
+    if refused := one_sentence(lambda: run(make_plan(out, data), engine_for=HashEngine)):
+        return refused
+    kept = {cell: lines for cell, lines in answers(out).items() if cell in answers(whole)}
+    assert kept == answers(whole)
+    assert {cell: data for cell, data in scores(out).items() if cell in kept} == scores(whole)
+    shutil.rmtree(out)
+    return "same"
+
+
+@pytest.mark.parametrize("number", range(len(damage.WAYS)))
+def test_a_damaged_folder_is_repaired_or_refused_in_one_sentence(
+    tmp_path: Path, data: Path, whole: Path, number: int
+) -> None:
+    check_damaged_folder(tmp_path, data, whole, number)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+def test_hundred_damaged_folders(tmp_path: Path, data: Path, whole: Path) -> None:
+    ends = [check_damaged_folder(tmp_path, data, whole, 1000 + number) for number in range(120)]
+    repaired = ends.count("same")
+    assert repaired >= 60, [end for end in ends if end != "same"]

@@ -1,0 +1,160 @@
+"""The paper's tables again: rows, plans, verdicts, and whole rows with the embedded model, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from revisit.errors import RevisitError
+from revisit.evaluation.config import EvalConfig
+from revisit.report import paper, published
+from revisit.report.verdicts import Ours, comparison_table, verdict
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "revisit", "reproduce", *arguments]
+
+
+def test_every_published_table_belongs_to_a_row() -> None:
+    assert {row.published for row in paper.ROWS.values() if row.published} == set(published.names())
+    for row in paper.ROWS.values():
+        assert set(row.models) <= set(paper.MODELS)
+        if row.kind == "grid":
+            assert set(row.models) == set(published.table(row.published))
+            assert set(row.methods) == set(published.table(row.published)[row.models[0]])
+
+
+def test_estimates_follow_from_items_tokens_and_published_times() -> None:
+    (found,) = paper.estimate(paper.ROWS["models"], ("LLaVA-1.5-7B",))
+    assert (found.answers, found.tokens) == (1000, 177_000)
+    greedy, revisit = 500 * (0.3 + 177 * 0.026), 500 * (0.3 + 177 * 0.0265)
+    assert found.hours == pytest.approx((greedy + revisit) / 3600)
+    (quick,) = paper.estimate(paper.ROWS["models"], ("LLaVA-1.5-7B",), limit=10, ms=2.6)
+    assert quick.answers == 20
+    assert quick.hours < found.hours / 50
+    with pytest.raises(RevisitError, match=r"Unknown table 'chiar'\. Did you mean 'chair'"):
+        paper.find("pope,chiar")
+    assert len(paper.find("all")) == len(paper.ROWS)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "expected"),
+    [
+        (50.0, None, "not run"),
+        (50.0, Ours(51.0), "no interval"),
+        (50.0, Ours(51.0, 49.0, 53.0), "inside"),
+        (50.0, Ours(52.0, 50.04, 53.0), "inside"),  # 50.0 may be 50.049
+        (50.0, Ours(52.0, 50.06, 53.0), "outside"),
+        (81.16, Ours(82.0, 81.17, 83.0), "outside"),
+        (81.16, Ours(82.0, 81.164, 83.0), "inside"),
+    ],
+)
+def test_verdicts(theirs: float, ours: Ours | None, expected: str) -> None:
+    assert verdict(theirs, ours) == expected
+
+
+def test_a_table_counts_its_verdicts() -> None:
+    theirs = {"greedy": {"F1": 80.0}, "revisit": {"F1": 81.0}, "vcd": {"F1": 70.0}}
+    ours = {"greedy": {"F1": Ours(80.5, 79.0, 82.0)}, "revisit": {"F1": Ours(90.0, 89.0, 91.0)}}
+    table = comparison_table(theirs, ours, "Made up.")
+    assert table.caption == "Made up. 1 inside, 1 not run, 1 outside."
+    assert [str(getattr(cell, "text", cell)) for cell in table.rows[1]] == ["ReVisiT", "81.00", "90.00", "+9.00"]
+    assert table.rows[2][-1] == "not run"
+
+
+def test_the_papers_preset_is_its_protocol() -> None:
+    names = ["chair", "hallusionbench", "mmmu", "vqav2", "pope"]
+    config = EvalConfig(benchmark=names, method=["vcd", "revisit"], data="scenes:unusual:2", preset="paper")
+    plan = config.plan()
+    found = {b.name: b for b in plan.benchmarks}
+    assert plan.max_new_tokens == 512
+    assert (found["hallusionbench"].part, found["mmmu"].keep) == ("VD", "single-image")  # type: ignore[attr-defined]
+    assert (found["vqav2"].suffix, found["pope"].suffix) == ("none", "none")  # type: ignore[attr-defined]
+    assert plan.limit_of(found["vqav2"]) == 500
+    assert plan.limit_of(found["chair"]) is None
+    from revisit.methods.vcd import VCD
+
+    assert plan.methods_for("tiny")[0] == VCD.official()
+    typed = EvalConfig(
+        benchmark=["vqav2:suffix=short"], data="scenes:unusual:2", preset="paper", limit=3, max_new_tokens=7
+    ).plan()
+    assert (typed.benchmarks[0].suffix, typed.limit_of(typed.benchmarks[0])) == ("short", 3)  # type: ignore[attr-defined]
+    assert typed.max_new_tokens == 7
+    with pytest.raises(RevisitError, match=r"Unknown preset 'papr'\. Did you mean 'paper'"):
+        EvalConfig(preset="papr", data="scenes:unusual:2").plan()
+
+
+def test_the_list_and_a_plan_are_printed_without_loading_a_model() -> None:
+    listed = subprocess.run(command("--list"), capture_output=True, text=True, check=True).stdout
+    for key in paper.ROWS:
+        assert f"| {key} |" in listed
+    planned = subprocess.run(
+        command("chair", "--models", "LLaVA-1.5-7B=/models/llava", "--plan"), capture_output=True, text=True, check=True
+    ).stdout
+    assert "| chair | /models/llava | 14 GB | 3,500 |" in planned
+    wrong = subprocess.run(command("chair", "--models", "LLaVA"), capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert wrong.stderr.count("\n") == 1
+    assert "Unknown model of the paper 'LLaVA'" in wrong.stderr
+
+
+@pytest.mark.parametrize("table", ["vqav2", "models"])
+def test_a_row_with_the_embedded_model_killed_and_resumed(tmp_path: Path, table: str, nltk_data: None) -> None:
+    """The answers of a row that was killed in the middle are those of a row that was not, and the report has them."""
+    options = ["--model", "tiny", "--limit", "3", "--batch-size", "1", "--data", "scenes:unusual:6"]
+    whole = subprocess.run(command(table, *options, "--out", str(tmp_path / "whole")), capture_output=True, text=True)
+    assert whole.returncode == 0, whole.stderr
+    killed = subprocess.Popen(
+        command(table, *options, "--out", str(tmp_path / "killed")),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 240
+    while not _answers(tmp_path / "killed") and killed.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    before = _answers(tmp_path / "killed")
+    assert before
+    again = subprocess.run(command(table, *options, "--out", str(tmp_path / "killed")), capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert _answers(tmp_path / "killed") == _answers(tmp_path / "whole")
+    text = (tmp_path / "killed" / "report.md").read_text()
+    assert "stands in for all models of the paper" in text
+    assert "published" in text
+    assert "inside" in text or "outside" in text
+    if table == "models":
+        assert (tmp_path / "killed" / "figures" / "f1-by-model.svg").exists()
+
+
+def _answers(out: Path) -> set[tuple[str, str, str]]:
+    found = set()
+    for path in out.glob("runs/cells/*/answers.jsonl"):
+        for line in path.read_text().splitlines():
+            try:
+                answer = json.loads(line)
+            except ValueError:  # being written
+                continue
+            found.add((path.parent.name, answer["id"], answer["text"]))
+    return found
+
+
+@pytest.fixture
+def nltk_data() -> None:
+    """NLTK's data, found or skipped; CHAIR's words depend on it."""
+    from revisit.benchmarks.language import require_data
+
+    shared = Path(__file__).parents[2].parent / "shared" / "data" / "nltk_data"
+    if shared.is_dir():
+        os.environ.setdefault("NLTK_DATA", str(shared))
+    try:
+        require_data()
+    except RevisitError as error:
+        pytest.skip(str(error))
