@@ -1,4 +1,4 @@
-"""Builds the engine's compiled loops. They are optional: where they cannot be built, the engine uses torch."""
+"""Builds the compiled step. It is optional: where it cannot be built, torch takes its place."""
 
 import hashlib
 from pathlib import Path

@@ -22,6 +22,7 @@ from torch import Tensor
 from revisit.models.head import LinearHead
 from revisit.step import reference
 from revisit.step.batched import StateBlocks, Step, refine
+from revisit.step.compiled import kernel
 from revisit.step.rule import RESOLUTION, Rule
 
 Take = Callable[["Case"], Step | None]
@@ -132,7 +133,18 @@ def spacious(case: Case) -> Step:
     return refine(case.logits, blocks, case.head, case.rule, uniform=case.uniform, capacity=capacity)
 
 
-BACKENDS: dict[str, Take] = {"batched": batched, "spacious": spacious}
+def compiled(case: Case) -> Step | None:
+    """Row by row in C, in two steps of which the second finds some columns kept; None where it does not take the case."""
+    items = [item.float() for item in case.items]
+    head = LinearHead(case.head.weight.float(), transform=case.head.transform)
+    if not kernel.suits(items[0], head, case.rule):
+        return None
+    step = kernel.CompiledStep(items, head, case.rule, case.copies)
+    step(case.logits.flip(0))
+    return step(case.logits)
+
+
+BACKENDS: dict[str, Take] = {"batched": batched, "spacious": spacious, "compiled": compiled}
 
 
 def compare(case: Case, step: Step) -> list[str]:

@@ -80,7 +80,7 @@ def bench(
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "compiled_loops": kernel.available(),
+        "compiled_step": kernel.library() is not None,
         "new_tokens": new_tokens,
         "repeats": repeats,
         "warmups": warmups,

@@ -11,6 +11,7 @@ from torch import Tensor
 from revisit.models.head import Projection
 from revisit.step import reference
 from revisit.step.batched import BatchedStep, StateBlocks, Step, host_sync_is_cheap
+from revisit.step.compiled import kernel
 from revisit.step.reference import Refinement
 from revisit.step.rule import Rule
 
@@ -18,7 +19,7 @@ from revisit.step.rule import Rule
 class Backend(Protocol):
     """Takes the steps of one run."""
 
-    def __call__(self, logits: Tensor, uniform: float = 0.0, ended: Tensor | None = None) -> Step:
+    def __call__(self, logits: Tensor, uniform: float | Tensor = 0.0, ended: Tensor | None = None) -> Step:
         """One step of all rows (B, V); rows that have `ended` (B,) may be left as they are."""
 
 
@@ -26,13 +27,16 @@ def choose(states: Tensor, mask: Tensor, head: Projection, rule: Rule, *, copies
     """The backend of a run, from the padded vision states (items, n, d) with their mask (items, n).
 
     A recorded step, the full vocabulary and, on a CPU, the released code's rounding are taken by the reference, row by
-    row: slower, and to the last bit. Everything else is taken by the whole batch at once.
+    row: slower, and to the last bit. The usual step on a CPU is taken by compiled code, where it was built, and everything
+    else by the whole batch at once in torch.
     """
     exact = record or rule.full_vocabulary or (rule.model_dtype and host_sync_is_cheap(states.device))
     if exact:
         return ReferenceStep(items_of(states, mask), head, rule, copies)
-    if states.device.type == "cpu" and not rule.model_dtype:
-        states = states.float()  # once; half precision is slow and rounds sums on CPUs
+    if states.device.type == "cpu":
+        states = states.float()  # once: half precision is slow on CPUs
+    if kernel.suits(states, head, rule):
+        return kernel.CompiledStep(items_of(states, mask), head, rule, copies)
     return BatchedStep(StateBlocks.padded(states, mask, copies), head, rule)
 
 
@@ -49,7 +53,8 @@ class ReferenceStep:
         self.items, self.head, self.rule, self.copies = items, head, rule, copies
 
     @torch.no_grad()
-    def __call__(self, logits: Tensor, uniform: float = 0.0, ended: Tensor | None = None) -> Step:
+    def __call__(self, logits: Tensor, uniform: float | Tensor = 0.0, ended: Tensor | None = None) -> Step:
+        assert isinstance(uniform, float)
         over = [False] * len(logits) if ended is None else ended.tolist()
         results = [None if over[row] else self._refine(logits, row, uniform) for row in range(len(logits))]
         scores = torch.stack([reference.scatter(result, row) for result, row in zip(results, logits, strict=True)])

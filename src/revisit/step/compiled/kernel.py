@@ -1,361 +1,145 @@
-"""The compiled loops of the engine (kernel.c), where they were built and the tensors suit them.
+"""The usual step as one call of compiled code (kernel.c), for float32 states on a CPU.
 
-They are optional: without a C compiler the package installs all the same, and the engine uses torch. `REVISIT_KERNEL=0`
-switches them off. They work on float32 tensors in the CPU's memory.
+It is optional: where the library is missing, broken, of another machine or of another source, torch takes the step, and
+one warning says why. `REVISIT_KERNEL=0` switches it off.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import math
+import struct
 import warnings
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from revisit import settings
-from revisit.step.engine_formulas import Refinement
+from revisit.models.head import Projection
+from revisit.step import reference
+from revisit.step.batched import Step
+from revisit.step.rule import Rule
 
-if TYPE_CHECKING:
-    from revisit.step.engine import Books, Rule
-
-PANEL = 96  # head rows that are projected at a time
-LANES = 16  # rows taken at once by a thread; its scratch holds so many numbers a column
-SHORT_LANES = 32  # the same for rows of 16-bit integers
+HERE = Path(__file__).resolve().parent
+COLUMNS = 2816  # most columns that are kept of an item
+COLUMN_BYTES = 256 << 20  # most memory for the columns of all items of a run
+ADAPTIVE = {"agreement": 1, "uncertainty": 2, "both": 3}
 
 
-def _load() -> ctypes.CDLL | None:
-    if not settings.compiled_step():
-        return None
-    here = Path(__file__).resolve().parent
-    built = [path for suffix in EXTENSION_SUFFIXES if (path := here / f"_kernel{suffix}").exists()]
+def library() -> Any | None:
+    """The compiled code; None where it is switched off, was not built or cannot be used."""
+    return _load(str(HERE)) if settings.compiled_step() else None
+
+
+@functools.cache
+def _load(folder: str) -> Any | None:
+    built = [path for suffix in EXTENSION_SUFFIXES if (path := Path(folder, f"_kernel{suffix}")).exists()]
     if not built:
         return None
-    library = ctypes.CDLL(str(built[0]))
-    library.revisit_source.restype = ctypes.c_char_p
-    if library.revisit_source().decode() != hashlib.sha256((here / "kernel.c").read_bytes()).hexdigest():
+    try:
+        source = hashlib.sha256(Path(folder, "kernel.c").read_bytes()).hexdigest()
+        _check_whole(built[0])
+        loaded = ctypes.CDLL(str(built[0]))
+        loaded.revisit_source.restype = ctypes.c_char_p
+        if loaded.revisit_source().decode() != source:
+            raise OSError("it was built from another source")
+    except (OSError, AttributeError) as error:
+        reason = str(error).split("\n")[0][:200]
         warnings.warn(
-            "The compiled loops of revisit are not those of its source, so they are not used: install the package again "
-            "(pip install -e . in a clone).",
+            f"The compiled step of revisit cannot be used ({reason}), so torch takes its place: install the package again "
+            "(pip install -e . in a clone), or set REVISIT_KERNEL=0.",
             stacklevel=2,
         )
         return None
-    pointer, count, threads = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
-    library.revisit_plausible.argtypes = [pointer, count, ctypes.c_double, pointer, count]
-    library.revisit_plausible.restype = count
-    library.revisit_project.argtypes = [
-        pointer, count, count, pointer, pointer, count, pointer, pointer, pointer, threads,
+    pointer, count, number, switch = ctypes.c_void_p, ctypes.c_long, ctypes.c_double, ctypes.c_int
+    loaded.revisit_step.argtypes = [
+        pointer, count, number, pointer, count, count, pointer, switch, count, switch, number, switch, count,
+        pointer, pointer, pointer, pointer, switch, pointer,
     ]  # fmt: skip
-    library.revisit_project.restype = None
-    library.revisit_divergences.argtypes = [pointer, count, pointer, pointer, count, pointer, pointer, threads]
-    library.revisit_divergences.restype = None
-    library.revisit_look_up.argtypes = [
-        pointer, pointer, pointer, ctypes.c_int64, pointer, count, pointer, pointer, pointer,
-    ]  # fmt: skip
-    library.revisit_look_up.restype = count
-    clock = ctypes.c_int64
-    library.revisit_enter.argtypes = [
-        pointer, pointer, pointer, pointer, count, count, clock, clock, pointer, pointer, count, pointer, pointer, pointer,
-    ]  # fmt: skip
-    library.revisit_enter.restype = None
-    library.revisit_nearest.argtypes = [
-        pointer, count, ctypes.c_int, ctypes.c_float, ctypes.c_float, pointer, count,
-    ]  # fmt: skip
-    library.revisit_nearest.restype = count
-    library.revisit_shorten.argtypes = [pointer, count, count, pointer, pointer, threads]
-    library.revisit_shorten.restype = None
-    library.revisit_project_short.argtypes = [
-        pointer, count, count, pointer, pointer, count, pointer, pointer, pointer, pointer, threads, threads,
-    ]  # fmt: skip
-    library.revisit_project_short.restype = None
-    library.revisit_divergences_short.argtypes = [
-        pointer, pointer, pointer, count, pointer, pointer, count, pointer, pointer, threads,
-    ]  # fmt: skip
-    library.revisit_divergences_short.restype = None
-    library.revisit_room.argtypes = [count, count, threads]
-    library.revisit_room.restype = count
-    library.revisit_steps.argtypes = [pointer, count, threads]
-    library.revisit_steps.restype = None
-    return library
+    loaded.revisit_step.restype = count
+    return loaded
 
 
-_LIBRARY = _load()
+def _check_whole(path: Path) -> None:
+    """OSError unless the file is as long as its own headers say: loading a truncated library can kill the process."""
+    data = path.read_bytes()
+    if len(data) < 64:
+        raise OSError(f"{path.name} is empty or cut off")
+    if data[:4] == b"\x7fELF" and data[4] == 2:
+        order = "<" if data[5] == 1 else ">"
+        (start,) = struct.unpack(f"{order}Q", data[40:48])  # of the section headers, which lie at the end
+        size, count = struct.unpack(f"{order}HH", data[58:62])
+        if len(data) < start + size * count:
+            raise OSError(f"{path.name} is cut off")
 
 
-def available() -> bool:
-    """Whether the loops were built and not switched off."""
-    return _LIBRARY is not None
+def suits(states: Tensor, head: Projection, rule: Rule) -> bool:
+    """Whether the compiled code is there and takes steps of this kind."""
+    usual = rule.divergence == "jsd" and rule.fusion == "poe" and rule.select in ("min", "max")
+    if not usual or rule.full_vocabulary or rule.model_dtype or library() is None:
+        return False
+    weight = head.plain_weight
+    plain = weight is not None and weight.dtype == torch.float32 and weight.is_cpu and weight.is_contiguous()
+    return plain and states.dtype == torch.float32 and states.is_cpu
 
 
-def suits(*tensors: Tensor) -> bool:
-    """Whether the loops can read these tensors: float32, on the CPU, contiguous."""
-    return _LIBRARY is not None and all(x.dtype == torch.float32 and x.is_cpu and x.is_contiguous() for x in tensors)
+class Columns:
+    """Memory of one item's projected columns; only what is touched is real."""
+
+    def __init__(self, states: Tensor, vocabulary: int, share: int) -> None:
+        self.states = states.contiguous()  # (n, d)
+        self.capacity = min(COLUMNS, share // (4 * max(1, len(states))))
+        self.store = torch.empty(self.capacity, len(states))
+        self.slot_of = torch.zeros(vocabulary, dtype=torch.int32)
+        self.books = torch.zeros(3 * self.capacity + 2, dtype=torch.int32)
 
 
-def plausible(logits: Tensor, alpha: float) -> Tensor | None:
-    """The ids of `core.plausible` on the log-probabilities of (V,) logits; None where only those can decide.  -> (k,)"""
-    assert _LIBRARY is not None
-    ids = torch.empty(logits.numel(), dtype=torch.long)  # untouched memory costs nothing
-    count = _LIBRARY.revisit_plausible(
-        logits.data_ptr(), logits.numel(), math.log(alpha), ids.data_ptr(), logits.numel()
-    )
-    return None if count < 0 else ids[:count].clone()
+class CompiledStep:
+    """Takes the steps of one run by compiled code, row by row; the few that it does not take go to the reference."""
 
+    def __init__(self, items: Sequence[Tensor], head: Projection, rule: Rule, copies: int) -> None:
+        weight = head.plain_weight
+        assert weight is not None
+        self.head, self.weight, self.rule, self.copies = head, weight, rule, copies
+        self.items = [Columns(item, len(weight), COLUMN_BYTES // len(items)) for item in items]
+        self.library: Any = library()
+        self.told = (ctypes.c_double * 3)()
 
-def project(states: Tensor, head: Tensor, ids: Tensor, store: Tensor, slots: Tensor) -> None:
-    """Write the logits of all states for some tokens into rows of a store.  (n, d), (V, d), (k,), (capacity, n), (k,)"""
-    assert _LIBRARY is not None
-    assert states.shape[1] == head.shape[1]
-    scratch = torch.empty(min(PANEL, len(ids) + 2), -(-states.shape[1] // 8) * 8)
-    _LIBRARY.revisit_project(
-        states.data_ptr(), len(states), states.shape[1], head.data_ptr(), ids.data_ptr(), len(ids),
-        store.data_ptr(), slots.data_ptr(), scratch.data_ptr(), torch.get_num_threads(),
-    )  # fmt: skip
+    @torch.no_grad()
+    def __call__(self, logits: Tensor, uniform: float | Tensor = 0.0, ended: Tensor | None = None) -> Step:
+        logits = logits.float().contiguous()
+        over = [False] * len(logits) if ended is None else ended.tolist()
+        scores = logits.clone()
+        outcomes = [
+            (0, False, False, -1, 0.0, False) if over[row] else self._row(logits[row], scores[row], row)
+            for row in range(len(logits))
+        ]
+        sizes, applied, changed, states, weights, seen = (torch.tensor(x) for x in zip(*outcomes, strict=True))
+        return Step(scores, sizes, applied, changed, states, weights, seen)
 
-
-def columns(states: Tensor, head: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """A store of just these tokens' columns, and the slots, in order.  (n, d), (V, d), (k,) -> (k, n), (k,)"""
-    store, slots = torch.empty((len(ids), len(states))), torch.arange(len(ids))
-    project(states, head, ids, store, slots)
-    return store, slots
-
-
-def find(books: Books, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`Books.find`."""
-    assert _LIBRARY is not None
-    slots, missing, places, fresh = torch.empty((4, len(ids)), dtype=torch.long).unbind()
-    arrays = books.slot_of.data_ptr(), books.id_in.data_ptr(), books.used_at.data_ptr(), books.uses.data_ptr()
-    lacking = _LIBRARY.revisit_look_up(
-        arrays[0], arrays[2], arrays[3], books.clock, ids.data_ptr(), len(ids),
-        slots.data_ptr(), missing.data_ptr(), places.data_ptr(),
-    )  # fmt: skip
-    if lacking:
-        keys = torch.empty(books.held, dtype=torch.long)
-        _LIBRARY.revisit_enter(
-            *arrays, books.capacity, books.held, books.clock, books.CREDIT, missing.data_ptr(), places.data_ptr(), lacking,
-            slots.data_ptr(), fresh.data_ptr(), keys.data_ptr(),
-        )  # fmt: skip
-    return slots, missing[:lacking], fresh[:lacking]
-
-
-def divergences(store: Tensor, slots: Tensor, log_p: Tensor) -> Tensor:
-    """Jensen–Shannon divergences of all rows of a store from P, to within rounding.  (capacity, n), (k,), (k,) -> (n,)"""
-    assert _LIBRARY is not None
-    threads = min(torch.get_num_threads(), -(-store.shape[1] // LANES))
-    scratch, out = torch.empty((1 + threads * LANES) * len(slots)), torch.empty(store.shape[1])
-    _LIBRARY.revisit_divergences(
-        store.data_ptr(), store.shape[1], slots.data_ptr(), log_p.data_ptr(), len(slots),
-        scratch.data_ptr(), out.data_ptr(), threads,
-    )  # fmt: skip
-    return out
-
-
-def nearest(divergences: Tensor, largest: bool, scale: float, rounding: float, room: int) -> tuple[int, Tensor]:
-    """The row of the least (or largest) divergence, first on ties, and all rows that rounding could have put before it.
-
-    -1 if all are NaN.
-    """
-    assert _LIBRARY is not None
-    rows = torch.empty(room + 1, dtype=torch.long)
-    found = _LIBRARY.revisit_nearest(
-        divergences.data_ptr(), len(divergences), largest, scale, rounding, rows.data_ptr(), room
-    )
-    return int(rows[room]) if found else -1, rows[:found]
-
-
-class _Item(ctypes.Structure):
-    """What `revisit_steps` knows of an item and of a step of it; kernel.c has the same fields in the same order."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("states", "head", "shorts", "scales", "store", "column_scales")),
-        *((name, ctypes.c_void_p) for name in ("slot_of", "id_in", "used_at", "uses")),
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("logits", "scores", "ids", "vectors", "divergences", "integers", "scratch")
-        ),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("height", "width", "vocabulary", "capacity", "held", "clock", "credit", "given")
-        ),
-        ("log_alpha", ctypes.c_double),
-        *((name, ctypes.c_float) for name in ("weight", "rounding")),
-        *((name, ctypes.c_int32) for name in ("largest", "normalize")),
-        *((name, ctypes.c_int64) for name in ("count", "row", "near", "projected", "exact", "moved")),
-    ]
-
-
-class Shorts:
-    """States as 16-bit integers, and a store for their columns as such: for ranking, with errors that are known."""
-
-    def __init__(self, states: Tensor, capacity: int) -> None:
-        assert _LIBRARY is not None
-        height, width = -(-len(states) // SHORT_LANES) * SHORT_LANES, -(-states.shape[1] // 2) * 2
-        self.states = torch.empty((height, width), dtype=torch.int16)  # in the order that kernel.c likes
-        self.scales = torch.empty((height, 4))  # kernel.c's `scale` of each row
-        self.store = torch.empty((capacity, height), dtype=torch.int16)  # memory is touched only as columns arrive
-        self.column_scales = torch.empty((capacity, 4))
-        _LIBRARY.revisit_shorten(
-            states.data_ptr(), *states.shape, self.states.data_ptr(), self.scales.data_ptr(), torch.get_num_threads()
-        )
-
-    @staticmethod
-    def column_bytes(rows: int) -> int:
-        return 2 * -(-rows // SHORT_LANES) * SHORT_LANES
-
-    def project(self, height: int, head: Tensor, ids: Tensor, slots: Tensor, plain: bool = False) -> None:
-        """Columns of some tokens into these slots; `plain` without instructions that only some processors have."""
-        assert _LIBRARY is not None
-        scratch = torch.empty((PANEL, self.states.shape[1]), dtype=torch.int16)
-        _LIBRARY.revisit_project_short(
-            self.states.data_ptr(), height, head.shape[1], head.data_ptr(), ids.data_ptr(), len(ids), self.store.data_ptr(),
-            self.column_scales.data_ptr(), slots.data_ptr(), scratch.data_ptr(), torch.get_num_threads(), plain,
-        )  # fmt: skip
-
-    def divergences(self, height: int, slots: Tensor, log_p: Tensor) -> Tensor:
-        """Divergences of all rows from P over the columns in these slots, as the integers have them.  -> (height,)"""
-        assert _LIBRARY is not None
-        threads = torch.get_num_threads()
-        scratch, out = torch.empty((1 + threads * SHORT_LANES) * len(slots)), torch.empty(height)
-        _LIBRARY.revisit_divergences_short(
-            self.store.data_ptr(), self.scales.data_ptr(), self.column_scales.data_ptr(), height, slots.data_ptr(),
-            log_p.data_ptr(), len(slots), scratch.data_ptr(), out.data_ptr(), threads,
-        )  # fmt: skip
-        return out
-
-
-class Stepper:
-    """The usual step of one item (Jensen–Shannon divergence, product of experts), for `take`."""
-
-    def __init__(self, books: Books, states: Tensor, head: Tensor, rule: Rule, rounding: float) -> None:
-        assert states.shape[1] == head.shape[1]
-        books.grow(len(head))
-        self.shorts = Shorts(states, books.capacity)
-        self.books, self.kept, self.item = books, (states, head), _Item()
-        self.asked = self.projected = 0  # columns used and columns computed, over all steps
-        self.exact = 0  # rows computed in float32
-        for name, tensor in (
-            ("states", states), ("head", head), ("shorts", self.shorts.states), ("scales", self.shorts.scales),
-            ("store", self.shorts.store), ("column_scales", self.shorts.column_scales), ("slot_of", books.slot_of),
-            ("id_in", books.id_in), ("used_at", books.used_at), ("uses", books.uses),
-        ):  # fmt: skip
-            setattr(self.item, name, tensor.data_ptr())
-        self.item.height, self.item.width = states.shape
-        self.item.capacity, self.item.credit = books.capacity, books.CREDIT
-        self.item.log_alpha, self.item.weight, self.item.rounding = math.log(rule.alpha), rule.weight, rounding
-        self.item.largest, self.item.normalize = rule.how == "max", rule.normalize
-
-    @staticmethod
-    def takes(rule: Rule) -> bool:
-        """Whether the settings are the usual ones."""
-        plain = rule.divergence == "jsd" and rule.fusion == "poe" and rule.how in ("min", "max")
-        return plain and not (rule.full_vocabulary or rule.model_dtype)
-
-    def reads(self, logits: Tensor) -> bool:
-        """Whether it can take a step of these (V,) logits."""
-        return suits(logits) and len(logits) <= len(self.kept[1])
-
-    def begin(self, logits: Tensor, scores: Tensor | None, area: Area, threads: int) -> _Item:
-        """The item with a step to be taken."""
-        item, books = self.item, self.books
-        area.grow(books.capacity, item.width, threads)
-        books.clock += 1
-        self.area, self.made = area, Taken(books.capacity, item.height)
-        start = self.made.memory.data_ptr()
-        item.ids, item.vectors, item.divergences = start, start + 8 * books.capacity, start + 20 * books.capacity
-        item.logits, item.scores = logits.data_ptr(), None if scores is None else scores.data_ptr()
-        item.integers, item.scratch = area.integers.data_ptr(), area.scratch.data_ptr()
-        item.vocabulary, item.held, item.clock, item.given = len(logits), books.held, books.clock, 0
-        return item
-
-    def take(self, logits: Tensor, ids: Tensor, room: Room) -> Taken | None:
-        """The step of (V,) logits whose plausible ids, ascending and more than one, are known."""
-        assert _LIBRARY is not None
-        threads = torch.get_num_threads()
-        item = self.begin(logits, None, room.area(0), threads)
-        self.made.memory[: 8 * len(ids)] = ids.view(torch.uint8)
-        item.given = len(ids)
-        _LIBRARY.revisit_steps((ctypes.c_void_p * 1)(ctypes.addressof(item)), 1, threads)
-        return self.end()
-
-    def end(self) -> Taken | None:
-        """What became of it."""
-        item, books, made = self.item, self.books, self.made
-        books.held = min(books.capacity, books.held + item.projected)
-        self.projected += item.projected
-        self.exact += item.exact
-        self.asked += item.count if item.count > 1 else 0
-        made.size, made.row, made.moved = item.count, item.row, bool(item.moved)
-        made.near = self.area.integers[: item.near].clone() if item.near > 1 else None
-        return made if item.count else None
-
-
-class Taken:
-    """A step by the compiled code; its vectors become tensors only if they are asked for."""
-
-    def __init__(self, capacity: int, height: int) -> None:
-        self.memory = torch.empty(20 * capacity + 4 * height, dtype=torch.uint8)  # what is not touched costs nothing
-        self.capacity, self.size, self.row, self.moved = capacity, 0, -1, False
-        self.near: Tensor | None = None  # rows within rounding of the best, if several: then none is selected yet
-
-    @property
-    def applied(self) -> bool:
-        """Whether a vision row was used."""
-        return self.row >= 0
-
-    def materialize(self) -> Refinement:
-        """All of it. Only divergences of rows that could have been selected are exact."""
-        ids, vectors, divergences = self.memory.split(
-            [8 * self.capacity, 12 * self.capacity, len(self.memory) - 20 * self.capacity]
-        )
-        ids = ids.view(torch.long)[: self.size]
-        base, vision, final = vectors.view(torch.float32).view(3, -1)[:, : self.size].unbind()
-        if self.size == 1:
-            return Refinement(ids, base, base, base, -1, None)
-        return Refinement(ids, base, vision, final, self.row, divergences.view(torch.float32))
-
-
-def take(jobs: Sequence[tuple[Stepper, Tensor, Tensor | None]], room: Room) -> list[Taken | None]:
-    """One step of each of several items, of (V,) logits; None where it is not a usual one and must be taken another way.
-
-    Where a row was selected, it is also written to the scores (V,), -inf outside the plausible set.
-    """
-    assert _LIBRARY is not None
-    threads = torch.get_num_threads()
-    items = [job[0].begin(job[1], job[2], room.area(i), threads) for i, job in enumerate(jobs)]
-    pointers = (ctypes.c_void_p * len(items))(*map(ctypes.addressof, items))
-    _LIBRARY.revisit_steps(pointers, len(items), threads)
-    return [stepper.end() for stepper, *_ in jobs]
-
-
-class Area:
-    """Memory that a step uses and leaves, whatever item it is of; only what is touched is real."""
-
-    NEAR = 65  # integers for the rows that are compared again
-
-    def __init__(self) -> None:
-        self.integers, self.scratch = torch.empty(0, dtype=torch.long), torch.empty(0)
-
-    def grow(self, capacity: int, width: int, threads: int) -> None:
-        """At least enough for a store of this many columns, states of this width and so many threads."""
-        assert _LIBRARY is not None
-        numbers = _LIBRARY.revisit_room(capacity, width, threads)
-        if len(self.integers) < 5 * capacity + self.NEAR or len(self.scratch) < numbers:
-            self.integers = torch.empty(max(5 * capacity + self.NEAR, len(self.integers)), dtype=torch.long)
-            self.scratch = torch.empty(max(numbers, len(self.scratch)))
-
-
-class Room:
-    """As many areas as steps are taken in one call."""
-
-    def __init__(self) -> None:
-        self.areas: list[Area] = []
-
-    def area(self, number: int) -> Area:
-        while len(self.areas) <= number:
-            self.areas.append(Area())
-        return self.areas[number]
+    def _row(self, logits: Tensor, scores: Tensor, row: int) -> tuple[int, bool, bool, int, float, bool]:
+        """Write the scores (V,) of one row: size, applied, changed, state, weight, and whether it was touched."""
+        item, rule, told = self.items[row // self.copies], self.rule, self.told
+        if not len(item.states):
+            return 0, False, False, -1, 0.0, False
+        if len(logits) <= len(self.weight) and item.capacity:
+            adaptive = ADAPTIVE[rule.weight] if isinstance(rule.weight, str) else 0
+            size = self.library.revisit_step(
+                logits.data_ptr(), len(logits), math.log(rule.alpha), item.states.data_ptr(), *item.states.shape,
+                self.weight.data_ptr(), rule.select == "max", min(rule.neighbors, len(item.states)), adaptive,
+                0.0 if adaptive else rule.weight, rule.normalize, item.capacity, item.store.data_ptr(),
+                item.slot_of.data_ptr(), item.books.data_ptr(), scores.data_ptr(), torch.get_num_threads(), told,
+            )  # fmt: skip
+            if size > 0:
+                return size, told[0] >= 0, told[1] > 0, int(told[0]), told[2], True
+        result = reference.refine(logits, item.states, self.head, rule)
+        scores.copy_(reference.scatter(result, logits))
+        if result is None:
+            return 0, False, False, -1, 0.0, False
+        return result.size, result.applied, result.changed, result.state, result.weight, True
