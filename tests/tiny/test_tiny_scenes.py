@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from revisit.errors import RevisitError
-from revisit.tiny.catalog import BY_NOUN, CATEGORIES, COLOURS, GROUNDS, OTHER_COCO, PATCH_WORDS, PLACES
+from revisit.tiny.catalog import BY_NOUN, CATEGORIES, COLORS, GROUNDS, OTHER_COCO, PATCH_WORDS, PLACES
 from revisit.tiny.dice import Dice
 from revisit.tiny.scenes import GRID, SIZE, patch_labels, patches, render, scene
 
@@ -52,11 +52,11 @@ def test_streams_and_seeds_differ() -> None:
 @given(st.integers(0, 10**9), st.sampled_from(["usual", "unusual", "flat"]))
 def test_every_object_is_the_word_of_some_patch(index: int, split: str) -> None:
     drawn = scene(split, 3, index)
-    words, colours = patches(drawn)
+    words, colors = patches(drawn)
     assert len(words) == GRID * GRID
     assert {w for w in words if w in BY_NOUN} == set(drawn.nouns)
     assert set(words) - set(BY_NOUN) <= {drawn.place.top, drawn.place.bottom} <= set(GROUNDS)
-    assert {c for c in colours if c} <= {i.colour for i in drawn.items if i.colour} <= set(COLOURS)
+    assert {c for c in colors if c} <= {i.color for i in drawn.items if i.color} <= set(COLORS)
     for item in drawn.items:
         x, y, w, h = item.bbox
         assert x >= 0
@@ -69,7 +69,7 @@ def test_labels_are_indices_of_the_words() -> None:
     drawn = scene("usual", 3, 5)
     words, tints = patch_labels(drawn)
     assert [PATCH_WORDS[i] for i in words] == patches(drawn)[0]
-    named = [None if t == 0 else list(COLOURS)[t - 1] for t in tints]
+    named = [None if t == 0 else list(COLORS)[t - 1] for t in tints]
     assert named == patches(drawn)[1]
 
 

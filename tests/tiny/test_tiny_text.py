@@ -81,13 +81,13 @@ def _right(drawn: Scene, kind: str, question: str, answer: str) -> bool:
     if kind == "count":
         n = len(drawn.of(noun))
         return str(n) == answer or f" {['', 'one', 'two', 'three'][n]} " in answer
-    if kind == "colour":
-        return str(drawn.of(noun)[0].colour) in answer
+    if kind == "color":
+        return str(drawn.of(noun)[0].color) in answer
     if kind == "position":
-        x, y = drawn.of(noun)[0].centre
+        x, y = drawn.of(noun)[0].center
         return {"left": x < 64, "right": x > 64, "top": y < 64, "bottom": y > 64}[answer.rstrip(".").split()[-1]]
     option = re.findall(r"\(([A-D])\) (\w+)", question)[ord(answer) - 65][1]
-    return option == drawn.of(noun)[0].colour if noun else option in drawn.nouns
+    return option == drawn.of(noun)[0].color if noun else option in drawn.nouns
 
 
 def test_answers_are_right_and_presence_is_balanced() -> None:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from revisit.errors import RevisitError
 from revisit.tiny.data import Mixture, Writer, prepare
 from revisit.tiny.model import SLOTS, Shape
-from revisit.tiny.train import STAGES, Recipe, Stage, Trainer, _Walk, train
+from revisit.tiny.train import STAGES, Recipe, Stage, Trainer, _Permutations, train
 
 SHORT = Recipe(
     shape=Shape(text_width=64, text_layers=2, text_inner=64, vision_width=64, vision_layers=1, vision_inner=64),
@@ -162,7 +162,7 @@ def test_mirrored_pictures_have_mirrored_labels(whole: Path) -> None:
 
 
 def test_a_walk_visits_everything_once_a_pass() -> None:
-    walk = _Walk("k", 37)
+    walk = _Permutations("k", 37)
     passes = [[walk.at(p * 37 + i) for i in range(37)] for p in range(2)]
     assert sorted(passes[0]) == sorted(passes[1]) == list(range(37))
     assert passes[0] != passes[1]

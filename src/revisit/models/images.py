@@ -172,7 +172,7 @@ def upright(image: Image) -> Image:
 
 
 def _to_rgb(image: Image) -> Image:
-    """Any mode as RGB; 16- and 32-bit grey is scaled to 8 bits instead of being cut off."""
+    """Any mode as RGB; 16- and 32-bit gray is scaled to 8 bits instead of being cut off."""
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         import numpy as np
         from PIL import Image as pil

@@ -26,7 +26,7 @@ class Head:
 
     @property
     def weight(self) -> Tensor | None:
-        """The (V, d) weight if rows of it can be gathered; None for quantised, wrapped or off-loaded heads."""
+        """The (V, d) weight if rows of it can be gathered; None for quantized, wrapped or off-loaded heads."""
         weight = getattr(self.module, "weight", None)
         if type(self.module) is not nn.Linear or weight is None or not weight.is_floating_point():
             return None

@@ -212,7 +212,7 @@ def _resized(size: Size, setting: dict[str, int]) -> Size:
 
 
 def llava(c: Context, image: int, size: Size) -> Guess:
-    """Pad to a square (if asked), resize, crop the centre; with a Pixtral tower, keep the aspect."""
+    """Pad to a square (if asked), resize, crop the center; with a Pixtral tower, keep the aspect."""
     if getattr(c.vision, "model_type", "") == "pixtral" and c.has("image_sizes"):
         yield from native(c, image, size)
         return

@@ -95,7 +95,7 @@ def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 def _described(image_id: int, drawn: Scene) -> dict[str, Any]:
     objects = [
-        {"category": i.category.name, "noun": i.noun, "colour": i.colour, "bbox": list(i.bbox)} for i in drawn.items
+        {"category": i.category.name, "noun": i.noun, "colour": i.color, "bbox": list(i.bbox)} for i in drawn.items
     ]
     return {"image_id": image_id, "file_name": file_name(image_id), "place": drawn.place_name, "objects": objects}
 
@@ -158,7 +158,7 @@ def _edited(drawn: Scene, dice: Dice) -> tuple[str, str, Scene]:
         old, new = dice.pick(drawn.nouns), dice.pick(CATEGORIES).noun
         if new in drawn.nouns:
             continue
-        items = tuple(replace(i, noun=new, colour=None) if i.noun == old else i for i in drawn.items)
+        items = tuple(replace(i, noun=new, color=None) if i.noun == old else i for i in drawn.items)
         if all_seen(items):
             return old, new, replace(drawn, items=items)
     raise AssertionError("some exchange is always visible")
@@ -201,7 +201,7 @@ def _vqa_turns(drawn: Scene, dice: Dice) -> list[tuple[str, str, text.Turn]]:
     out = [("is there a", "yes/no", text.presence(category, there, short=True))]
     out.append(("how many", "number", text.count(drawn, dice.pick(drawn.nouns), short=True)))
     for noun in dice.shuffled(drawn.nouns):
-        if turn := text.colour(drawn, noun, short=True):
+        if turn := text.color(drawn, noun, short=True):
             return [*out, ("what color is the", "other", turn)]
         if turn := text.position(drawn, noun, short=True):
             return [*out, ("where is the", "other", turn)]

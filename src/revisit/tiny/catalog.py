@@ -1,4 +1,4 @@
-"""What scenes are made of: COCO categories with their nouns and sprites, colours, and places with their habits.
+"""What scenes are made of: COCO categories with their nouns and sprites, colors, and places with their habits.
 
 A place's `core` objects are nearly always there and its `common` ones often: this skew is the language prior that the
 embedded model learns. Every noun is one word and a CHAIR synonym of its category, so that the lens can read it from a
@@ -130,7 +130,7 @@ OTHER_COCO: dict[int, str] = {
 }
 
 # "orange" is left out: CHAIR reads it as the fruit.
-COLOURS: dict[str, tuple[int, int, int]] = {
+COLORS: dict[str, tuple[int, int, int]] = {
     "red": (230, 40, 40),
     "blue": (50, 90, 240),
     "green": (40, 190, 70),
@@ -152,7 +152,7 @@ class Place:
     within: str  # "in a kitchen"
     top: str
     bottom: str
-    palettes: tuple[tuple[Rgb, Rgb], ...]  # (top colour, bottom colour)
+    palettes: tuple[tuple[Rgb, Rgb], ...]  # (top color, bottom color)
     pattern: str  # plain | tiles | stripes | speckle
     core: tuple[tuple[str, float], ...]
     common: tuple[str, ...]

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from revisit.benchmarks.chair_words import WORDS
 from revisit.errors import RevisitError
-from revisit.tiny.catalog import CATEGORIES, COLOURS, PATCH_WORDS
+from revisit.tiny.catalog import CATEGORIES, COLORS, PATCH_WORDS
 from revisit.tiny.dice import Dice
 from revisit.tiny.model import ASSISTANT, BOS, EOS, MEAN, SLOTS, STD, USER, token_id, word_id
 from revisit.tiny.scenes import GRID, SIZE, Scene, patch_labels, render, scene
@@ -70,7 +70,7 @@ class Pictures:
         return self.mixture.scenes
 
     def batch(self, indices: Sequence[int], mirror: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-        """Normalised pixels (n, 3, SIZE, SIZE), patch words and tints (n, SLOTS); mirrored left to right if asked."""
+        """Normalized pixels (n, 3, SIZE, SIZE), patch words and tints (n, SLOTS); mirrored left to right if asked."""
         where = np.asarray(indices)
         pixels, words, tints = self.pixels[where], self.words[where], self.tints[where]
         if mirror:
@@ -114,7 +114,7 @@ def corpus(mixture: Mixture, seed: int, n: int) -> list[str]:
         out.append(listing(drawn, dice).question)
         out.extend(f"{turn.question} {turn.answer}" for turn in questions(drawn, dice, 3))
     out.extend(DESCRIBE)
-    out.extend(" " + " ".join((*PATCH_WORDS, *COLOURS)) for _ in range(4))
+    out.extend(" " + " ".join((*PATCH_WORDS, *COLORS)) for _ in range(4))
     out.extend(" " + " ".join(sorted(WORDS)) for _ in range(2))
     return out
 
@@ -124,7 +124,7 @@ class Batch:
     """Right-padded sequences: tokens, the slots among them, and how much each position's prediction counts."""
 
     ids: Tensor  # (rows, length), with the slots' words written out
-    tint: Tensor  # (rows, length): the colour token added at a slot, or -1
+    tint: Tensor  # (rows, length): the color token added at a slot, or -1
     slot: Tensor  # (rows, length) bool
     weight: Tensor  # (rows, length): weight of predicting this token from the ones before
     mask: Tensor  # (rows, length) bool: not padding
@@ -141,12 +141,12 @@ class Writer:
         self.newline = tokenizer.encode("\n")
         (self.stop,), (self.comma,) = tokenizer.encode("."), tokenizer.encode(",")
         self.word_ids = np.array([word_id(tokenizer, w) for w in PATCH_WORDS])
-        self.tint_ids = np.array([-1] + [word_id(tokenizer, c) for c in COLOURS])
+        self.tint_ids = np.array([-1] + [word_id(tokenizer, c) for c in COLORS])
         pairs = [(word_id(tokenizer, c.noun), word_id(tokenizer, c.plural)) for c in CATEGORIES]
         self.forms = {form: pair for pair in pairs for form in pair}  # token -> singular and plural of the same noun
         forms = [form for c in CATEGORIES for form in (c.noun, c.plural)]
         self.content = {
-            word_id(tokenizer, w) for w in (*forms, *COLOURS, "two", "three", "left", "right", "top", "bottom")
+            word_id(tokenizer, w) for w in (*forms, *COLORS, "two", "three", "left", "right", "top", "bottom")
         }
         self.content |= {tokenizer.encode(w)[0] for w in ("Yes", "No")}
         self.verdicts = {word_id(tokenizer, "yes"), word_id(tokenizer, "no")}

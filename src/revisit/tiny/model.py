@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from revisit.errors import RevisitError
-from revisit.tiny.catalog import CATEGORIES, COLOURS, GROUNDS, PLACES
+from revisit.tiny.catalog import CATEGORIES, COLORS, GROUNDS, PLACES
 from revisit.tiny.scenes import GRID, PATCH, SIZE
 
 IMAGE, PAD, BOS, EOS, USER, ASSISTANT = "<image>", "<pad>", "<s>", "</s>", "<|user|>", "<|assistant|>"
@@ -76,7 +76,7 @@ class Shape:
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer in which every object, ground, colour and place word is one token after a space."""
+    """A byte-level BPE tokenizer in which every object, ground, color and place word is one token after a space."""
     core = Tokenizer(models.BPE())
     words = pre_tokenizers.Split(Regex(r" ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9]|\s"), "isolated")
     core.pre_tokenizer = pre_tokenizers.Sequence(
@@ -110,7 +110,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
 def _check_single(tokenizer: PreTrainedTokenizerFast) -> None:
     names = [word for place in PLACES for word in place.name.split()]
     nouns = [word for category in CATEGORIES for word in (category.noun, category.plural)]
-    split = [w for w in (*nouns, *GROUNDS, *COLOURS, *names) if len(tokenizer.encode(" " + w)) != 1]
+    split = [w for w in (*nouns, *GROUNDS, *COLORS, *names) if len(tokenizer.encode(" " + w)) != 1]
     if split:
         raise RevisitError(
             f"The tokenizer splits {', '.join(sorted(set(split)))}; train it on more text or with a larger vocabulary."
@@ -149,7 +149,7 @@ def make_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, shape: Shape, seed: int) -> LlavaForConditionalGeneration:
-    """A freshly initialised model, the same for the same seed."""
+    """A freshly initialized model, the same for the same seed."""
     vision = CLIPVisionConfig(
         hidden_size=shape.vision_width,
         num_hidden_layers=shape.vision_layers,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from revisit.errors import RevisitError, unknown
-from revisit.tiny.catalog import BY_NOUN, CATEGORIES, COLOURS, PATCH_WORDS, PLACE_BY_NAME, PLACES, Category, Place
+from revisit.tiny.catalog import BY_NOUN, CATEGORIES, COLORS, PATCH_WORDS, PLACE_BY_NAME, PLACES, Category, Place
 from revisit.tiny.dice import Dice
 from revisit.tiny.sprites import Bytes, sprite
 
@@ -28,10 +28,10 @@ VISIBLE = PATCH * PATCH * 3 // 10  # pixels of a patch that an object must cover
 
 @dataclass(frozen=True)
 class Item:
-    """One drawn object: its noun, colour (None: as the sprite is), and its square."""
+    """One drawn object: its noun, color (None: as the sprite is), and its square."""
 
     noun: str
-    colour: str | None
+    color: str | None
     x: int
     y: int
     size: int
@@ -43,7 +43,7 @@ class Item:
 
     def pixels(self) -> tuple[Bytes, NDArray[np.bool_]]:
         """The sprite of this item and its solid part."""
-        return sprite(self.category, self.size, self.mirrored, self.colour)
+        return sprite(self.category, self.size, self.mirrored, self.color)
 
     @property
     def bbox(self) -> tuple[int, int, int, int]:
@@ -53,7 +53,7 @@ class Item:
         return self.x + int(xs[0]), self.y + int(ys[0]), int(xs[-1] - xs[0]) + 1, int(ys[-1] - ys[0]) + 1
 
     @property
-    def centre(self) -> tuple[int, int]:
+    def center(self) -> tuple[int, int]:
         """The middle of the square, in pixels."""
         return self.x + self.size // 2, self.y + self.size // 2
 
@@ -130,11 +130,11 @@ def _laid_out(dice: Dice, blank: Scene, nouns: list[str]) -> Scene:
     placed: list[Item] = []
     for noun in sorted(nouns, key=lambda n: not BY_NOUN[n].large):
         category = BY_NOUN[noun]
-        colour = dice.pick(tuple(COLOURS)) if category.tintable and dice.chance(0.6) else None
+        color = dice.pick(tuple(COLORS)) if category.tintable and dice.chance(0.6) else None
         for _ in range(_count(dice, category)):
             for _ in range(8):
                 size = dice.pick((44, 52, 60)) if category.large else dice.pick((32, 36, 44))
-                spot = Item(noun, colour, 4 * dice.below((SIZE - size) // 4 + 1), 0, size, dice.chance(0.5))
+                spot = Item(noun, color, 4 * dice.below((SIZE - size) // 4 + 1), 0, size, dice.chance(0.5))
                 spot = replace(spot, y=4 * dice.below((SIZE - size) // 4 + 1))
                 if all_seen([*placed, spot]):
                     placed.append(spot)
@@ -170,17 +170,17 @@ def all_seen(items: Sequence[Item]) -> bool:
 
 
 def patches(scene: Scene) -> tuple[list[str], list[str | None]]:
-    """Per patch in reading order: the word for what is there, and the colour of a tinted object."""
+    """Per patch in reading order: the word for what is there, and the color of a tinted object."""
     words: list[str] = []
-    colours: list[str | None] = []
+    colors: list[str | None] = []
     mains = _main_item(_coverage(_owners(scene.items), len(scene.items)))
     for index, main in enumerate(mains.tolist()):
         item = scene.items[main] if main >= 0 else None
         below = index // GRID * PATCH + PATCH // 2 >= scene.horizon
         ground = scene.place.bottom if below else scene.place.top
         words.append(item.noun if item else ground)
-        colours.append(item.colour if item else None)
-    return words, colours
+        colors.append(item.color if item else None)
+    return words, colors
 
 
 def reading_order(scene: Scene) -> tuple[str, ...]:
@@ -189,13 +189,13 @@ def reading_order(scene: Scene) -> tuple[str, ...]:
 
 
 _PATCH_INDEX = {word: i for i, word in enumerate(PATCH_WORDS)}
-_COLOUR_INDEX = {colour: i for i, colour in enumerate(COLOURS)}
+_COLOR_INDEX = {color: i for i, color in enumerate(COLORS)}
 
 
 def patch_labels(scene: Scene) -> tuple[Bytes, Bytes]:
-    """Indices into PATCH_WORDS, and into COLOURS plus one (0: no tint), per patch in reading order."""
-    words, colours = patches(scene)
-    named = [0 if c is None else _COLOUR_INDEX[c] + 1 for c in colours]
+    """Indices into PATCH_WORDS, and into COLORS plus one (0: no tint), per patch in reading order."""
+    words, colors = patches(scene)
+    named = [0 if c is None else _COLOR_INDEX[c] + 1 for c in colors]
     return np.array([_PATCH_INDEX[w] for w in words], np.uint8), np.array(named, np.uint8)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from revisit.errors import RevisitError
-from revisit.tiny.catalog import COLOURS, Category
+from revisit.tiny.catalog import COLORS, Category
 
 SIDE = 72
 Bytes = NDArray[np.uint8]
@@ -94,23 +94,23 @@ def _base(code: str) -> Image.Image:
     return _DRAWN[code[5:]]() if code.startswith("draw:") else _twemoji(code)
 
 
-def _tinted(rgba: Bytes, colour: str) -> Bytes:
+def _tinted(rgba: Bytes, color: str) -> Bytes:
     """The same shape with its brightness kept and its hue replaced, in integer arithmetic."""
     wide = rgba[..., :3].astype(np.int32)
-    grey = (wide[..., 0] * 77 + wide[..., 1] * 150 + wide[..., 2] * 29) >> 8  # (size, size)
-    light = 140 + (grey * 115) // 255
+    gray = (wide[..., 0] * 77 + wide[..., 1] * 150 + wide[..., 2] * 29) >> 8  # (size, size)
+    light = 140 + (gray * 115) // 255
     out = rgba.copy()
-    out[..., :3] = (light[..., None] * np.array(COLOURS[colour], np.int32)) // 255
+    out[..., :3] = (light[..., None] * np.array(COLORS[color], np.int32)) // 255
     return out
 
 
 @lru_cache(maxsize=4096)
-def sprite(category: Category, size: int, mirrored: bool, colour: str | None) -> tuple[Bytes, NDArray[np.bool_]]:
+def sprite(category: Category, size: int, mirrored: bool, color: str | None) -> tuple[Bytes, NDArray[np.bool_]]:
     """The object as (size, size, 4) bytes, and where it is solid as (size, size) booleans."""
     picture = _base(category.sprite).resize((size, size), Image.Resampling.BOX)
     rgba: Bytes = np.asarray(picture).copy()
     if mirrored:
         rgba = np.ascontiguousarray(rgba[:, ::-1])
-    if colour is not None:
-        rgba = _tinted(rgba, colour)
+    if color is not None:
+        rgba = _tinted(rgba, color)
     return rgba, rgba[..., 3] > 127

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from revisit.tiny.catalog import BY_NOUN, CATEGORIES, COLOURS, Category
+from revisit.tiny.catalog import BY_NOUN, CATEGORIES, COLORS, Category
 from revisit.tiny.dice import Dice
 from revisit.tiny.scenes import SIZE, Scene, reading_order
 
@@ -31,7 +31,7 @@ _NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four"}
 class Turn:
     """A question about a scene with its answer, and what kind it is."""
 
-    kind: str  # caption | presence | count | colour | position | choice | checklist | list
+    kind: str  # caption | presence | count | color | position | choice | checklist | list
     question: str
     answer: str
 
@@ -41,7 +41,7 @@ class _Mention:
     phrase: str  # "a red car", "two dogs"
     definite: str  # "the car", "the dogs"
     plural: bool
-    centre: tuple[int, int] | None
+    center: tuple[int, int] | None
 
 
 def caption(scene: Scene, dice: Dice, assume: float = 0.0, back: bool = True, plurals: bool = True) -> str:
@@ -64,8 +64,8 @@ def caption(scene: Scene, dice: Dice, assume: float = 0.0, back: bool = True, pl
 
 def _mention(scene: Scene, noun: str, dice: Dice, plurals: bool) -> _Mention:
     items, category = scene.of(noun), BY_NOUN[noun]
-    colour = items[0].colour
-    shade = f"{colour} " if colour and dice.chance(0.7) else ""
+    color = items[0].color
+    shade = f"{color} " if color and dice.chance(0.7) else ""
     if len(items) > 1 and plurals:
         number = "some" if category.mass else dice.pick((_NUMBERS[min(len(items), 4)], "several"))
         if len(items) == 2:
@@ -73,7 +73,7 @@ def _mention(scene: Scene, noun: str, dice: Dice, plurals: bool) -> _Mention:
         return _Mention(f"{number} {shade}{category.plural}", f"the {category.plural}", True, None)
     article = "some" if category.mass else "an" if (shade or noun)[0] in "aeiou" else "a"
     return _Mention(
-        f"{article} {shade}{noun}", f"the {noun}", category.always_plural, items[0].centre if len(items) == 1 else None
+        f"{article} {shade}{noun}", f"the {noun}", category.always_plural, items[0].center if len(items) == 1 else None
     )
 
 
@@ -101,8 +101,8 @@ def _opening(scene: Scene, mentions: list[_Mention], dice: Dice) -> str:
     )
 
 
-def _where(centre: tuple[int, int]) -> str | None:
-    x, y = centre
+def _where(center: tuple[int, int]) -> str | None:
+    x, y = center
     if abs(x - SIZE // 2) >= abs(y - SIZE // 2):
         return "on the left" if x < SIZE * 3 // 8 else "on the right" if x > SIZE * 5 // 8 else None
     return "at the top" if y < SIZE * 3 // 8 else "at the bottom" if y > SIZE * 5 // 8 else None
@@ -122,7 +122,7 @@ def _further(mentions: list[_Mention], named: list[_Mention], dice: Dice) -> str
             f"{_capital(listed)} {'are' if plural else 'is'} near {dice.pick(named).definite}.",
             f"Next to {dice.pick(named).definite} there {'are' if first_plural else 'is'} {listed}.",
         ]
-    if len(mentions) == 1 and mentions[0].centre and (where := _where(mentions[0].centre)):
+    if len(mentions) == 1 and mentions[0].center and (where := _where(mentions[0].center)):
         options += [
             f"{_capital(listed)} {'are' if plural else 'is'} {where} of the image.",
             f"There {'are' if plural else 'is'} {listed} {where}.",
@@ -178,19 +178,19 @@ def count(scene: Scene, noun: str, short: bool = False) -> Turn:
     return Turn("count", ask, f"There {are} {_NUMBERS.get(n, str(n))} {name} in the image.")
 
 
-def colour(scene: Scene, noun: str, short: bool = False) -> Turn | None:
-    """What colour a noun has, if it is tinted."""
-    shade = scene.of(noun)[0].colour
+def color(scene: Scene, noun: str, short: bool = False) -> Turn | None:
+    """What color a noun has, if it is tinted."""
+    shade = scene.of(noun)[0].color
     if shade is None:
         return None
     ask = f"What color is the {noun}?"
-    return Turn("colour", f"{ask} {ONE_WORD}", shade) if short else Turn("colour", ask, f"The {noun} is {shade}.")
+    return Turn("color", f"{ask} {ONE_WORD}", shade) if short else Turn("color", ask, f"The {noun} is {shade}.")
 
 
 def position(scene: Scene, noun: str, short: bool = False) -> Turn | None:
     """Where a single object is, if it is clearly to one side."""
     items = scene.of(noun)
-    where = _where(items[0].centre) if len(items) == 1 else None
+    where = _where(items[0].center) if len(items) == 1 else None
     if where is None:
         return None
     ask = f"Where is the {noun} in the image?"
@@ -215,11 +215,11 @@ def choice_prompt(question: str, options: list[str]) -> str:
 
 def multiple_choice(scene: Scene, dice: Dice) -> tuple[str, list[str], int]:
     """A question with four options about the scene: (question, options, index of the right one)."""
-    tinted = [n for n in scene.nouns if scene.of(n)[0].colour]
+    tinted = [n for n in scene.nouns if scene.of(n)[0].color]
     if tinted and dice.chance(0.4):
         noun = dice.pick(tinted)
-        right = scene.of(noun)[0].colour or ""
-        wrong = dice.sample([c for c in COLOURS if c != right], 3)
+        right = scene.of(noun)[0].color or ""
+        wrong = dice.sample([c for c in COLORS if c != right], 3)
         return (f"What color is the {noun}?", *choice(right, wrong, dice))
     right = dice.pick(scene.nouns)
     wrong = []
@@ -236,15 +236,15 @@ def questions(scene: Scene, dice: Dice, n: int) -> list[Turn]:
     while len(turns) < n:
         short = dice.chance(0.4)
         noun = dice.pick(scene.nouns)
-        kind = dice.weighted(("presence", "count", "colour", "position", "choice"), (24, 4, 6, 4, 3))
+        kind = dice.weighted(("presence", "count", "color", "position", "choice"), (24, 4, 6, 4, 3))
         turn: Turn | None
         if kind == "presence":
             there = dice.chance(0.5)
             turn = presence(BY_NOUN[noun] if there else absent(scene, dice), there, short)
         elif kind == "count":
             turn = count(scene, noun, short)
-        elif kind == "colour":
-            turn = colour(scene, noun, short)
+        elif kind == "color":
+            turn = color(scene, noun, short)
         elif kind == "position":
             turn = position(scene, noun, short)
         else:

@@ -11,7 +11,7 @@ tune       projector and language model together on pictures; the slots are stil
 Captions and lists are trained with unlikelihood against naming an object twice.
 
 `vision` and `language` need nothing from each other and may run side by side. Each stage writes `<stage>.safetensors`
-(weights and optimiser) with `<stage>.json` (step and settings), replaces them atomically, and goes on from them after a
+(weights and optimizer) with `<stage>.json` (step and settings), replaces them atomically, and goes on from them after a
 kill; batches depend only on the seed and the step, so a resumed run ends in the same state as an unbroken one.
 """
 
@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
 from revisit.errors import RevisitError, unknown
-from revisit.tiny.catalog import COLOURS, PATCH_WORDS
+from revisit.tiny.catalog import COLORS, PATCH_WORDS
 from revisit.tiny.data import Batch, Mixture, Pictures, Writer, corpus, prepare
 from revisit.tiny.dice import Dice
 from revisit.tiny.model import Shape, make_model, make_processor, save, train_tokenizer
@@ -113,24 +113,24 @@ class Trainer:
             {"params": [p for p in weights.values() if p.dim() > 1], "weight_decay": 0.05},
             {"params": [p for p in weights.values() if p.dim() <= 1], "weight_decay": 0.0},
         ]
-        optimiser = torch.optim.AdamW(groups, lr=stage.rate, betas=(0.9, 0.98), fused=True)
-        step = _resume(self.folder, name, self.recipe, weights, optimiser)
+        optimizer = torch.optim.AdamW(groups, lr=stage.rate, betas=(0.9, 0.98), fused=True)
+        step = _resume(self.folder, name, self.recipe, weights, optimizer)
         began, done_before = time.monotonic(), step
         while step < stage.steps:
-            for group in optimiser.param_groups:
+            for group in optimizer.param_groups:
                 group["lr"] = stage.rate * _schedule(step, stage.steps)
             loss, parts_of_loss = loss_of(step)
             loss.backward()
             norm = float(nn.utils.clip_grad_norm_(weights.values(), 1.0))
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
             step += 1
             if step % 20 == 0 or step == stage.steps:
                 pace = (time.monotonic() - began) / (step - done_before)
                 line = {"stage": name, "step": step, "loss": loss.item(), "norm": norm, "seconds_a_step": pace}
                 self._log({k: round(v, 5) if isinstance(v, float) else v for k, v in {**line, **parts_of_loss}.items()})
             if step % self.every == 0 or step == stage.steps:
-                _checkpoint(self.folder, name, self.recipe, step, weights, optimiser)
+                _checkpoint(self.folder, name, self.recipe, step, weights, optimizer)
             if self.progress is not None:
                 self.progress(name, step, stage.steps, loss.item())
 
@@ -140,8 +140,8 @@ class Trainer:
 
     def indices(self, name: str, step: int, rows: int, within: int) -> list[int]:
         """The scenes of a step: a walk through a fresh permutation for every pass over them."""
-        walk = _Walk(f"{self.recipe.seed}/{name}", within)
-        return [walk.at(step * rows + i) for i in range(rows)]
+        order = _Permutations(f"{self.recipe.seed}/{name}", within)
+        return [order.at(step * rows + i) for i in range(rows)]
 
     # -- the stages ------------------------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class Trainer:
             writer = early if step < recipe.first_steps else late
             chosen = self.indices("language", step, stage.rows, recipe.mixture.scenes)
             batch = writer.batch(chosen, f"language/{step}", recipe.mixture.text_only)
-            return _spoken(model, batch, _written(model, batch))
+            return _language_loss(model, batch, _embed_words(model, batch))
 
         self.fit("language", model.model.language_model, loss_of)
 
@@ -192,20 +192,20 @@ class Trainer:
         projector = model.model.multi_modal_projector.requires_grad_(True)
         embed = model.model.language_model.embed_tokens.weight
         word_ids, tint_ids = torch.from_numpy(writer.word_ids), torch.from_numpy(writer.tint_ids)
-        talk_rows = max(1, stage.rows // 6)
+        language_rows = max(1, stage.rows // 6)
 
         def loss_of(step: int) -> tuple[Tensor, dict[str, float]]:
             chosen = self.indices("projector", step, stage.rows, len(pictures))
             pixels, words, tints = pictures.batch(chosen)
             with torch.no_grad():
-                seen = _features(model, pixels)
-            said = projector(seen)  # (rows, slots, width)
+                features = _features(model, pixels)
+            projected = projector(features)  # (rows, slots, width)
             tint = tint_ids[tints]
-            meant = embed[word_ids[words]] + embed[tint.clamp(min=0)] * (tint >= 0)[..., None]
-            apart = (said - meant).pow(2).sum(-1).mean() / meant.pow(2).sum(-1).mean()
-            batch = writer.batch(chosen[:talk_rows], f"projector/{step}")
-            talk, parts = _spoken(model, batch, _placed(model, batch, said[:talk_rows]))
-            return apart + 0.2 * talk, {"apart": apart.item(), **parts}
+            target_embeddings = embed[word_ids[words]] + embed[tint.clamp(min=0)] * (tint >= 0)[..., None]
+            distance = (projected - target_embeddings).pow(2).sum(-1).mean() / target_embeddings.pow(2).sum(-1).mean()
+            batch = writer.batch(chosen[:language_rows], f"projector/{step}")
+            language, parts = _language_loss(model, batch, _embed_images(model, batch, projected[:language_rows]))
+            return distance + 0.2 * language, {"apart": distance.item(), **parts}
 
         self.fit("projector", projector, loss_of)
 
@@ -214,15 +214,17 @@ class Trainer:
         model, pictures, stage = self._model("vision", "language", "projector"), self.pictures(), self.recipe.tune
         writer = Writer(self.tokenizer(), replace(self.recipe.mixture, noise=0.0, checklist=4), self.recipe.seed)
         model.requires_grad_(False)
-        learner = _talker(model).requires_grad_(True)
+        learner = _projector_and_language(model).requires_grad_(True)
 
         def loss_of(step: int) -> tuple[Tensor, dict[str, float]]:
             chosen = self.indices("tune", step, stage.rows, len(pictures))
             pixels, _, _ = pictures.batch(chosen)
             with torch.no_grad():
-                seen = _features(model, pixels)
+                features = _features(model, pixels)
             batch = writer.batch(chosen, f"tune/{step}")
-            return _spoken(model, batch, _placed(model, batch, model.model.multi_modal_projector(seen)))
+            return _language_loss(
+                model, batch, _embed_images(model, batch, model.model.multi_modal_projector(features))
+            )
 
         self.fit("tune", learner, loss_of)
 
@@ -241,14 +243,14 @@ class Trainer:
             "vision": nn.ModuleDict({"tower": inner.vision_tower}),
             "language": inner.language_model,
             "projector": inner.multi_modal_projector,
-            "tune": _talker(model),
+            "tune": _projector_and_language(model),
         }
         for name in finished:
             _load_finished(self.folder, name, self.recipe, parts[name])
         return model
 
 
-def _talker(model: LlavaForConditionalGeneration) -> nn.ModuleDict:
+def _projector_and_language(model: LlavaForConditionalGeneration) -> nn.ModuleDict:
     return nn.ModuleDict({"projector": model.model.multi_modal_projector, "language": model.model.language_model})
 
 
@@ -258,10 +260,10 @@ class _PatchHeads(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.word = nn.Linear(width, len(PATCH_WORDS))
-        self.tint = nn.Linear(width, len(COLOURS) + 1)
+        self.tint = nn.Linear(width, len(COLORS) + 1)
 
-    def forward(self, seen: Tensor) -> tuple[Tensor, Tensor]:
-        return self.word(seen), self.tint(seen)
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        return self.word(features), self.tint(features)
 
 
 def _features(model: LlavaForConditionalGeneration, pixels: Tensor) -> Tensor:
@@ -277,22 +279,24 @@ def _freeze_unused(tower: nn.Module) -> None:
             parameter.requires_grad_(False)
 
 
-def _written(model: LlavaForConditionalGeneration, batch: Batch) -> Tensor:
+def _embed_words(model: LlavaForConditionalGeneration, batch: Batch) -> Tensor:
     """Input embeddings with the slots written as words, plus their tints. (rows, length, width)"""
     embed = model.get_input_embeddings()
     tint = embed(batch.tint.clamp(min=0)) * (batch.tint >= 0)[..., None]
-    written: Tensor = embed(batch.ids) + tint
-    return written
+    embedded: Tensor = embed(batch.ids) + tint
+    return embedded
 
 
-def _placed(model: LlavaForConditionalGeneration, batch: Batch, said: Tensor) -> Tensor:
+def _embed_images(model: LlavaForConditionalGeneration, batch: Batch, projected: Tensor) -> Tensor:
     """Input embeddings with the projector's outputs in the slots. (rows, length, width)"""
     embedded = model.get_input_embeddings()(batch.ids)
-    placed: Tensor = embedded.masked_scatter(batch.slot[..., None], said)
-    return placed
+    embedded_images: Tensor = embedded.masked_scatter(batch.slot[..., None], projected)
+    return embedded_images
 
 
-def _spoken(model: LlavaForConditionalGeneration, batch: Batch, embedded: Tensor) -> tuple[Tensor, dict[str, float]]:
+def _language_loss(
+    model: LlavaForConditionalGeneration, batch: Batch, embedded: Tensor
+) -> tuple[Tensor, dict[str, float]]:
     """The weighted loss of predicting every token from the ones before; padding is on the right and counts nothing."""
     hidden = model.model.language_model(inputs_embeds=embedded, use_cache=False).last_hidden_state
     keep = batch.mask[:, 1:] & (batch.weight[:, 1:] > 0)  # (rows, length - 1)
@@ -300,7 +304,7 @@ def _spoken(model: LlavaForConditionalGeneration, batch: Batch, embedded: Tensor
     each = F.cross_entropy(logits, batch.ids[:, 1:][keep], reduction="none")
     weight = batch.weight[:, 1:][keep]
     content, verdicts, slots = weight == 4, weight == 3, batch.slot[:, 1:][keep]
-    again = _said_again(model, batch, hidden)
+    again = _repetition(model, batch, hidden)
     return (each * weight).sum() / weight.sum() - (1 - again).clamp(min=1e-4).log().mean(), {
         "again": again.mean().item(),
         "content": each[content].mean().item(),
@@ -310,7 +314,7 @@ def _spoken(model: LlavaForConditionalGeneration, batch: Batch, embedded: Tensor
     }
 
 
-def _said_again(model: LlavaForConditionalGeneration, batch: Batch, hidden: Tensor) -> Tensor:
+def _repetition(model: LlavaForConditionalGeneration, batch: Batch, hidden: Tensor) -> Tensor:
     """The probability that a noun repeats one that was named before; unlikelihood training makes it small. (nouns,)"""
     if not batch.again:
         return hidden.new_zeros(1)
@@ -318,8 +322,8 @@ def _said_again(model: LlavaForConditionalGeneration, batch: Batch, hidden: Tens
     named = torch.zeros(len(batch.again), model.config.get_text_config().vocab_size)
     for number, (_, _, tokens) in enumerate(batch.again):
         named[number, list(tokens)] = 1
-    spoken: Tensor = model.lm_head(hidden[rows, places - 1]).softmax(-1)  # (nouns, vocabulary)
-    return (spoken * named).sum(-1)
+    probabilities: Tensor = model.lm_head(hidden[rows, places - 1]).softmax(-1)  # (nouns, vocabulary)
+    return (probabilities * named).sum(-1)
 
 
 def _schedule(step: int, steps: int) -> float:
@@ -330,7 +334,7 @@ def _schedule(step: int, steps: int) -> float:
     return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
 
 
-class _Walk:
+class _Permutations:
     """A repeatable random order over 0..n-1, another for each pass: a four-round Feistel network with cycle walking."""
 
     def __init__(self, key: str, n: int) -> None:
@@ -366,11 +370,11 @@ def _identity(recipe: Recipe, name: str) -> dict[str, Any]:
 
 
 def _checkpoint(
-    folder: Path, name: str, recipe: Recipe, step: int, weights: dict[str, nn.Parameter], optimiser: torch.optim.AdamW
+    folder: Path, name: str, recipe: Recipe, step: int, weights: dict[str, nn.Parameter], optimizer: torch.optim.AdamW
 ) -> None:
     tensors = {f"weight/{k}": p.detach() for k, p in weights.items()}
     for key, parameter in weights.items():
-        state = optimiser.state[parameter]
+        state = optimizer.state[parameter]
         tensors[f"first/{key}"], tensors[f"second/{key}"] = state["exp_avg"], state["exp_avg_sq"]
     meta = {"step": str(step), "identity": json.dumps(_identity(recipe, name), sort_keys=True)}
     draft, path = folder / f"{name}.draft", folder / f"{name}.safetensors"
@@ -381,7 +385,7 @@ def _checkpoint(
     os.replace(draft_json, folder / f"{name}.json")
 
 
-def _opened(folder: Path, name: str, recipe: Recipe) -> tuple[int, dict[str, Tensor]] | None:
+def _read_checkpoint(folder: Path, name: str, recipe: Recipe) -> tuple[int, dict[str, Tensor]] | None:
     path = folder / f"{name}.safetensors"
     if not path.exists():
         return None
@@ -397,15 +401,15 @@ def _opened(folder: Path, name: str, recipe: Recipe) -> tuple[int, dict[str, Ten
 
 
 def _resume(
-    folder: Path, name: str, recipe: Recipe, weights: dict[str, nn.Parameter], optimiser: torch.optim.AdamW
+    folder: Path, name: str, recipe: Recipe, weights: dict[str, nn.Parameter], optimizer: torch.optim.AdamW
 ) -> int:
-    found = _opened(folder, name, recipe)
+    found = _read_checkpoint(folder, name, recipe)
     if found is None:
         return 0
     step, tensors = found
     for key, parameter in weights.items():
         parameter.data.copy_(tensors[f"weight/{key}"])
-        optimiser.state[parameter] = {
+        optimizer.state[parameter] = {
             "step": torch.tensor(float(step)),
             "exp_avg": tensors[f"first/{key}"].clone(),
             "exp_avg_sq": tensors[f"second/{key}"].clone(),
@@ -414,7 +418,7 @@ def _resume(
 
 
 def _load_finished(folder: Path, name: str, recipe: Recipe, part: nn.Module) -> None:
-    found = _opened(folder, name, recipe)
+    found = _read_checkpoint(folder, name, recipe)
     if found is None or found[0] < getattr(recipe, name).steps:
         raise RevisitError(f"The stage {name!r} is not finished in {folder}; run it first.")
     weights = dict(part.named_parameters())
