@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from revisit.benchmarks.io.answers import align, by_id, read_answers
+from revisit.benchmarks.io.answers import aligned, by_id, read_answers
 from revisit.errors import RevisitError
 
 
@@ -107,13 +107,13 @@ def test_bytes_that_are_no_text(tmp_path: Path):
 
 def test_alignment(tmp_path: Path):
     keyed = read_answers(_write(tmp_path / "a.jsonl", [{"id": "2", "text": "b"}, {"id": "1", "text": "a"}]))
-    assert align(["1", "2"], keyed, ["id"]) == {"1": "a", "2": "b"}
+    assert {k: a.text for k, a in aligned(["1", "2"], keyed, ["id"]).items()} == {"2": "b", "1": "a"}
     ordered = read_answers(
         _write(tmp_path / "b.jsonl", [{"question": "?", "answer": "b"}, {"question": "?", "answer": "a"}])
     )
-    assert align(["1", "2"], ordered, ["id"]) == {"1": "b", "2": "a"}
+    assert {k: a.text for k, a in aligned(["1", "2"], ordered, ["id"]).items()} == {"1": "b", "2": "a"}
     with pytest.raises(RevisitError, match="order must be that of the 3 items, but there are 2"):
-        align(["1", "2", "3"], ordered, ["id"])
+        aligned(["1", "2", "3"], ordered, ["id"])
     with pytest.raises(RevisitError, match=r"a\.jsonl line 1 answers '2' a second time"):
         by_id([*keyed, keyed[0]], ["id"])
     with pytest.raises(RevisitError, match="has none of 'id'"):

@@ -27,7 +27,7 @@ from revisit.benchmarks.base import (
     require,
 )
 from revisit.benchmarks.io import files
-from revisit.benchmarks.io.answers import Answer, align
+from revisit.benchmarks.io.answers import Answer, aligned, check_questions
 from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.pope import parse_vlmevalkit
 from revisit.benchmarks.registry import register
@@ -310,10 +310,16 @@ class Amber(Benchmark):
     def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
         if not truth:
             raise RevisitError("AMBER needs --annotations data/annotations.json (its folder holds relation.json too).")
-        notes = self._notes(truth)
+        paths = [_annotations(path) for path in truth]
+        notes = self._notes(paths)
         items = [Item(key, "", (), meta) for key, meta in notes.items()]
-        texts = align(list(notes), answers, ("id", "index"))
-        return items, texts if self.part == "all" else {k: t for k, t in texts.items() if k in notes}
+        found = aligned(list(notes), answers, ("id", "index"))
+        queries = [path.parent / "query" / "query_all.json" for path in paths]
+        asked = {
+            str(row.need("id")): row.need("query") for p in queries if p.is_file() for row in files.read_records(p)
+        }
+        check_questions(asked, found)
+        return items, {k: answer.text for k, answer in found.items() if self.part == "all" or k in notes}
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         check_answers(items, answers)
@@ -341,6 +347,12 @@ class Amber(Benchmark):
             exact = "Objects are matched by equal words only (similarity=exact), which is not the official rule."
             notes = (exact, *notes)
         return Scores(metrics, per_item, counts, notes)
+
+
+def _annotations(path: Path) -> Path:
+    """AMBER's annotation file, of its own or of a folder that holds it."""
+    places = [path / below / "annotations.json" for below in (".", "data", "amber/data")]
+    return next((place for place in places if place.is_file()), path if not path.is_dir() else places[0])
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from revisit.benchmarks.io.answers import Answer, align
+from revisit.benchmarks.io.answers import Answer, aligned, check_questions
 from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.io.files import Record, folder
 from revisit.errors import RevisitError, unknown
@@ -120,6 +120,7 @@ class Benchmark:
     headline: ClassVar[str]  # the metric a one-number summary shows
     parts: ClassVar[str] = "every sub-setting"  # caption of the table with metrics such as "coco_random/F1"
     truth: ClassVar[str] = "--questions"  # the option of `revisit score` that names the file to score against
+    answer_fields: ClassVar[tuple[str, ...]] = ("text", "answer")  # where its documented layouts keep generated text
     partial: ClassVar[bool] = False  # whether the official script scores whatever was answered
     data_files: ClassVar[tuple[str, ...]] = ()  # annotation files, in DATA/<name>/ or in DATA itself
     source: ClassVar[str] = "its authors"  # where they come from, as the end of a sentence
@@ -159,7 +160,9 @@ class Benchmark:
         if len(truth) != 1:
             raise RevisitError(f"{self.title} needs {self.truth}: one file, with the others beside it.")
         items = self.load(truth[0].parent)
-        return items, align([item.id for item in items], answers, ("id", "question_id"))
+        found = aligned([item.id for item in items], answers, ("id", "question_id"))
+        check_questions({item.id: item.prompt for item in items}, found)
+        return items, {key: answer.text for key, answer in found.items()}
 
     def pictures(self, data_dir: Path, limit: int | None = None) -> list[Remote]:
         """The pictures of the first `limit` items, to be downloaded once its annotation files are in `data_dir`."""

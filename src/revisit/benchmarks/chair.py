@@ -295,6 +295,7 @@ class Chair(Benchmark):
     name: ClassVar[str] = "chair"
     title: ClassVar[str] = "CHAIR"
     needs_nltk: ClassVar[bool] = True
+    answer_fields: ClassVar[tuple[str, ...]] = ("caption", "text", "answer")
     max_new_tokens: ClassVar[int] = 512
     headline: ClassVar[str] = "CHAIRs"
     truth: ClassVar[str] = "--ground-truth"

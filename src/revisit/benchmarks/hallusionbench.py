@@ -26,7 +26,7 @@ from revisit.benchmarks.base import (
     ratio,
 )
 from revisit.benchmarks.io import files
-from revisit.benchmarks.io.answers import Answer
+from revisit.benchmarks.io.answers import Answer, check_questions
 from revisit.benchmarks.io.drafts import ARRAY, Draft
 from revisit.benchmarks.io.files import Record
 from revisit.benchmarks.judge import Judge
@@ -213,6 +213,7 @@ class HallusionBench(Benchmark):
     data_files: ClassVar[tuple[str, ...]] = ("HallusionBench.json",)
     license: ClassVar[str] = "BSD-3-Clause"
     hub: ClassVar[HubDataset | None] = HubDataset(lmms("HallusionBench"), ("image", "non_image"), HUB_COLUMNS)
+    answer_fields: ClassVar[tuple[str, ...]] = ("text", "gpt4v_output_gpt_check")
     max_new_tokens: ClassVar[int] = 128
     headline: ClassVar[str] = "aAcc"
     metrics: ClassVar[tuple[Metric, ...]] = tuple(
@@ -287,6 +288,9 @@ class HallusionBench(Benchmark):
             if name in texts:
                 raise RevisitError(f"{answer.where} answers {name!r} a second time.")
             texts[name] = (carried_label(answer) or "none") if self.judge == "labels" else answer.text
+        if truth:
+            said = {_name(answer): answer for answer in answers}
+            check_questions({name: str(row.get("question", "")) for name, row in known.items()}, said)
         chosen = {
             name: row
             for name, row in rows.items()

@@ -127,6 +127,7 @@ class LlavaBench(Benchmark):
         ("train",),
         ("question_id", "question", "image", "caption", "gpt_answer", "category", "image_id"),
     )
+    answer_fields: ClassVar[tuple[str, ...]] = ("text", "answer", "content")
     max_new_tokens: ClassVar[int] = 1024
     headline: ClassVar[str] = "all"
     metrics: ClassVar[tuple[Metric, ...]] = (

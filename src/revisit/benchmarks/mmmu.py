@@ -340,6 +340,7 @@ class MMMU(Benchmark):
         ("id", "question", "options", "answer", "question_type", "image_1"),
         configs=SUBJECTS,
     )
+    answer_fields: ClassVar[tuple[str, ...]] = ("text",)
     max_new_tokens: ClassVar[int] = 128
     headline: ClassVar[str] = "micro"
     truth: ClassVar[str] = "--answers"

@@ -28,7 +28,7 @@ from revisit.benchmarks.base import (
     require,
 )
 from revisit.benchmarks.io import files
-from revisit.benchmarks.io.answers import Answer, align
+from revisit.benchmarks.io.answers import Answer, aligned, by_id, check_questions
 from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.io.drafts import Draft
 from revisit.benchmarks.io.files import Record
@@ -316,24 +316,23 @@ class Pope(Benchmark):
             if self.settings:
                 raise RevisitError("settings=... needs the question files (--questions) or the data folder (--data).")
             return _carried(answers)
-        items = [item for path in truth for item in self._items(path, _setting(path), path.parent)]
+        places = [place for path in truth for place in self._question_files(path)]
+        items = [item for setting, path in places for item in self._items(path, setting, path.parent)]
         items = [item for item in items if not self.settings or item.meta["setting"] in self.settings]
         if not items:
             raise RevisitError(
                 f"{', '.join(map(str, truth))}: there are no questions, or none of the settings asked for."
             )
-        ids = [item.id for item in items]
-        ours = any("/" in str(answer.record.get("id", "")) for answer in answers)
-        texts = align(ids, answers, ("id", "question_id") if ours else ("question_id", "id"))
-        if not any("/" in key for key in texts):
-            if len(truth) > 1:
-                raise RevisitError(
-                    "The answers' question ids do not say which file they belong to; score one at a time."
-                )
-            texts = {f"{items[0].meta['setting']}/{key}": text for key, text in texts.items()}
+        found = _by_setting(items, answers)
+        check_questions({item.id: item.prompt.removesuffix(SUFFIXES[self.suffix]) for item in items}, found)
         if self.name == "repope":  # answers to all of POPE: those to ambiguous questions do not count
-            texts = {key: text for key, text in texts.items() if key in set(ids)}
-        return items, texts
+            known = {item.id for item in items}
+            found = {key: answer for key, answer in found.items() if key in known}
+        return items, {key: answer.text for key, answer in found.items()}
+
+    def _question_files(self, path: Path) -> list[tuple[str, Path]]:
+        """(setting, file) of a question file, or of every one in a folder."""
+        return self._settings(path) if path.is_dir() else [(_setting(path), path)]
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         check_answers(items, answers)
@@ -347,17 +346,45 @@ def _setting(path: Path) -> str:
     return "_".join(found) if len(found) == 2 else path.name.split(".")[0]
 
 
+def _by_setting(items: list[Item], answers: list[Answer]) -> dict[str, Answer]:
+    """Answers by item id, which begins with the setting: as the ids say, as the files are called, or as the order shows."""
+    if any("/" in str(answer.record.get("id", "")) for answer in answers):
+        return by_id(answers, ("id", "question_id"))
+    settings = list(dict.fromkeys(item.meta["setting"] for item in items))
+    parts = {setting: [item for item in items if item.meta["setting"] == setting] for setting in settings}
+    fields = ("question_id", "id")
+    groups: dict[str, list[Answer]] = {}
+    for answer in answers:
+        groups.setdefault(_setting(answer.file) if answer.file else "", []).append(answer)
+    if len(settings) == 1:
+        groups = {settings[0]: answers}
+    elif not set(groups) <= set(settings):
+        if len(answers) != len(items):
+            raise RevisitError(
+                f"The answers' question ids do not say which of the settings {', '.join(settings)} they belong to, and there are "
+                f"{len(answers)} answers to {len(items)} questions; name the answer files by their settings, or score one at a time."
+            )
+        left = iter(answers)  # all settings one after the other, in the order of the question files
+        groups = {setting: [next(left) for _ in part] for setting, part in parts.items()}
+    found: dict[str, Answer] = {}
+    for setting, group in groups.items():
+        ids = [item.id.partition("/")[2] for item in parts[setting]]
+        found |= {f"{setting}/{key}": answer for key, answer in aligned(ids, group, fields).items()}
+    return found
+
+
 def _carried(answers: list[Answer]) -> tuple[list[Item], dict[str, str]]:
     """Items from answers that bring their labels along: lmms-eval samples, VLMEvalKit tables, merged files."""
     items, texts = [], {}
     for number, answer in enumerate(answers, 1):
         record = answer.record
-        label = record.get("label") or (record.get("answer") if answer.text_field != "answer" else None)
+        gold = ("label", "target") if answer.text_field == "answer" else ("label", "target", "answer")
+        label = next((record[name] for name in gold if record.get(name)), None)
         if label is None:
             raise RevisitError(f"{answer.where} carries no label; give the question file with --questions.")
         # VLMEvalKit lists a question that belongs to several settings once.
         for setting in str(record.get("category") or "all").split(","):
-            name = f"{setting}/{answer.key(('index', 'question_id', 'id')) or number}"
+            name = f"{setting}/{answer.key(('index', 'question_id', 'id', 'doc_id')) or number}"
             if name in texts:
                 raise RevisitError(f"{answer.where} answers {name!r} a second time.")
             items.append(Item(name, "", (), {"label": str(label), "setting": setting}))

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from revisit.benchmarks.base import Benchmark, HubDataset, Item, Metric, Scores, check_answers, check_choice, lmms
 from revisit.benchmarks.io import files
-from revisit.benchmarks.io.answers import Answer, align
+from revisit.benchmarks.io.answers import Answer, aligned, check_questions
 from revisit.benchmarks.io.drafts import Draft, under
 from revisit.benchmarks.io.files import Record
 from revisit.benchmarks.registry import register
@@ -233,7 +233,9 @@ class VQAv2(Benchmark):
             raise RevisitError("VQAv2 needs --annotations: the official annotations file.")
         rows = [row for path in truth for row in read_annotations(path)] or carried
         items = [Item(str(row.need("question_id")), "", (), _meta(row)) for row in rows]
-        return items, align([item.id for item in items], answers, ("question_id", "id"))
+        found = aligned([item.id for item in items], answers, ("question_id", "id"))
+        check_questions({str(row["question_id"]): str(row.get("question", "")) for row in rows}, found)
+        return items, {key: answer.text for key, answer in found.items()}
 
     def load(self, data_dir: Path) -> list[Item]:
         questions, annotations = self.files(data_dir)

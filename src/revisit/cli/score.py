@@ -22,14 +22,17 @@ def score(
     per_item: bool = typer.Option(False, "--per-item", help="With --json: what each item contributes to each metric."),
     data: Path = typer.Option(None, help="Data folder as for `revisit eval`, to score our own answers against."),
     ground_truth: list[Path] = typer.Option([], help="CHAIR: image id -> category names, or COCO annotation files."),
-    questions: list[Path] = typer.Option([], help="POPE, HallusionBench, ...: the file with questions and labels."),
-    annotations: list[Path] = typer.Option([], help="VQAv2, AMBER: the official annotations."),
+    questions: list[Path] = typer.Option(
+        [], help="POPE, HallusionBench, ...: the file with questions and labels; may be repeated."
+    ),
+    annotations: list[Path] = typer.Option([], help="VQAv2, AMBER: the official annotations, or AMBER's folder."),
     gold: list[Path] = typer.Option([], "--answers", help="MMMU: answer_dict_val.json, or questions with options."),
     parser: str = typer.Option(None, help="POPE: official, vcd, opera, harness, vlmevalkit or repope."),
     judge: str = typer.Option(None, help="HallusionBench, LLaVA-Bench: rule, labels or model."),
     judge_url: str = typer.Option(None, help="Base address of an OpenAI-compatible API; implies --judge model."),
     judge_model: str = typer.Option(None, help="The judge's model."),
     judge_cache: Path = typer.Option(None, help="JSON-lines file that keeps the judge's replies."),
+    field: str = typer.Option(None, help="The field that holds the generated text, where several could."),
     set_: list[str] = typer.Option([], "--set", help="Any other option of the benchmark, key=value."),
     subset: bool = typer.Option(False, "--subset", help="Score only the items that were answered."),
 ) -> None:
@@ -59,7 +62,7 @@ def score(
     if judge_url and judge is None:
         options["judge"] = "model"
     chosen = get(benchmark, **options)
-    found = read_answers(answers)
+    found = read_answers(answers, chosen.answer_fields, field)
     chosen = chosen.adapted(found, options)
     given = {"--ground-truth": ground_truth, "--questions": questions, "--annotations": annotations, "--answers": gold}
     truth = _truth(chosen, given, data)

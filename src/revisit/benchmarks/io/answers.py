@@ -11,7 +11,7 @@
 | HallusionBench | the question's fields with `model_prediction` |
 | AMBER | `{"id", "response"}` |
 | MME | `image <tab> question <tab> gold <tab> answer` lines in `<category>.txt` |
-| lmms-eval | `{"doc_id", "doc", "resps", "filtered_resps"}` sample lines |
+| lmms-eval | `{"doc_id", "doc", "resps", "filtered_resps"}` sample lines, from 0.7 on also without `doc` |
 | VLMEvalKit | `index`, `prediction`, ... as .tsv, .csv or .json |
 
 Lists may be JSON arrays or JSON lines, packed with gzip or not.
@@ -19,8 +19,8 @@ Lists may be JSON arrays or JSON lines, packed with gzip or not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +28,13 @@ from revisit.benchmarks.io import files
 from revisit.benchmarks.io.files import Record
 from revisit.errors import RevisitError
 
-# Where the generated text may be, first hit wins: a key that could hold a gold answer comes after one that cannot.
-TEXT_FIELDS = (
-    "prediction",
-    "model_prediction",
-    "response",
-    "caption",
-    "output",
-    "answer",
-    "text",
-    "content",
-    "gpt4v_output_gpt_check",
-)
+# Fields that hold nothing but generated text, whatever the benchmark.
+GENERATED = ("prediction", "model_prediction", "pred", "response", "output", "outputs", "model_output", "model_answer")
+# Fields that hold the generated text in some layouts, and a question or the gold answer in others.
+AMBIGUOUS = ("text", "answer", "caption", "content", "gpt4v_output_gpt_check")
+# Where a row may repeat the question that it answers.
+QUESTIONS = ("question", "prompt", "query", "input")
+GOLD = ("label", "ground_truth", "gt_answer", "gt", "target")
 
 
 @dataclass(frozen=True)
@@ -49,6 +44,7 @@ class Answer:
     text: str
     record: Record
     text_field: str = "text"
+    file: Path | None = None
 
     @property
     def where(self) -> str:
@@ -69,39 +65,65 @@ class Answer:
         return found
 
 
-def read_answers(path: Path) -> list[Answer]:
-    """All answers of a file or folder in one of the layouts above, in order."""
-    answers = _folder(path) if path.is_dir() else _file(path)
+@dataclass(frozen=True)
+class Layout:
+    """Where to look for the generated text: in `field`, if the user names one, else in what the benchmark documents."""
+
+    documented: tuple[str, ...] = AMBIGUOUS
+    field: str | None = None
+
+
+def read_answers(path: Path, documented: Sequence[str] = AMBIGUOUS, field: str | None = None) -> list[Answer]:
+    """All answers of a file or folder in one of the layouts above, in order.
+
+    `documented`: the fields in which the benchmark's own layouts keep generated text, besides those that never hold
+    anything else; `field`: the one to take. Raises where several could be meant.
+    """
+    layout = Layout(tuple(documented), field)
+    answers = _folder(path, layout) if path.is_dir() else _file(path, layout)
     if not answers:
         raise RevisitError(f"{path} holds no answers.")
+    first = answers[0]
+    for answer in answers:
+        if answer.text_field != first.text_field:
+            raise RevisitError(
+                f"{answer.where} has its answer in {answer.text_field!r}, but {first.where} has it in {first.text_field!r}; "
+                "choose one with --field."
+            )
     return answers
 
 
-def _folder(path: Path) -> list[Answer]:
+def _folder(path: Path, layout: Layout) -> list[Answer]:
     if (path / "answers.jsonl").exists():
-        return _file(path / "answers.jsonl")
+        return _file(path / "answers.jsonl", layout)
     if (path / "cells").is_dir():
         raise RevisitError(f"{path} is a whole run; give one of the folders below {path / 'cells'}.")
-    found = sorted(path.glob("*/output.json")) or sorted(path.glob("*.txt"))
+    lists = sorted(p for p in path.iterdir() if p.suffix in (".json", ".jsonl"))
+    found = sorted(path.glob("*/output.json")) or sorted(path.glob("*.txt")) or lists
     if not found:
-        raise RevisitError(f"{path} holds neither answers.jsonl, nor */output.json, nor *.txt files.")
-    return [answer for file in found for answer in _file(file)]
+        raise RevisitError(
+            f"{path} holds neither answers.jsonl, nor */output.json, nor *.txt, nor *.json or *.jsonl files."
+        )
+    return [answer for file in found for answer in _file(file, layout)]
 
 
-def _file(path: Path) -> list[Answer]:
+def _file(path: Path, layout: Layout) -> list[Answer]:
     if path.suffix == ".txt":
         return [_from_columns(path, n, line) for n, line in enumerate(files.read_text(path).split("\n"), 1) if line]
     whole = files.read_map(path) if ".json" in path.suffixes or ".jsonl" in path.suffixes else None
     if whole is not None and isinstance(whole.get("logs"), list):  # lmms-eval before 0.3
-        return [_from_record(files.record(row, f"{path} log {n}")) for n, row in enumerate(whole["logs"], 1)]
-    if whole is not None and not _looks_like_a_record(whole):
+        rows = [files.record(row, f"{path} log {n}") for n, row in enumerate(whole["logs"], 1)]
+    elif whole is not None and not _looks_like_a_record(whole, layout):
         return [_from_pair(path, key, value) for key, value in whole.items()]
-    return [_from_record(record) for record in files.read_records(path)]
+    else:
+        rows = files.read_records(path)
+    return [replace(_from_record(row, layout), file=path) for row in rows]
 
 
-def _looks_like_a_record(value: dict[str, Any]) -> bool:
+def _looks_like_a_record(value: dict[str, Any], layout: Layout) -> bool:
     """A file with one JSON line is a record; a file with one object of ids is a map."""
-    return any(name in value for name in (*TEXT_FIELDS, "resps", "filtered_resps"))
+    names = (*GENERATED, *AMBIGUOUS, "resps", "filtered_resps", layout.field)
+    return any(name in value for name in names)
 
 
 def _from_columns(path: Path, number: int, line: str) -> Answer:
@@ -111,7 +133,7 @@ def _from_columns(path: Path, number: int, line: str) -> Answer:
         raise RevisitError(f"{where} has {len(columns)} tab-separated columns, not image, question, gold and answer.")
     image, question, gold, text = columns
     record = {"image": image, "question": question, "label": gold, "category": path.stem, "text": text}
-    return Answer(text, Record(record, where))
+    return Answer(text, Record(record, where), file=path)
 
 
 def _from_pair(path: Path, key: str, value: Any) -> Answer:
@@ -124,20 +146,57 @@ def _from_pair(path: Path, key: str, value: Any) -> Answer:
     return Answer(text, Record({"id": key, "text": text}, where))
 
 
-def _from_record(record: Record) -> Answer:
-    if isinstance(record.get("doc"), dict) and ("filtered_resps" in record or "resps" in record):
-        reply: Any = record.get("filtered_resps") or record.get("resps")
-        while isinstance(reply, list) and reply:
-            reply = reply[0]
-        merged = Record({**record["doc"], "doc_id": record.get("doc_id")}, record.where)
-        return Answer(_text(reply, "filtered_resps", record.where), merged, "filtered_resps")
-    for name in TEXT_FIELDS:
-        if name in record:
-            return Answer(_text(record[name], name, record.where), record, name)
-    raise RevisitError(
-        f"{record.where} holds no answer: none of {', '.join(map(repr, TEXT_FIELDS))} is among "
-        f"{', '.join(map(repr, record)) or 'its (no) keys'}."
-    )
+def _from_record(record: Record, layout: Layout) -> Answer:
+    if layout.field is not None:
+        if layout.field not in record:
+            raise RevisitError(
+                f"{record.where} has no {layout.field!r} (it has: {', '.join(map(str, record)) or 'nothing'})."
+            )
+        return Answer(_text(record[layout.field], layout.field, record.where), record, layout.field)
+    if "filtered_resps" in record or "resps" in record:
+        return _from_sample(record)
+    name = answer_field(record, layout.documented)
+    return Answer(_text(record[name], name, record.where), record, name)
+
+
+def _from_sample(record: Record) -> Answer:
+    """A sample of lmms-eval; from 0.7 on it need not hold the `doc`, but what the scorer noted and the question."""
+    reply: Any = record.get("filtered_resps") or record.get("resps")
+    while isinstance(reply, list) and reply:
+        reply = reply[0]
+    doc = record.get("doc")
+    if isinstance(doc, dict):
+        merged = {**doc, "doc_id": record.get("doc_id")}
+    else:
+        noted = [value for value in record.values() if isinstance(value, dict) and "question_id" in value]
+        merged = {key: value for key, value in record.items() if key not in ("resps", "filtered_resps", "doc")}
+        if noted:
+            merged.setdefault("question_id", noted[0]["question_id"])
+    return Answer(_text(reply, "filtered_resps", record.where), Record(merged, record.where), "filtered_resps")
+
+
+def answer_field(record: Record, documented: Sequence[str]) -> str:
+    """The one field that holds the generated text, or the sentence that says why it cannot be told."""
+    sure = [name for name in GENERATED if name in record]
+    maybe = [name for name in documented if name in record]
+    found = sure or maybe
+    if found == ["text", "answer"] and _holds(record, GOLD) and not _holds(record, QUESTIONS):
+        return "answer"  # a row of the question file, whose text is the question, with the answer added
+    if not found:
+        raise RevisitError(
+            f"{record.where} holds no answer: none of {', '.join(map(repr, (*GENERATED, *documented)))} is among "
+            f"{', '.join(map(repr, record)) or 'its (no) keys'}."
+        )
+    if len(found) > 1:
+        raise RevisitError(
+            f"{record.where} has several fields that may be the generated text ({', '.join(found)}), and one of them may be the "
+            f"gold answer; choose one with --field, such as --field {found[0]}."
+        )
+    return found[0]
+
+
+def _holds(record: Record, names: Sequence[str]) -> bool:
+    return any(name in record for name in names)
 
 
 def _text(value: Any, name: str, where: str) -> str:
@@ -157,13 +216,56 @@ def by_id(answers: Iterable[Answer], fields: Sequence[str]) -> dict[str, Answer]
     return found
 
 
-def align(ids: Sequence[str], answers: Sequence[Answer], fields: Sequence[str]) -> dict[str, str]:
-    """Item id -> text: by id if the answers have ids, else by position, which needs one answer per item."""
+def aligned(ids: Sequence[str], answers: Sequence[Answer], fields: Sequence[str]) -> dict[str, Answer]:
+    """Item id -> answer: by id if the answers have ids, else by position, which needs one answer per item."""
     if any(answer.key(fields) is not None for answer in answers):
-        return {key: answer.text for key, answer in by_id(answers, fields).items()}
+        return by_id(answers, fields)
     if len(answers) != len(ids):
         raise RevisitError(
             f"The answers carry no ids, so their order must be that of the {len(ids)} items, "
             f"but there are {len(answers)} of them."
         )
-    return {key: answer.text for key, answer in zip(ids, answers, strict=True)}
+    return dict(zip(ids, answers, strict=True))
+
+
+def check_questions(questions: Mapping[str, str], found: Mapping[str, Answer]) -> None:
+    """Raises if an answer repeats another question than that of its item, or is nothing but the question.
+
+    `questions`: item id -> the question; rows may put it into a longer prompt, or leave it out.
+    """
+    other, echoes = [], 0
+    for key, answer in found.items():
+        asked = _plain(questions.get(key, ""))
+        if not asked:
+            continue
+        echoes += _plain(answer.text) == asked
+        said = _said(answer)
+        if said and asked not in said and said not in asked:
+            other.append((key, answer))
+    if other:
+        key, answer = other[0]
+        raise RevisitError(
+            f"{answer.where} answers another question than item {key!r} of the question file ({len(other)} of {len(found)} rows "
+            "do): the rows are shuffled, or of another file."
+        )
+    if echoes and echoes == len(found):
+        raise RevisitError(
+            f"{next(iter(found.values())).where}: field {next(iter(found.values())).text_field!r} repeats the questions, so "
+            "these are no answers; choose another with --field, or another file."
+        )
+
+
+def _said(answer: Answer) -> str:
+    """The question that a row repeats, if it does; a single word is a checksum or a name."""
+    record = answer.record
+    names = [name for name in QUESTIONS if isinstance(record.get(name), str)]
+    if not names and answer.text_field == "answer" and _holds(record, GOLD) and isinstance(record.get("text"), str):
+        names = ["text"]
+    said = _plain(record[names[0]]) if names else ""
+    return said if " " in said else ""
+
+
+def _plain(text: str) -> str:
+    """Letters and digits only, so that image tokens' brackets, line breaks and a known misprint do not tell texts apart."""
+    lower = text.lower().replace("<image>", " ").replace("imange", "image")
+    return " ".join("".join(c if c.isalnum() else " " for c in lower).split())
