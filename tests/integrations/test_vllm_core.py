@@ -391,10 +391,9 @@ def test_the_rehearsal_of_the_largest_step_leaves_everything_as_it_was() -> None
     assert model.worker.pool.used == 0
 
 
-def test_rows_with_more_candidates_than_there_is_room_for_are_taken_again_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(step, "CAPACITIES", (2, 8, 16))
+def test_rows_with_more_candidates_than_there_is_room_for_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step, "CAPACITIES", (2, 4, 8))
+    monkeypatch.setattr(step, "ALL_ROWS", (2, 4))
     model = Model(blocks=64)
     prompts = [[IMAGE] * (5 + 11 * i) + [2] for i in range(20)]
     sequences = [model.sequence(prompt, i) for i, prompt in enumerate(prompts)]
@@ -402,8 +401,7 @@ def test_rows_with_more_candidates_than_there_is_room_for_are_taken_again_alone(
         for i, prompt in enumerate(prompts):
             model.add(str(i), prompt, alpha=0.05, select=select)
         _, got = model.step([(str(i), s, 0, len(p)) for i, (p, s) in enumerate(zip(prompts, sequences, strict=True))])
-        shared = next(iter(model.worker._steps.values()))
-        assert shared.capacity > 2
+        assert next(iter(model.worker._steps.values())).capacity == 4
         for i, prompt in enumerate(prompts):
             method = ReVisiT(alpha=0.05, select=select)  # type: ignore[arg-type]
             draw = model.worker.requests[str(i)].uniform(0)
@@ -412,8 +410,15 @@ def test_rows_with_more_candidates_than_there_is_room_for_are_taken_again_alone(
 
 
 def test_room_follows_what_most_rows_need() -> None:
-    assert step.room_for([3, 5, 8], 32, 32000) == 32
-    assert step.room_for([3] * 63 + [9000], 32, 32000) == 32  # one flat distribution is taken alone
-    assert step.room_for([30] * 40, 32, 32000) == 128
-    assert step.room_for([3] * 40, 2048, 32000) == 512
-    assert step.room_for([20000], 8192, 32000) == 8192
+    assert step.room_for([3, 5, 8]) == 32
+    assert step.room_for([3] * 63 + [9000]) == 32  # one flat distribution makes nobody else's step larger
+    assert step.room_for([30] * 40) == 128
+    assert step.room_for([20000]) == 128
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(0, 12))
+def test_rows_are_taken_again_a_few_blocks_at_a_time(blocks: list[int], most: int) -> None:
+    rows = list(range(len(blocks)))
+    parts = list(step.split(rows, blocks, most))
+    assert [row for part in parts for row in part] == rows
+    assert all(len(part) == 1 or sum(blocks[row] for row in part) <= most for part in parts)

@@ -2,58 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from revisit.integrations.vllm.pool import to_device
 from revisit.models.head import Projection
-from revisit.step.batched import CAPACITIES, HostCopy, StateBlocks, find_candidates, finish, refine
+from revisit.step.batched import CAPACITIES, HostCopy, StateBlocks, find_candidates, finish
 from revisit.step.rule import Rule
 
+ALL_ROWS = CAPACITIES[:2]  # candidates for which all rows may be taken together
 FEW = 16  # one row in so many may need more room than the others
 
 
 class SharedStep:
     """Takes the steps of a changing set of rows with the same settings.
 
-    Room for candidates follows the sizes of the last step's plausible sets. The few rows with larger sets, of which the host
-    learns by a copy that is sent early and waited for once, are taken again alone, so that one flat distribution does not
-    make everybody's step large.
+    Room for candidates follows the sizes of the last step's plausible sets, of which the host learns by a copy that is
+    sent early and waited for once. The few rows with larger sets are taken again, with more room and not too many at a
+    time, so that a flat distribution makes nobody else's step larger and memory is bounded.
     """
 
-    def __init__(self, head: Projection, rule: Rule) -> None:
+    def __init__(self, head: Projection, rule: Rule, room: int) -> None:
         self.head, self.rule = head, rule
-        self.capacity = CAPACITIES[0]
+        self.room = room  # blocks times candidates that are looked at together
+        self.capacity = ALL_ROWS[0]
 
     def __call__(
-        self, logits: Tensor, blocks: StateBlocks, alone: Callable[[int], StateBlocks], uniform: Tensor | None
+        self,
+        logits: Tensor,
+        blocks: Sequence[int],
+        view: Callable[[Sequence[int]], StateBlocks],
+        uniform: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Scores (B, V), and how many rows used a vision token and changed their likeliest token (2,).
 
-        `alone(row)`: the blocks of one row; `uniform`: the draws (B, 1) of select="random".
+        blocks: how many each row has; view: those of some rows; uniform: the draws (B, 1) of select="random".
         """
-        candidates = find_candidates(logits, self.rule, self.capacity)
+        every = range(len(logits))
+        vocabulary, capacity = logits.shape[-1], self.capacity
+        scores, facts, sizes = self._take(logits, view(every), capacity, uniform)
+        larger = [row for row in every if sizes[row] >= capacity]
+        while larger and capacity < vocabulary:
+            capacity = next((c for c in CAPACITIES if c > capacity), vocabulary)
+            for part in split(larger, blocks, self.room // capacity):
+                index = to_device(np.array(part), logits.device)
+                draws = None if uniform is None else uniform[index]
+                scores[index], facts[index], found = self._take(logits[index], view(part), capacity, draws)
+                for row, size in zip(part, found, strict=True):
+                    sizes[row] = size
+            larger = [row for row in larger if sizes[row] >= capacity]
+        self.capacity = room_for(sizes)
+        return scores, facts.sum(0)
+
+    def _take(
+        self, logits: Tensor, blocks: StateBlocks, capacity: int, uniform: Tensor | None
+    ) -> tuple[Tensor, Tensor, list[int]]:
+        """Scores (B, V), whether each row used a vision token and changed (B, 2), and sizes: exact below the capacity."""
+        candidates = find_candidates(logits, self.rule, capacity)
         sizes = HostCopy(candidates.sizes)
         step = finish(logits, candidates, blocks, self.head, self.rule, 0.0 if uniform is None else uniform)
-        scores, used, changed = step.scores, step.applied, step.changed
-        found = sizes.read()
-        for row, size in enumerate(found):
-            if self.capacity <= size < logits.shape[-1]:
-                draw = 0.0 if uniform is None else uniform[row : row + 1]
-                again = refine(logits[row : row + 1], alone(row), self.head, self.rule, uniform=draw)
-                scores[row], used[row], changed[row] = again.scores[0], again.applied[0], again.changed[0]
-        self.capacity = room_for(found, self.capacity, logits.shape[-1])
-        return scores, torch.stack([used.sum(), changed.sum()])
+        return step.scores, torch.stack([step.applied, step.changed], 1), list(sizes.read())
 
 
-def room_for(sizes: Sequence[int], capacity: int, vocabulary: int) -> int:
-    """The capacity of the next step: what all but a few rows need, and a half more; at most one bucket less than now.
+def room_for(sizes: Sequence[int]) -> int:
+    """The capacity of the next step: more than all but a few rows needed in this one, and than half as much again."""
+    wanted = 1.5 * sorted(sizes, reverse=True)[len(sizes) // FEW]
+    return next((capacity for capacity in ALL_ROWS if capacity > wanted), ALL_ROWS[-1])
 
-    A row that did not fit says only that it needs more than there was.
-    """
-    ordered = sorted(sizes, reverse=True)
-    wanted = 1.5 * ordered[len(ordered) // FEW]
-    fitting = next((c for c in CAPACITIES if c > wanted), CAPACITIES[-1])
-    smaller = max((c for c in CAPACITIES if c < capacity), default=CAPACITIES[0])
-    return min(max(fitting, smaller), max(vocabulary, CAPACITIES[0]))
+
+def split(rows: Sequence[int], blocks: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Consecutive rows with at most so many blocks together; a row with more than that is alone."""
+    part: list[int] = []
+    for row in rows:
+        if part and sum(blocks[other] for other in part) + blocks[row] > most:
+            yield part
+            part = []
+        part.append(row)
+    if part:
+        yield part

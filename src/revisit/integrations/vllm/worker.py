@@ -24,10 +24,10 @@ from revisit.integrations.vllm.head import ShardedHead
 from revisit.integrations.vllm.plan import Plan
 from revisit.integrations.vllm.pool import Pool, to_device
 from revisit.integrations.vllm.request import parse
-from revisit.integrations.vllm.step import SharedStep
+from revisit.integrations.vllm.step import ALL_ROWS, SharedStep
 from revisit.methods.revisit import ReVisiT
 from revisit.step import reference
-from revisit.step.batched import CAPACITIES, StateBlocks, refine
+from revisit.step.batched import StateBlocks, refine
 from revisit.step.rule import Rule
 
 log = logging.getLogger(__name__)
@@ -281,10 +281,10 @@ class Worker:
         if rule.full_vocabulary:
             scores = torch.stack([self._reference(one, row) for one, row in zip(some, group, strict=True)])
         else:
-            step = self._steps.setdefault(rule, SharedStep(self.head, rule))
-            scores, counts = step(
-                some, self._view(rule, group), lambda i: self._blocks([group[i]]), _draws(rule, group, some)
-            )
+            step = self._steps.setdefault(rule, SharedStep(self.head, rule, self.pool.blocks * ALL_ROWS[-1]))
+            owned = [len(row.request.blocks) for row in group]
+            view = functools.partial(self._view, rule, group)
+            scores, counts = step(some, owned, view, _draws(rule, group, some))
             self._count(counts)
         result = torch.maximum(scores, some - FAR)
         if index is None:
@@ -292,18 +292,16 @@ class Worker:
         else:
             logits.index_copy_(0, index, result)
 
-    def _view(self, rule: Rule, group: Sequence[Row]) -> StateBlocks:
-        """The blocks of these rows; a view of the pool is kept while the same requests are decoded together."""
-        key = tuple(row.request.serial for row in group)
+    def _view(self, rule: Rule, group: Sequence[Row], rows: Sequence[int]) -> StateBlocks:
+        """The blocks of some rows of a group; those of all are kept while the same requests are decoded together."""
+        requests = [group[row].request for row in rows]
+        key = tuple(request.serial for request in requests)
         known, view = self._views.get(rule, ((), None))
         if view is None or known != key:
-            view = self._blocks(group)
-            if self.pool.holds(view.states):
+            view = self.pool.view([request.blocks for request in requests], [request.states for request in requests])
+            if len(rows) == len(group) and self.pool.holds(view.states):
                 self._views[rule] = key, view
         return view
-
-    def _blocks(self, group: Sequence[Row]) -> StateBlocks:
-        return self.pool.view([row.request.blocks for row in group], [row.request.states for row in group])
 
     def _reference(self, logits: Tensor, row: Row) -> Tensor:
         """One row by the reference: over the full vocabulary nothing is gained by a batch."""
@@ -325,7 +323,7 @@ class Worker:
         owned = np.array_split(np.arange(self.pool.blocks), len(logits))
         view = self.pool.view(owned, [len(numbers) * self.pool.size for numbers in owned])
         copied = self.pool.states[: self.pool.blocks // 2].clone()  # what `Pool.view` may copy for a few rows
-        refine(logits.float(), view, self.head, Rule(), capacity=CAPACITIES[1])
+        refine(logits.float(), view, self.head, Rule(), capacity=ALL_ROWS[-1])
         del copied
 
 
