@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
@@ -100,6 +103,13 @@ def test_a_file_gives_a_class_that_its_name_finds_from_then_on(file: Path) -> No
     assert parse_method(f"{file}:Mine") == ("mine", {})  # the file runs once
     assert as_method("mine:weight=2") == made
     assert "mine" in names()
+
+
+def test_another_process_takes_the_class_from_the_same_file(file: Path) -> None:
+    sent = pickle.dumps(as_method(f"{file}:Mine:weight=2"))
+    code = "import pickle, sys; method = pickle.load(sys.stdin.buffer); print(method.name, method.weight)"
+    said = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, check=True).stdout
+    assert said.split() == [b"mine", b"2.0"]
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ entry points of the group `revisit.methods`.
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 import importlib
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
@@ -149,7 +150,18 @@ def _from_file(path: Path, cls: str) -> type[Method]:
     """A class of a Python file, registered."""
     found: type[Method] = class_from_file(path, cls, "method")
     check_class(found, f"{path}:{cls}")
+    copyreg.pickle(found, partial(_by_file, str(path.expanduser().resolve())))  # type: ignore[arg-type]
     return register(found)
+
+
+def _by_file(path: str, method: Method) -> tuple[Any, ...]:
+    """How a method from a file is pickled: another process (a Ray worker) takes its class from the same file."""
+    settings = {field.name: getattr(method, field.name) for field in dataclasses.fields(method)}
+    return _restored, (path, type(method).__qualname__, settings)
+
+
+def _restored(path: str, cls: str, settings: dict[str, Any]) -> Method:
+    return _from_file(Path(path), cls)(**settings)
 
 
 @cache
