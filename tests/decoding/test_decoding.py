@@ -446,7 +446,7 @@ def test_counters_and_record() -> None:
         assert row.applied == sum(record.vision is not None for record in row.records)
 
 
-def test_random_selection_is_seeded_and_does_not_depend_on_neighbours() -> None:
+def test_random_selection_is_seeded_and_does_not_depend_on_neighbors() -> None:
     method = ReVisiT(alpha=1e-2, select="random", seed=7)
     together = decode("llava", batch("llava", [0, 1]), method)
     assert together == [decode("llava", batch("llava", [i]), method)[0] for i in (0, 1)]

@@ -149,7 +149,7 @@ def test_records_are_distributions_over_the_set(name: str) -> None:
                     assert sum(column) == pytest.approx(1.0, abs=1e-4)
 
 
-def test_counters_say_how_often_the_favourite_changed() -> None:
+def test_counters_say_how_often_the_favorite_changed() -> None:
     output, trace = decode("llava", batch("llava"), VCD())
     changed = sum(
         int((scores.argmax(-1) != logits.argmax(-1)).sum())

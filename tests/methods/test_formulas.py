@@ -219,7 +219,7 @@ def test_only_differences_of_logits_matter(name: str, a: list[float], b: list[fl
 
 
 @given(VECTORS, st.floats(1e-3, 1.0))
-def test_cut_keeps_the_favourite_and_drops_by_probability(values: list[float], beta: float) -> None:
+def test_cut_keeps_the_favorite_and_drops_by_probability(values: list[float], beta: float) -> None:
     logits = t(*values)
     kept = cut(logits, logits, beta).isfinite()
     p = logits.softmax(-1)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from decoding_cases import FAMILIES, bound, decode, single
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import families
 import revisit
@@ -21,6 +22,7 @@ from revisit import CODE, ICD, M3ID, PAI, RITUAL, SID, VCD, AvisC, Chain
 from revisit.contrast import descriptions
 from revisit.decoding.method import Method
 from revisit.methods import as_method, avisc, code, icd, m3id, pai, ritual, sid, vcd
+from revisit.taps.attention import Call
 
 ROW = 1  # the prompt whose picture is not square
 
@@ -410,6 +412,35 @@ def test_a_wholly_blanked_image_does_not_leak(family: str) -> None:
 def test_the_newest_visible_column() -> None:
     seen = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 1], [0, 0, 0, 0], [1, 0, 0, 0]]).bool()
     assert sid.newest_column(seen).flatten().tolist() == [1, 3, 3, 0]
+
+
+class LargestIntegers(TorchDispatchMode):
+    """How many whole numbers the largest tensor of them has that is made inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and made.dtype in (torch.int32, torch.int64):
+            self.numbers = max(self.numbers, made.numel())
+        return made
+
+
+def test_hiding_columns_makes_no_integers_of_every_query_and_column() -> None:
+    q = n = 40
+    call = Call(3, torch.zeros(2, 1, q, 4), torch.zeros(2, 1, n, 4), torch.zeros(2, 1, n, 4), None, 1.0, None)
+    hidden = torch.zeros(1, n).bool()
+    hidden[0, :5] = True
+    with LargestIntegers() as largest:
+        seen = sid.visible_without(call, slice(1, 2), hidden)
+    assert largest.numbers < q * n
+    causal = torch.ones(q, n).tril().bool()
+    assert torch.equal(seen[0, 0], causal)
+    expected = causal & ~hidden
+    expected[range(5), range(5)] = True  # who would see nothing sees itself
+    assert torch.equal(seen[1, 0], expected)
 
 
 @pytest.mark.parametrize("first", ["avisc", "pai", "revisit", "sid", "dola"])

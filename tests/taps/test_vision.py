@@ -10,7 +10,7 @@ import torch
 import families
 import revisit
 from revisit import ReVisiT
-from revisit.taps import vision
+from revisit.taps import hooks
 from revisit.taps.vision import Capture
 
 METHOD = ReVisiT(alpha=1e-3, layers="all")
@@ -62,13 +62,13 @@ def test_a_compiled_prefill_runs_as_written() -> None:
     handle = module[0].register_forward_hook(lambda *_: calls.append(1))
     run(torch.ones(1, 2))
     unseen = len(calls)
-    vision._FORCE_EAGER.begin()
+    hooks._FORCE_EAGER.begin()
     run(torch.ones(1, 2))
     assert len(calls) == unseen + 1
-    vision._FORCE_EAGER.begin()  # a second decode in another thread begins before the first has its prefill
-    vision._FORCE_EAGER.end()
+    hooks._FORCE_EAGER.begin()  # a second decode in another thread begins before the first has its prefill
+    hooks._FORCE_EAGER.end()
     run(torch.ones(1, 2))
     assert len(calls) == unseen + 2
-    vision._FORCE_EAGER.end()
+    hooks._FORCE_EAGER.end()
     assert torch._dynamo.eval_frame._stance.stance == "default"
     handle.remove()

@@ -5,7 +5,7 @@ on its own: prompts differ in length, and a shorter one then costs no more than 
 both branches are rows of one batch with one KV cache, the shorter rows padded on the left. transformers' own loop is
 given a stand-in for the model that shows it the clean rows only.
 
-Where the rows cannot be stacked (no cache, a static or quantised cache, sliding-window layers with prompts of different
+Where the rows cannot be stacked (no cache, a static or quantized cache, sliding-window layers with prompts of different
 lengths, recurrent layers) the branches run one after the other, each with its own cache; `Branches.stacked` tells.
 """
 

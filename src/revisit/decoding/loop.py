@@ -125,7 +125,7 @@ class MethodProcessor(LogitsProcessor):
 
 
 class TrackedCriteria(StoppingCriteriaList):
-    """The loop's own criteria; what they say of rows is remembered."""
+    """The loop's own stopping criteria; the rows that they end are remembered."""
 
     def __init__(self, run: Run, criteria: Sequence[Any] | None) -> None:
         super().__init__(criteria or [])

@@ -51,7 +51,7 @@ def divergences(final: Tensor, early: Tensor) -> Tensor:
 def contrast(final: Tensor, early: Tensor, relative_top: float) -> Tensor:
     """log p_final − log p_early on the plausible tokens, -inf elsewhere; raw logits if nothing is cut.  (..., V) -> (..., V)"""
     if relative_top == 0:
-        return final - early  # as the original: no normalisation on either side
+        return final - early  # as the original: no normalization on either side
     logp = final.log_softmax(-1)
     keep = logp >= logp.amax(-1, keepdim=True) + math.log(relative_top)
     return (logp - early.log_softmax(-1)).masked_fill(~keep, -math.inf)
@@ -88,7 +88,7 @@ class DoLa(Method):
     relative_top: how unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
     norm: apply the decoder's "final" norm to the early states, or "none" as the published code.
     per_row: every row chooses its own layer; False chooses one for the whole batch, as published, so that a row depends
-        on its neighbours.
+        on its neighbors.
     precision: "float32", or "model" to leave early logits in the model's own type, as the in-library version.
     """
 

@@ -105,6 +105,8 @@ class ICD(Boundaries, Contrastive):
                 "use a model that has its image in the prompt, such as LLaVA, Qwen-VL or InternVL."
             )
         mask = run.find_vision_tokens()
+        for name in ("sentence_ids", "system_ids", "user_ids"):
+            self.check_ids(run, getattr(self, name), name)
         words, around = run.input_ids.new_tensor(self.sentence_ids), self.boundaries(run)
         system, user = (run.input_ids.new_tensor(ids) for ids in (self.system_ids, self.user_ids))
         bos = run.generation_config.bos_token_id

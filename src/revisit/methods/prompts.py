@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from revisit.decoding.method import Method
 from revisit.errors import RevisitError
+from revisit.models import templates
 from revisit.models.families import VISION_TOKEN_IDS
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def around_image(processor: Any, words: str, system: str | None = None) -> tuple
         turns: list[dict[str, Any]] = [{"role": "user", "content": content}]
         if system is not None:
             turns.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
-        text = processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        text = templates.render(processor, turns, add_generation_prompt=True)
     else:
         text = f"{placeholder}\n{words}" if system is None else f"{system} {placeholder}\n{words}"
     ids = tokenizer(text, add_special_tokens=not text.startswith(tokenizer.bos_token or "\0"))["input_ids"]
@@ -106,7 +107,7 @@ def system_turn(processor: Any, words: str) -> tuple[tuple[int, ...], tuple[int,
     try:
         plain, _ = around_image(processor, "?")
         told, _ = around_image(processor, "?", words)
-    except Exception as error:  # templates raise errors of their own for roles they do not know
+    except RevisitError as error:
         logger.info("The chat format takes no system message (%s).", error)
         return (), ()
     same = 0

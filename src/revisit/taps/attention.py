@@ -1,8 +1,8 @@
-"""Looking into, and changing, the attention of a model's decoder, whatever kernel computes it.
+"""Reading and changing the attention of a model's decoder, with the eager and the sdpa kernel.
 
-transformers dispatches attention by a name in the decoder's configuration. While anybody is interested, that name is
-one of ours, whose function hands every call to the kernel that was there before, by way of those who asked to see it.
-Queries come with their positions applied and keys from the cache, so nothing about a family must be known here.
+transformers selects its attention function by a name in the decoder's configuration. While a hook is installed that name
+is ours, and our function calls the hooks and then the kernel that was selected before. Queries come with positions applied
+and keys come from the cache, so the code is the same for every model family.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ KERNELS = ("eager", "sdpa")
 PREFIX = "revisit_"
 
 _lock = threading.Lock()
-_users: dict[int, int] = {}  # id of a configuration -> how many are interested in its attention
-_here = threading.local()  # .hooks: what this thread wants to see
+_users: dict[int, int] = {}  # id of a configuration -> how many hooks are installed in it
+_here = threading.local()  # .hooks: the hooks of this thread
 
 
 @dataclass
@@ -39,9 +39,7 @@ class Call:
     query: Tensor  # (rows, heads, q, d)
     key: Tensor  # (rows, key heads, columns, d)
     value: Tensor
-    mask: (
-        Tensor | None
-    )  # (rows or 1, 1, q, columns): True or 0 where visible; None: causal, or everything for one query
+    mask: Tensor | None  # (rows or 1, 1, q, columns): True or 0 where visible; None: causal, or all for one query
     scaling: float
     softcap: float | None
 
@@ -88,13 +86,14 @@ class Call:
             self.mask = torch.where(visible, 0.0, torch.finfo(self.mask.dtype).min).to(self.mask.dtype)
 
 
-# Sees a call before it is computed and may change it; may return a function of the kernel's output (rows, q, heads, d).
+# Is given a call before it is computed and may change its mask; may return a function of the kernel's output
+# (rows, q, heads, d), whose result goes on in its place.
 AttentionHook = Callable[[Call], Callable[[Tensor], Tensor] | None]
 
 
 @contextlib.contextmanager
 def watching(parts: ModelParts, see: AttentionHook, method_name: str) -> Iterator[None]:
-    """While inside, `see` is given every attention call of this thread in this model's decoder."""
+    """While inside, the hook is given every attention call of this thread in this model's decoder."""
     modules = {}
     for number, layer in enumerate(parts.layers):
         module = getattr(layer, "self_attn", None) or getattr(layer, "attention", None)
@@ -148,7 +147,7 @@ def _leave(config: Any) -> None:
 
 
 def _through(name: str) -> Callable[..., Any]:
-    """The attention function that stands before the kernel of this name."""
+    """The attention function that calls this thread's hooks and then the kernel of this name."""
 
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
