@@ -115,6 +115,21 @@ def test_beside_as_many_requests_under_way_only_health_is_answered(server: Runni
         connection.close()
 
 
+def test_bodies_in_memory_are_bounded_together() -> None:
+    limits = Limits(held_bytes=2100, body_seconds=20)
+    running = Running(Service(Decoder(*families.build("llava")), "tiny", ReVisiT(), limits))
+    try:
+        bodies = [connect(running, HEADERS + b"Content-Length: 1000\r\n\r\n{") for _ in range(2)]
+        time.sleep(0.2)
+        assert post(running, messages=messages(1), max_tokens=1).status_code == 429
+        for connection in bodies:
+            connection.close()
+        time.sleep(0.5)
+        assert post(running, messages=messages(1), max_tokens=1).status_code == 200
+    finally:
+        running.stop()
+
+
 def test_one_client_cannot_take_every_connection() -> None:
     limits = Limits(connections=10, client_connections=3, health_connections=1)
     running = Running(Service(Decoder(*families.build("llava")), "tiny", ReVisiT(), limits))

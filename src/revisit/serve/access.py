@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 from fastapi import Request
@@ -79,26 +80,55 @@ def check_key(request: Request, api_key: str | None) -> None:
         )
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """The request's body, of bounded size and in bounded time."""
-    limit = limits.body_bytes
-    too_large = ApiError(413, f"The request is larger than the {limit:,} bytes allowed.", code="body_too_large")
-    declared = request.headers.get("content-length", "0")
-    if not (declared.isascii() and declared.isdigit()) or len(declared) > 18 or int(declared) > limit:
-        raise too_large
-    body = bytearray()
+class Bodies:
+    """Reads the bodies of requests: each of bounded size and in bounded time, all together of bounded size."""
 
-    async def receive() -> None:
-        async for part in request.stream():
-            if len(body) + len(part) > limit:
-                raise too_large
-            body.extend(part)
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.held = 0  # bytes of requests that are arriving or being read
 
-    try:
-        await asyncio.wait_for(receive(), limits.body_seconds)
-    except asyncio.TimeoutError:
-        raise ApiError(408, "The request did not arrive in time.") from None
-    return bytes(body)
+    @asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[bytes]:
+        """The request's body, which counts as held until the block ends."""
+        size = self._declared(request)
+        if self.held and self.held + size > self.limits.held_bytes:
+            raise ApiError(429, "The requests that are being read fill the memory; try again later.", code="queue_full")
+        self.held += size
+        try:
+            yield await self._receive(request)
+        finally:
+            self.held -= size
+
+    def _declared(self, request: Request) -> int:
+        """What the request says of its size, and the most it can be where it says nothing."""
+        declared = request.headers.get("content-length", "")
+        if not declared:
+            return self.limits.body_bytes
+        plain = declared.isascii() and declared.isdigit() and len(declared) < 18
+        if not plain or int(declared) > self.limits.body_bytes:
+            raise self._too_large
+        return int(declared)
+
+    @property
+    def _too_large(self) -> ApiError:
+        return ApiError(
+            413, f"The request is larger than the {self.limits.body_bytes:,} bytes allowed.", code="body_too_large"
+        )
+
+    async def _receive(self, request: Request) -> bytes:
+        body = bytearray()
+
+        async def receive() -> None:
+            async for part in request.stream():
+                if len(body) + len(part) > self.limits.body_bytes:
+                    raise self._too_large
+                body.extend(part)
+
+        try:
+            await asyncio.wait_for(receive(), self.limits.body_seconds)
+        except asyncio.TimeoutError:
+            raise ApiError(408, "The request did not arrive in time.") from None
+        return bytes(body)
 
 
 def is_json(request: Request) -> bool:

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from revisit.decoding.method import Method
 from revisit.errors import RevisitError
-from revisit.serve.access import LOOPBACK, check_host, check_key, is_json, read_body
+from revisit.serve.access import LOOPBACK, Bodies, check_host, check_key, is_json
 from revisit.serve.batcher import Batcher, Ticket
 from revisit.serve.errors import ApiError, quoted, shorten
 from revisit.serve.limits import Limits
@@ -58,7 +58,8 @@ class Service:
         # Requests whose images must be fetched do not keep the others waiting.
         self._readers = ThreadPoolExecutor(READERS, "reader")
         self._fetchers = ThreadPoolExecutor(READERS, "fetcher")
-        self._admitted = 0  # requests past the door and not yet queued: their bodies are in memory
+        self._bodies = Bodies(limits)
+        self._admitted = 0  # requests past the door and not yet queued
 
     def close(self) -> None:
         """Finish what was begun and end the threads."""
@@ -80,11 +81,11 @@ class Service:
             raise ApiError(429, "Too many requests are waiting; try again later.", code="queue_full")
         self._admitted += 1
         try:
-            body = await read_body(request, self.limits)
-            chat = await self._timed(self._readers, lambda: parse_chat(body, self.name, self.limits))
-            remote = any(source.startswith(("http://", "https://")) for source in image_sources(chat))
-            pool = self._fetchers if remote and self.allow_url else self._readers
-            chat_request, prompt = await self._timed(pool, lambda: self.read(chat))
+            async with self._bodies.read(request) as body:
+                chat = await self._timed(self._readers, lambda: parse_chat(body, self.name, self.limits))
+                remote = any(source.startswith(("http://", "https://")) for source in image_sources(chat))
+                pool = self._fetchers if remote and self.allow_url else self._readers
+                chat_request, prompt = await self._timed(pool, lambda: self.read(chat))
             ticket = Ticket(chat_request, prompt, self.limits.seconds, asyncio.get_running_loop())
             self.batcher.submit(ticket)
             return ticket

@@ -35,6 +35,9 @@ class Limits:
     default_new_tokens: int = _limit(256, "--default-new-tokens", "Longest answer where a request names no length.")
     # What all requests may hold together.
     queue: int = _limit(512, "--max-queue", "Requests waiting; more are told to come back.")
+    held_bytes: int = _limit(
+        256 << 20, "--max-held-bytes", "Most bytes in all requests that are arriving or being read."
+    )
     held_pixels: int = _limit(400_000_000, "--max-held-pixels", "Most pixels in the images of all waiting requests.")
     batch: int = _limit(16, "--max-batch", "Requests decoded together.")
     connections: int = _limit(1024, "--max-connections", "Open connections; fewer where the system allows few files.")

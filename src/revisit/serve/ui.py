@@ -17,7 +17,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingRes
 from starlette.requests import ClientDisconnect
 
 from revisit.errors import RevisitError
-from revisit.serve.access import LOOPBACK, allowed_hosts, bearer, check_host, is_loopback, read_body, same_key
+from revisit.serve.access import LOOPBACK, Bodies, allowed_hosts, bearer, check_host, is_loopback, same_key
 from revisit.serve.errors import ApiError, shorten
 from revisit.serve.limits import Limits
 from revisit.serve.ui_answer import AnswerJob
@@ -45,7 +45,7 @@ def create_app(
     from revisit.pages.document import data_uri
 
     limits = limits or Limits()
-    state = UiState(tuple(models), loader or load, limits)
+    state, bodies = UiState(tuple(models), loader or load, limits), Bodies(limits)
 
     async def check_access(request: Request) -> None:
         check_host(request, hosts)
@@ -97,12 +97,11 @@ def create_app(
 
     @app.post("/api/image", dependencies=guarded)
     async def image(request: Request, name: str = "image") -> Response:
-        body = await read_body(request, limits)
-
-        def opened() -> Response:
+        def opened(body: bytes) -> Response:
             return keep(read_image(body, shorten(name, 100), max_pixels=limits.image_pixels, formats=WEB_FORMATS))
 
-        response: Response = await timed(opened)
+        async with bodies.read(request) as body:
+            response: Response = await timed(opened, body)
         return response
 
     @app.post("/api/sample", dependencies=guarded)
@@ -112,8 +111,8 @@ def create_app(
 
     @app.post("/api/run", dependencies=guarded)
     async def run(request: Request) -> Response:
-        body = await read_body(request, limits)
-        question = await timed(state.read, body)
+        async with bodies.read(request) as body:
+            question = await timed(state.read, body)
         if state.waiting >= limits.queue:
             raise ApiError(429, f"{state.waiting} questions are waiting already; try again later.")
         return StreamingResponse(AnswerJob(state, question).stream(), media_type="text/event-stream")
