@@ -14,6 +14,7 @@ import revisit
 from revisit import Trace
 from revisit.decoding.trace import RowTrace, StepRecord
 from revisit.errors import RevisitError
+from revisit.models import loading
 
 OPTIONS = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
 
@@ -32,6 +33,18 @@ def test_trace_true_gives_the_output_and_a_recorded_trace(decoded: tuple[Any, Tr
     assert [[record.token for record in row.records] for row in trace.rows] == output.tolist()
     assert trace.method["name"] == "revisit"
     assert trace.method["alpha"] == 1e-3
+
+
+def test_a_model_that_was_loaded_brings_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records have text without further ado, and the trace names the method as it was asked for, not its token ids."""
+    model, processor = families.build("llava")
+    monkeypatch.setitem(loading._PROCESSORS, model, processor)
+    inputs = families.inputs("llava", ["What is it?"], [[families.picture(1)]])
+    _, trace = revisit.generate(model, **inputs, method="icd", trace=True, **OPTIONS)
+    assert trace.method == {"name": "icd", **revisit.ICD().settings()}
+    assert [record.text for record in trace.rows[0].records] == [
+        processor.tokenizer.decode([record.token]) for record in trace.rows[0].records
+    ]
 
 
 def test_trace_false_is_none() -> None:

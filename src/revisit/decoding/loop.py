@@ -170,15 +170,14 @@ def decode(
     _refuse(mode, generation_config, caller)
     _check_context(model, input_ids, model_kwargs)
     streamer = caller.get("streamer")
-    if (processor := processor_of(model)) is not None:
-        method = method.bind(processor)
+    processor = processor_of(model)
     with ExitStack() as stack:
         trace = trace if trace is not None else Trace()
         inputs = dict(caller.get("kwargs") or {})
         run = Run.begin(method, model, input_ids, model_kwargs, inputs, generation_config, trace, stack, vision_mask)
         others = LogitsProcessorList(logits_processor or [])
         last = [FallbackProcessor(run, others)] if any(type(other) not in NEVER_EMPTY for other in others) else []
-        processors = LogitsProcessorList([MethodProcessor(run, method.begin(run)), *others, *last])
+        processors = LogitsProcessorList([MethodProcessor(run, run.method.begin(run)), *others, *last])
         loop = getattr(type(model), GENERATION_MODES_MAPPING[mode])
         streaming = {} if streamer is None else {"streamer": streamer}
         output = loop(

@@ -12,6 +12,7 @@ from revisit.decoding.recorder import EndedRows, Recorder
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
 from revisit.models.geometry import grids
+from revisit.models.loading import processor_of
 from revisit.models.parts import ModelParts, describe
 from revisit.taps.early_exits import EarlyExits
 from revisit.taps.vision import Capture, VisionStates, no_image, vision_mask
@@ -57,10 +58,14 @@ class Run:
         stack: ExitStack,
         user_mask: Tensor | None = None,
     ) -> Run:
-        """A call that is about to decode; the trace is emptied for it."""
+        """A call that is about to decode; the trace is emptied for it, and names the method as it was asked for.
+
+        The method is bound to the processor that the model was loaded with.
+        """
         ended = EndedRows(input_ids.shape[1], generation_config.num_beams > 1)
+        processor = processor_of(model)
         return cls(
-            method=method,
+            method=method if processor is None else method.bind(processor),
             model=model,
             input_ids=input_ids,
             model_kwargs=model_kwargs,
