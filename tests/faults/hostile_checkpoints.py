@@ -194,6 +194,24 @@ REFUSED: dict[str, Damage] = {
     "settings unknown": edit("generation_config.json", _from_model_config=None, revisit={"alfa": 1}),
     "settings out of range": edit("generation_config.json", _from_model_config=None, revisit={"alpha": 7}),
     "settings of another type": edit("generation_config.json", _from_model_config=None, revisit={"layers": {"a": 1}}),
+    "generation settings not json": write("generation_config.json", "{"),
+    "generation settings a list": write("generation_config.json", "[]"),
+    "end token a word": edit("generation_config.json", _from_model_config=None, eos_token_id="x"),
+    "a billion beams": edit("generation_config.json", _from_model_config=None, num_beams=10**9),
+    "temperature below zero": edit("generation_config.json", _from_model_config=None, temperature=-1),
+    "pictures of negative size": edit("preprocessor_config.json", size={"shortest_edge": -5}),
+    "pictures without end": edit("preprocessor_config.json", size={"shortest_edge": 10**7}),
+    "crops without end": edit("preprocessor_config.json", crop_size={"height": 10**5, "width": 10**5}),
+    "pictures of two colors": edit("preprocessor_config.json", image_mean=[0.5, 0.5]),
+    "pictures divided by zero": edit("preprocessor_config.json", image_std=[0, 0, 0]),
+    "vision layer beyond the tower": edit(CONFIG, vision_feature_layer=99),
+    "other patches than the model": edit("processor_config.json", patch_size=14),
+    "integers for weights": tensors(lambda found: found.update({TENSOR: found[TENSOR].int()})),
+    "attention from a repository": edit(CONFIG, _attn_implementation="evil/kernel"),
+    "quantized by what is not here": edit(CONFIG, quantization_config={"quant_method": "gptq", "bits": 4}),
+    "a pipe instead of the tokenizer": both(
+        remove("tokenizer.json"), lambda folder: os.mkfifo(folder / "tokenizer.json")
+    ),
     "image token beyond the vocabulary": edit(CONFIG, image_token_id=10**6, image_token_index=10**6),
 }
 

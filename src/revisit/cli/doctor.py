@@ -82,7 +82,7 @@ def machine_rows() -> Iterator[Row]:
     yield "accelerators", ", ".join(_accelerators()) or "none: models run on the CPU"
     from revisit.step.compiled import kernel
 
-    if kernel.available():
+    if kernel.library() is not None:
         yield "step on CPUs", "compiled"
     else:
         off = "switched off by REVISIT_KERNEL" if not settings.compiled_step() else "not compiled here"

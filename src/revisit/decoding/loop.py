@@ -92,11 +92,17 @@ def generate(
     chosen = as_method(method, model)
     if kwargs.get("stop_strings") is not None:
         kwargs = _stopping_at_strings(kwargs)
-    if trace is True:
-        made = Trace(record=True)
-        return model.generate(*args, custom_generate=chosen, trace=made, **kwargs), made
-    extra = {} if not isinstance(trace, Trace) else {"trace": trace}
-    return model.generate(*args, custom_generate=chosen, **extra, **kwargs)
+    made = Trace(record=True) if trace is True else trace
+    extra = {"trace": made} if isinstance(made, Trace) else {}
+    try:
+        output = model.generate(*args, custom_generate=chosen, **extra, **kwargs)
+    except ValueError as error:
+        if isinstance(error, RevisitError) or "image tokens" not in str(error).lower():
+            raise
+        raise RevisitError(
+            f"The prompt's image tokens do not fit the image ({str(error)[:200]}): use this model's own processor and all it returned."
+        ) from error
+    return (output, made) if trace is True else output
 
 
 def _kind(value: Any) -> str:

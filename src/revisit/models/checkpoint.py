@@ -13,6 +13,8 @@ from revisit.errors import RevisitError
 
 INDEX = "model.safetensors.index.json"
 MAX_JSON = 50_000_000  # bytes of a JSON file or header
+MAX_BEAMS, MAX_COUNT = 1000, 100_000_000  # generation settings
+MAX_SIDE, MAX_PICTURE = 20_000, 200_000_000  # pixels that an image processor may be told to make
 MAX_LAYERS = 10_000  # of a text or vision model; real ones have fewer than 200
 
 
@@ -31,8 +33,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def check_folder(folder: Path) -> None:
-    """Refuses a model folder whose weights are missing, outside the folder, of another format or cut off."""
+def check_folder(folder: Path, quantized: bool = False) -> None:
+    """Refuses a model folder whose weights are missing, outside the folder, of another format or cut off.
+
+    Weights of integers are refused too, unless the configuration says that the model is quantized.
+    """
     if (folder / INDEX).is_file():
         files = [folder / name for name in index_files(folder / INDEX)]
     else:
@@ -44,7 +49,12 @@ def check_folder(folder: Path) -> None:
     for path in files:
         if not path.is_file():
             raise RevisitError(f"The checkpoint {str(folder)!r} is incomplete: {path.name} is missing.")
-        check_safetensors(path)
+        for name, dtype in check_safetensors(path).items():
+            if not quantized and dtype[:1] in "IUB" and dtype != "BF16" and name.endswith(("weight", "bias")):
+                raise RevisitError(
+                    f"The checkpoint {str(folder)!r} holds {name[:200]} as {dtype}, but its config.json names no quantization; get "
+                    "a whole copy."
+                )
 
 
 def index_files(index: Path) -> list[str]:
@@ -61,8 +71,8 @@ def index_files(index: Path) -> list[str]:
     return files
 
 
-def check_safetensors(path: Path) -> None:
-    """Refuses a file whose header is damaged or whose size is not what its header says."""
+def check_safetensors(path: Path) -> dict[str, str]:
+    """The type of every tensor; refuses a file whose header is damaged or whose size is not what its header says."""
     damaged = f"The weights in {str(path)!r} are truncated or damaged"
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -72,12 +82,15 @@ def check_safetensors(path: Path) -> None:
             raise RevisitError(f"{damaged}: there is no safetensors header; get a whole copy.")
         try:
             header = json.loads(file.read(length))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-            end = 8 + length + max(map(int, ends), default=0)
+            header.pop("__metadata__", None)
+            ends = [int(entry["data_offsets"][1]) for entry in header.values()]
+            dtypes = {str(name): str(entry["dtype"]) for name, entry in header.items()}
+            end = 8 + length + max(ends, default=0)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             raise RevisitError(f"{damaged}: the safetensors header cannot be read; get a whole copy.") from None
     if size != end:
         raise RevisitError(f"{damaged}: {size:,} bytes instead of {end:,}; get a whole copy.")
+    return dtypes
 
 
 def check_config(name: str, config: Any) -> None:
@@ -87,6 +100,70 @@ def check_config(name: str, config: Any) -> None:
             value = getattr(part, field, None)
             if value is not None and (not isinstance(value, int) or not 0 <= value <= MAX_LAYERS):
                 raise RevisitError(f"The config.json of {name!r} is damaged: {field} is {str(value)[:40]!r}.")
+    layer = getattr(config, "vision_feature_layer", None)
+    depth = getattr(getattr(config, "vision_config", None), "num_hidden_layers", None)
+    for number in layer if isinstance(layer, (list, tuple)) else [layer]:
+        if isinstance(number, int) and isinstance(depth, int) and not -depth - 1 <= number <= depth:
+            raise RevisitError(
+                f"The config.json of {name!r} is damaged: vision_feature_layer is {number}, and the vision tower has {depth} layers."
+            )
+
+
+def check_generation(name: str, path: Path, generation: Any) -> None:
+    """Refuses generation settings of a type or size that no call of `generate` could use; `path` is their file if the model is local."""
+    if path.is_file():
+        read_json(path)
+    counts = (
+        "num_beams",
+        "num_return_sequences",
+        "max_length",
+        "max_new_tokens",
+        "top_k",
+        "min_length",
+        "min_new_tokens",
+    )
+    for field in (
+        *counts,
+        "eos_token_id",
+        "pad_token_id",
+        "bos_token_id",
+        "temperature",
+        "top_p",
+        "repetition_penalty",
+    ):
+        value = getattr(generation, field, None)
+        if value is None:
+            continue
+        if field.endswith("_token_id"):
+            right = all(type(token) is int for token in (value if isinstance(value, list) else [value]))
+        elif field in counts:
+            most = MAX_BEAMS if field in ("num_beams", "num_return_sequences") else MAX_COUNT
+            right = type(value) is int and 0 <= value <= most
+        else:
+            right = type(value) in (int, float) and 0 <= value < float("inf")
+        if not right:
+            raise RevisitError(
+                f"The generation_config.json of {name!r} is wrong: {field} cannot be {str(value)[:40]!r}."
+            )
+
+
+def check_image_processor(name: str, processor: Any) -> None:
+    """Refuses image processors that would make pictures of no size, or of any size."""
+    for field in ("size", "crop_size", "pad_size", "max_image_size"):
+        sides = getattr(processor, field, None)
+        if sides is None:
+            continue
+        names = ("height", "width", "shortest_edge", "longest_edge")
+        values = {
+            n: v
+            for n in names
+            if (v := sides.get(n) if isinstance(sides, dict) else getattr(sides, n, None)) is not None
+        }
+        # edges of the Qwen-VL kind are numbers of pixels
+        most = MAX_PICTURE if getattr(processor, "merge_size", None) else MAX_SIDE
+        sane = all(type(edge) is int and 0 < edge <= most for edge in values.values())
+        if not sane or values.get("height", 1) * values.get("width", 1) > MAX_PICTURE:
+            raise RevisitError(f"The image processor of {name!r} is damaged: {field} is {str(values)[:80]}.")
 
 
 def check_weights(name: str, model: Any, loading: dict[str, Any]) -> None:

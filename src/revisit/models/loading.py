@@ -67,11 +67,12 @@ def load(
     if half and stays_on_cpu:
         cpu.check_half_precision()
     _check_takes_images(name, config, trust_remote_code)
-    _check_files(name, hub)
+    _check_files(name, hub, quantized=bool(getattr(config, "quantization_config", None)))
     processor = load_processor(name, trust_remote_code=trust_remote_code, **hub)
     model, loading = _from_pretrained(
         name, dtype=dtype, device_map=device_map, trust_remote_code=trust_remote_code, **kwargs
     )
+    checkpoint.check_generation(name, _local(name, hub) / "generation_config.json", model.generation_config)
     if not allow_incomplete:
         checkpoint.check_weights(name, model, loading)
     _PROCESSORS[model] = processor  # for methods with words in their settings
@@ -134,11 +135,11 @@ def _check_takes_images(name: str, config: Any, trust_remote_code: bool) -> None
         )
 
 
-def _check_files(name: str, hub: dict[str, Any]) -> None:
+def _check_files(name: str, hub: dict[str, Any], quantized: bool) -> None:
     """Refuses weights that are missing, outside the folder, of another format or cut off, before they are opened."""
-    folder = Path(name) / (hub.get("subfolder") or "")
+    folder = _local(name, hub)
     if folder.is_dir():
-        checkpoint.check_folder(folder)
+        checkpoint.check_folder(folder, quantized)
         return
     from transformers.utils.hub import cached_file
 
@@ -151,6 +152,11 @@ def _check_files(name: str, hub: dict[str, Any]) -> None:
     )
     if found is not None:
         checkpoint.index_files(Path(found))
+
+
+def _local(name: str, hub: dict[str, Any]) -> Path:
+    """The folder of a local model; of a hub id, a path that does not exist."""
+    return Path(name) / (hub.get("subfolder") or "")
 
 
 def _from_pretrained(name: str, *, device_map: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:

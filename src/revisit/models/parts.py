@@ -71,6 +71,11 @@ class Head:
         ids = logits.topk(min(256, logits.numel())).indices.to(self.device)
         target = logits.to(self.device)[ids].float()
         ids, target = ids[target.isfinite()], target[target.isfinite()]
+        if not len(ids):
+            raise RevisitError(
+                f"No logit of {what} is finite: its weights or its image processor's settings (mean, scale) are damaged, or "
+                "half precision overflows; get a whole copy, or load it in float32."
+            )
         self.transform = None
         raw = self.logits(state[None].to(self.device), ids)[0].float()
         errors = []

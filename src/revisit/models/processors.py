@@ -8,7 +8,7 @@ from typing import Any
 
 from revisit.errors import RevisitError
 from revisit.models import families
-from revisit.models.checkpoint import brief
+from revisit.models.checkpoint import brief, check_image_processor
 from revisit.models.config import load_config, resolve
 
 
@@ -33,6 +33,7 @@ def load_processor(name_or_path: str | Path, *, trust_remote_code: bool = False,
     if tokenizer is None or images is None:
         lacks = "tokenizer" if tokenizer is None else "image processor"
         raise RevisitError(f"The model {name!r} comes without {lacks}; get a whole copy of its folder.")
+    check_image_processor(name, images)
     tokenizer.padding_side = "left"
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

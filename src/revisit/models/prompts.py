@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
 from revisit.models import families, templates
+from revisit.models.checkpoint import brief
 from revisit.models.images import ImageSource, open_image
 
 if TYPE_CHECKING:
@@ -84,13 +85,18 @@ def encode(processor: Any, texts: Sequence[str], images: Sequence[Sequence[Image
     """Model inputs for texts that already hold their image placeholders."""
     nested = [list(pictures) for pictures in images]
     special = any(text.startswith(str(bos)) for text in texts) if (bos := _bos(processor)) else False
-    inputs = processor(
-        text=list(texts),
-        images=nested if any(nested) else None,
-        padding=True,
-        return_tensors="pt",
-        **({"add_special_tokens": False} if special else {}),  # the template wrote them already
-    )
+    try:
+        inputs = processor(
+            text=list(texts),
+            images=nested if any(nested) else None,
+            padding=True,
+            return_tensors="pt",
+            **({"add_special_tokens": False} if special else {}),  # the template wrote them already
+        )
+    except RevisitError:
+        raise
+    except Exception as error:  # processors raise many kinds
+        raise RevisitError(f"The model's processor cannot make inputs of this prompt: {brief(error)}") from error
     return inputs if device is None else inputs.to(device)
 
 
