@@ -55,7 +55,7 @@ OPTIONS = [
     {"repetition_penalty": 1.6},
     {"logit_bias": {"7": 6.0, "30": 9.0, "41": -20.0}},
     {"allowed_token_ids": list(range(10, 22))},
-    {"repetition_penalty": 1.2, "allowed_token_ids": list(range(60, 90, 3))},
+    {"logit_bias": {"63": 3.0, "66": -5.0}, "allowed_token_ids": list(range(60, 90, 3))},
 ]
 PICTURED = [r for r in REQUESTS if r["revisit"] and r["images"]]
 ORDERED = [{**r, "options": OPTIONS[i % len(OPTIONS)], "max_tokens": 12} for i, r in enumerate(PICTURED[:16])]
