@@ -151,7 +151,7 @@ def in_transformers(options: dict[str, Any]) -> dict[str, Any]:
         if name == "logit_bias":
             known["sequence_bias"] = {(int(token),): bias for token, bias in value.items()}
         elif name == "allowed_token_ids":
-            known["prefix_allowed_tokens_fn"] = lambda _batch, _ids, allowed=value: allowed
+            known["suppress_tokens"] = sorted(set(range(families.TEXT["vocab_size"])) - set(value))
         else:
             known[name] = value
     return known
