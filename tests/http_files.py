@@ -13,9 +13,11 @@ class FileServer:
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.cut: dict[str, list[int]] = {}
+        self.headers: dict[str, dict[str, str]] = {}
         self.no_ranges: set[str] = set()
         self.status: dict[str, list[int]] = {}  # statuses to answer with first
         self.requests: list[tuple[str, str | None]] = []  # (path, Range header)
+        self.sent: list[str] = []  # paths whose content was sent
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -55,10 +57,13 @@ class FileServer:
         handler.send_response(206 if first or (wanted and path not in self.no_ranges) else 200)
         if wanted and path not in self.no_ranges:
             handler.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
+        for name, value in self.headers.get(path, {}).items():
+            handler.send_header(name, value)
         handler.send_header("Content-Length", str(len(part)))
         handler.end_headers()
         if not body:
             return None
+        self.sent.append(path)
         if self.cut.get(path):
             handler.wfile.write(part[: self.cut[path].pop(0)])
             handler.wfile.flush()

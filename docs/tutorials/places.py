@@ -1,6 +1,6 @@
 """A benchmark in one file: does the description name the place? It runs on generated scenes.
 
-revisit eval --benchmark docs/tutorials/places.py:Places --method greedy,revisit --output runs/places
+revisit eval --benchmark docs/tutorials/places.py:Places --method greedy,revisit --out runs/places
 revisit compare runs/places
 """
 

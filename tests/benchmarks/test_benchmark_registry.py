@@ -135,7 +135,7 @@ def test_the_tutorial_benchmark_is_evaluated_and_compared(tmp_path: Path, monkey
     assert len(TUTORIAL.read_text().splitlines()) <= 40
     printed = run(
         *("eval", "--benchmark", f"{TUTORIAL}:Places", "--method", "greedy,revisit", "--data", "scenes:unusual:4"),
-        *("--quiet", "--output", tmp_path / "run", "--set", "places.prompt=Please describe this image in detail."),
+        *("--quiet", "--out", tmp_path / "run", "--set", "places.prompt=Please describe this image in detail."),
     )
     assert "places" in printed.lower()
     (greedy, ours) = json.loads((tmp_path / "run/results.json").read_text())["cells"]

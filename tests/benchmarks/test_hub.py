@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -19,6 +20,7 @@ from datasets import Features, Image, List, Value
 from PIL import Image as Pillow
 from typer.testing import CliRunner
 
+from http_files import FileServer
 from revisit.benchmarks import get
 from revisit.benchmarks.io import drafts, hub
 from revisit.cli.main import app
@@ -437,7 +439,7 @@ def test_a_hub_repository_is_pinned_and_streamed(
 
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", look)
     monkeypatch.setattr(datasets, "load_dataset", load)
-    about = hub.get("pope", tmp_path / "data")
+    about = hub.get("pope", tmp_path / "data", limit=6)
     assert (about["source"], about["revision"], about["rows"]) == ("lmms-lab-encoder/POPE", "c0ffee", 6)
     assert asked == [
         "lmms-lab/POPE",
@@ -446,6 +448,56 @@ def test_a_hub_repository_is_pinned_and_streamed(
     ]
     with pytest.raises(RevisitError, match="The hub has no dataset lmms-lab/Nothing"):
         hub.get("pope", tmp_path / "other", "lmms-lab/Nothing")
+
+
+REPOSITORY, COMMIT = "somebody/POPE", "c0ffee" * 6 + "c0ff"
+
+
+def offer(server: FileServer, folder: Path) -> str:
+    """A hub with one dataset on the loopback; gives the address path of its largest file."""
+    files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    siblings = [{"rfilename": name, "size": len(body)} for name, body in files.items()]
+    about = json.dumps({"id": REPOSITORY, "sha": COMMIT, "siblings": siblings}).encode()
+    for ending in ("", f"/revision/{COMMIT}", f"/revision/{COMMIT}?blobs=true", "?blobs=true"):
+        server.files[f"/api/datasets/{REPOSITORY}{ending}"] = about
+        server.headers[f"/api/datasets/{REPOSITORY}{ending}"] = {"Content-Type": "application/json"}
+    tree = [{"type": "file", "path": name, "size": len(body), "oid": "0" * 40} for name, body in files.items()]
+    listing = f"/api/datasets/{REPOSITORY}/tree/{COMMIT}?recursive=true&expand=false"
+    server.files[listing] = json.dumps(tree).encode()
+    server.headers[listing] = {"Content-Type": "application/json"}
+    for name, body in files.items():
+        path = f"/datasets/{REPOSITORY}/resolve/{COMMIT}/{name}"
+        server.files[path] = body
+        digest = hashlib.sha256(body).hexdigest()
+        server.headers[path] = {"ETag": f'"{digest}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+    return max(server.files, key=lambda path: len(server.files[path]))
+
+
+def from_hub(server: FileServer, folder: Path, cache: Path) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, which takes the loopback for the hub."""
+    environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(cache)}
+    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    command = [sys.executable, "-m", "revisit", "data", "get", "pope", str(folder), "--from", REPOSITORY]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+
+
+def test_a_hub_on_the_loopback_interrupted_and_resumed(
+    made: Callable[[str], Path], tmp_path: Path, file_server: FileServer
+) -> None:
+    largest = offer(file_server, made("pope"))
+    file_server.cut[largest] = [600] + [0] * 20
+    broken = from_hub(file_server, tmp_path / "data", tmp_path / "cache")
+    assert broken.returncode == 2, broken.stderr
+    assert "run the same command again" in broken.stderr
+    assert not (tmp_path / "data").exists()
+    file_server.cut.clear()
+    file_server.sent.clear()
+    whole = from_hub(file_server, tmp_path / "data", tmp_path / "cache")
+    assert whole.returncode == 0, whole.stderr
+    assert file_server.sent.count(largest) == 1
+    assert not any(path.endswith("README.md") for path in file_server.sent)  # what had arrived is kept
+    assert "6 items and" in whole.stdout
+    assert COMMIT[:12] in whole.stdout
 
 
 # ---------------------------------------------------------------------------------------------- whole or nothing

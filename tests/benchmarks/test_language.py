@@ -108,14 +108,14 @@ def test_other_benchmarks_run_meanwhile(tmp_path: Path) -> None:
         "3",
         "--quiet",
     ]
-    result = CliRunner().invoke(app, [*common, "--benchmark", "chair,pope", "--output", str(tmp_path / "run")])
+    result = CliRunner().invoke(app, [*common, "--benchmark", "chair,pope", "--out", str(tmp_path / "run")])
     assert isinstance(result.exception, RevisitError)
     assert result.exception.status == 3
     assert "chair was left out" in str(result.exception)
     assert "revisit data get nltk" in str(result.exception)
     cells = json.loads((tmp_path / "run/results.json").read_text())["cells"]
     assert [cell["benchmark"]["name"] for cell in cells] == ["pope"]
-    alone = CliRunner().invoke(app, [*common, "--benchmark", "chair", "--output", str(tmp_path / "alone")])
+    alone = CliRunner().invoke(app, [*common, "--benchmark", "chair", "--out", str(tmp_path / "alone")])
     assert isinstance(alone.exception, RevisitError)
     assert "NLTK data not found" in str(alone.exception)
     assert not (tmp_path / "alone").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from revisit.report.run_report import gather
 sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
 from fake_grid import HashEngine, lines_of, make_plan, write_items
 
-SCRIPT = Path(__file__).parents[1] / "evaluation" / "fake_grid.py"
+SERVER = Path(__file__).with_name("grid_server.py")
 ITEMS = 60
 
 
@@ -49,33 +51,33 @@ def scores(out: Path) -> dict[str, bytes]:
     return {path.parent.name: path.read_bytes() for path in out.glob("cells/*/scores.json")}
 
 
-def kill_at_random_moments(out: Path, data: Path, wanted: int, dice: random.Random) -> int:
-    """Runs the grid again and again, killing it, until it is whole or was killed often enough; returns the kills."""
-    kills = 0
-    while kills < wanted:
-        process = subprocess.Popen([sys.executable, str(SCRIPT), str(out), str(data), '{"pause": 0.03}'])
-        first = time.monotonic() + 60
-        while not (out / "results.json").exists() and process.poll() is None and time.monotonic() < first:
-            time.sleep(0.005)  # before the first file there is nothing to spoil
-        time.sleep(dice.expovariate(4))
-        if process.poll() is not None:
-            break
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        kills += 1
-    return kills
-
-
 def check_kills(tmp_path: Path, data: Path, whole: Path, wanted: int) -> None:
+    """Kills runs at random moments, `wanted` times in all; every run that ends at last equals the undisturbed one."""
     dice, kills, number = random.Random(wanted), 0, 0
-    while kills < wanted:
-        out = tmp_path / str(number)
-        number += 1
-        kills += kill_at_random_moments(out, data, wanted - kills, dice)
-        run(make_plan(out, data), engine_for=HashEngine)
-        assert answers(out) == answers(whole)
-        assert scores(out) == scores(whole)
-        assert verify(out).problems == []
+    command = [sys.executable, str(SERVER), str(tmp_path), str(data)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        while kills < wanted:
+            print(number, file=server.stdin, flush=True)
+            child = int(server.stdout.readline())
+            time.sleep(dice.expovariate(4))
+            with suppress(ProcessLookupError):  # it may have ended by itself
+                os.kill(child, signal.SIGKILL)
+            ended = int(server.stdout.readline())
+            kills += ended == -signal.SIGKILL
+            if ended == 0:
+                check_whole(tmp_path / str(number), whole)
+                number += 1
+        server.stdin.close()
+    run(make_plan(tmp_path / str(number), data), engine_for=HashEngine)
+    check_whole(tmp_path / str(number), whole)
+
+
+def check_whole(out: Path, whole: Path) -> None:
+    assert answers(out) == answers(whole)
+    assert scores(out) == scores(whole)
+    assert verify(out).problems == []
 
 
 def test_six_kills_leave_the_same_results(tmp_path: Path, data: Path, whole: Path) -> None:

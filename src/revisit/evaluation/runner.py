@@ -109,7 +109,7 @@ def run(
     with locked(plan.output):
         results = Results(plan, reporter)
         checksums = Checksums()
-        questions = {id(b): ask(b, plan, checksums, reporter) for b in plan.benchmarks}
+        questions = {id(b): load_questions(b, plan, checksums, reporter) for b in plan.benchmarks}
         for model in plan.models:
             engine = engine_for(model)
             try:
@@ -123,7 +123,7 @@ def run(
         return results.finish()
 
 
-def ask(benchmark: Benchmark, plan: Plan, checksums: Checksums, reporter: Reporter) -> Questions:
+def load_questions(benchmark: Benchmark, plan: Plan, checksums: Checksums, reporter: Reporter) -> Questions:
     """The first items of a benchmark, as many as the plan wants, hashed; items whose image file cannot be read are set apart."""
     folder = plan.data[benchmark.name]
     items = benchmark.load(folder)[: plan.limit_of(benchmark)]

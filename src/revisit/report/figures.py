@@ -1,4 +1,4 @@
-"""Static figures for a page or a paper: colours that colour-blind readers can tell apart, and never colour alone."""
+"""Static figures for a page or a paper: colors that color-blind readers can tell apart, and never color alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from revisit.report.document import Figure
 
 # Okabe and Ito's palette, in an order whose neighbours differ in lightness too
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", ":", "-", "--", "-.")
 STYLE: dict[Any, Any] = {
@@ -61,14 +61,14 @@ def draw(
 
 
 def line(axes: Any, number: int, x: Sequence[float], y: Sequence[float], label: str, **more: Any) -> None:
-    """A line with a colour, a marker and a dash of its own."""
-    style = {"color": COLOURS[number % 7], "marker": MARKERS[number % 7], "linestyle": LINES[number % 7]}
+    """A line with a color, a marker and a dash of its own."""
+    style = {"color": COLORS[number % 7], "marker": MARKERS[number % 7], "linestyle": LINES[number % 7]}
     axes.plot(x, y, label=label, **{**style, **more})
 
 
 def band(axes: Any, number: int, x: Sequence[float], low: Sequence[float], high: Sequence[float]) -> None:
     """The interval around a line."""
-    axes.fill_between(x, low, high, color=COLOURS[number % 7], alpha=0.15, linewidth=0)
+    axes.fill_between(x, low, high, color=COLORS[number % 7], alpha=0.15, linewidth=0)
 
 
 def step_recall(name: str, result: dict[str, Any]) -> Figure:
@@ -105,7 +105,7 @@ def projection_recall(name: str, result: dict[str, Any]) -> Figure:
         left.plot(ks, values, color="#777777", linestyle=":", label="object words, random order")
         left.set(xscale="log", xlabel="k", ylabel="recall@k (%)", ylim=(0, 102), title="final layer")
         left.legend(loc="best")
-        for number, (key, label) in enumerate(kinds):  # colours as on the left; hollow: without the norm
+        for number, (key, label) in enumerate(kinds):  # colors as on the left; hollow: without the norm
             for normed in (True, False):
                 rows = [row for row in result["layers"] if row["norm"] is normed]
                 layers, values = [row["layer"] for row in rows], [100 * row[key][0]["recall"] for row in rows]
@@ -133,14 +133,14 @@ def grounding_bars(name: str, result: dict[str, Any]) -> Figure:
         places = range(len(rows))
         bars = [("gt_with", "GT, with image", 0, ""), ("hal_with", "Hal, with image", 1, "")]
         bars += [("gt_without", "GT, without", 0, "////"), ("hal_without", "Hal, without", 1, "////")]
-        for number, (key, label, colour, hatch) in enumerate(bars):
+        for number, (key, label, color, hatch) in enumerate(bars):
             axes.bar(
                 [p + 0.2 * (number - 1.5) for p in places],
                 [row[key] for row in rows],
                 0.19,
                 label=label,
-                color=COLOURS[colour] if not hatch else "white",
-                edgecolor=COLOURS[colour],
+                color=COLORS[color] if not hatch else "white",
+                edgecolor=COLORS[color],
                 hatch=hatch,
                 linewidth=1,
             )
@@ -179,7 +179,7 @@ def sweep(
                 errors = [[v - low for v, low, _ in values], [high - v for v, _, high in values]]
                 if all(e == e and e >= 0 for side in errors for e in side):
                     panel.errorbar(
-                        x, [v for v, _, _ in values], errors, color=COLOURS[number], fmt="none", capsize=2, lw=0.8
+                        x, [v for v, _, _ in values], errors, color=COLORS[number], fmt="none", capsize=2, lw=0.8
                     )
                 line(panel, number, x, [v for v, _, _ in values], label)
             if metric in baseline:
@@ -215,7 +215,7 @@ def bars(
             errors = [[max(0.0, v - low) if v == v and low == low else 0 for v, low, _ in values]]
             errors.append([max(0.0, high - v) if v == v and high == high else 0 for v, _, high in values])
             panel.barh(
-                labels, centre, xerr=errors, color=COLOURS[5], edgecolor=COLOURS[0], error_kw={"lw": 0.9, "capsize": 2}
+                labels, centre, xerr=errors, color=COLORS[5], edgecolor=COLORS[0], error_kw={"lw": 0.9, "capsize": 2}
             )
             if metric in baseline:
                 panel.axvline(baseline[metric], color="#333333", linestyle=(0, (4, 3)), linewidth=1, label="greedy")
@@ -241,8 +241,8 @@ def latency(name: str, rows: Sequence[tuple[str, float, float]], caption: str) -
             labels,
             [mean for _, mean, _ in rows][::-1],
             xerr=[sd for _, _, sd in rows][::-1],
-            color=COLOURS[5],
-            edgecolor=COLOURS[0],
+            color=COLORS[5],
+            edgecolor=COLORS[0],
             error_kw={"lw": 0.9, "capsize": 2},
         )
         axes.set(xlabel="ms per token")
@@ -265,7 +265,7 @@ def f1_by_model(name: str, rows: Sequence[tuple[str, Mapping[str, float], Mappin
                 heights,
                 0.34,
                 color="white",
-                edgecolor=COLOURS[number],
+                edgecolor=COLORS[number],
                 hatch=("", "///")[number],
                 label=f"{title}, published",
             )
@@ -273,7 +273,7 @@ def f1_by_model(name: str, rows: Sequence[tuple[str, Mapping[str, float], Mappin
             if own:
                 axes.plot(
                     *zip(*own, strict=True),
-                    color=COLOURS[number],
+                    color=COLORS[number],
                     marker=MARKERS[number],
                     linestyle="",
                     label=f"{title}, ours",
@@ -354,7 +354,8 @@ def examples(
 
     caption = f"{title}: the items whose answers differ most, in the benchmark's order."
     alt = "; ".join(
-        f"{prompt}: " + "; ".join(f"{m}: {text}" for m, text in answers.items()) for _, prompt, answers in rows
+        f"{prompt}: " + "; ".join(f"{m}: {shorten(text, 160)}" for m, text in answers.items())
+        for _, prompt, answers in rows
     )
     shape = (len(rows), len(methods) + 1)
     return draw(name, caption, alt, paint, width=2.6 * shape[1], height=2.5 * shape[0], panels=shape)

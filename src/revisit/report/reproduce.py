@@ -110,7 +110,13 @@ def _lead(row: Row, setup: Setup) -> str:
 
 
 def _run_grid(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
-    ours = {name: _cells(setup.plan(row, name), reporter) for name in setup.names(row)}
+    ours: dict[str, dict[str, Any]] = {}
+    done: dict[tuple[str, Any], dict[str, Any]] = {}  # one model may stand in for several
+    for name in setup.names(row):
+        key = (setup.models[name], paper.ALPHAS.get((row.benchmark, name)))
+        if key not in done:
+            done[key] = _cells(setup.plan(row, name), reporter)
+        ours[name] = done[key]
     data = published.table(row.published)
     blocks: list[Block] = []
     for name in row.models:
@@ -141,7 +147,7 @@ def _parts(metrics: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def _cells(plan: Plan, reporter: Reporter) -> dict[str, dict[str, Any]]:
-    """Method name (with settings other than alpha) -> its finished cell of results.json."""
+    """Method name -> its finished cell of results.json, ReVisiT without the vocabulary constraint apart."""
     run(plan, reporter)
     (model,), (benchmark,) = plan.models, plan.benchmarks
     wanted = {label(method): method for method in plan.methods_for(model)}
@@ -161,10 +167,8 @@ def _values(cell: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, O
         return {}
     found = {}
     for name in names:
-        metric = next(
-            (cell["metrics"][key] for key in (name, f"{name}/accuracy", f"{name}/micro") if key in cell["metrics"]),
-            None,
-        )
+        keys = (name, f"{name.replace(' ', '_')}/accuracy")  # the paper prints MMMU's subjects with blanks
+        metric = next((cell["metrics"][key] for key in keys if key in cell["metrics"]), None)
         if metric is not None and metric["value"] is not None:
             show = metric["show"]
             low, high = (None if metric[end] is None else metric[end] * show for end in ("low", "high"))

@@ -161,6 +161,13 @@ MAIN_TEXT = (
 )
 
 
+def cell_name(cell: Mapping[str, Any], cells: Iterable[Mapping[str, Any]]) -> str:
+    """A cell's method, with its seed where the method was run with several."""
+    label = str(cell["method"]["label"])
+    seeds = {other["seed"] for other in cells if other["method"]["label"] == label}
+    return f"{label}, seed {cell['seed']}" if len(seeds) > 1 else label
+
+
 def detail_tables(results: Mapping[str, Any], benchmark: str) -> list[Table]:
     """Sub-settings (POPE's sources and settings, MMMU's subjects) as rows, methods as columns."""
     cells = [c for c in results["cells"] if c["status"] == "complete" and c["benchmark"]["name"] == benchmark]
@@ -188,7 +195,7 @@ def detail_tables(results: Mapping[str, Any], benchmark: str) -> list[Table]:
             lines.append(line)
         found.append(
             Table(
-                ("Setting", *(cell["method"]["label"] for _ in kinds for cell in own)),
+                ("Setting", *(cell_name(cell, own) for _ in kinds for cell in own)),
                 rows_of(lines),
                 f"{registry.title(benchmark)}, {model}: {registry.parts(benchmark)}.",
                 groups=tuple((kind, len(own)) for kind in kinds),
@@ -271,7 +278,8 @@ def latency_section(found: Found, folder: Path, beside: bool) -> list[Section]:
                 continue
             times = per_token(place / cell["path"] / "answers.jsonl")
             if len(times) >= 2:
-                row = (cell["method"]["label"], mean(times), stdev(times), cell["batch_size"])
+                name = cell_name(cell, results["cells"])
+                row = (name, mean(times), stdev(times), cell["batch_size"])
                 groups.setdefault(key, []).append(row)
                 shown.append(cell)
         for (model, benchmark), rows in groups.items():

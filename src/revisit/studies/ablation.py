@@ -29,7 +29,7 @@ from revisit.errors import RevisitError, unknown
 from revisit.evaluation.engines.base import BadImage, decode_images
 from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.records import AblationRecord
-from revisit.evaluation.runner import Checksums, Reporter, Silent, ask, batches, identity, line_of, run
+from revisit.evaluation.runner import Checksums, Reporter, Silent, batches, identity, line_of, load_questions, run
 from revisit.evaluation.store import Cell, locked, read_record, write_record
 from revisit.methods.revisit import ReVisiT
 
@@ -208,7 +208,7 @@ def fill(plan: Plan, reporter: Reporter) -> int:
 def _fill_benchmark(
     plan: Plan, model: str, engine: Any, benchmark: Any, checksums: Checksums, reporter: Reporter
 ) -> int:
-    questions = ask(benchmark, plan, checksums, reporter)
+    questions = load_questions(benchmark, plan, checksums, reporter)
     decoding = plan.decoding_for(benchmark)
     cells = {}
     for method in plan.methods:

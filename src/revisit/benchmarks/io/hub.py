@@ -16,6 +16,7 @@ from typing import Any
 
 from revisit.benchmarks import registry
 from revisit.benchmarks.base import Benchmark, HubDataset
+from revisit.benchmarks.io.download import check_space
 from revisit.benchmarks.io.drafts import drafting
 from revisit.benchmarks.io.files import Record
 from revisit.errors import RevisitError, unknown
@@ -89,6 +90,24 @@ def _revision(repo: str) -> str | None:
             f"The hub dataset {repo} cannot be reached ({_reason(error)}); check the connection, or run `hf download {repo} "
             "--repo-type dataset --local-dir FOLDER` where there is one and give --from FOLDER."
         ) from error
+
+
+def downloaded(place: Place, folder: Path) -> Place:
+    """The whole repository in the hub's own cache, which resumes what broke off; a folder is there already."""
+    if place.revision is None:
+        return place
+    from huggingface_hub import HfApi, snapshot_download
+
+    try:
+        about = HfApi().dataset_info(place.source, revision=place.revision, files_metadata=True, timeout=30)
+        size = sum(file.size or 0 for file in about.siblings or ())
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        check_space(folder.parent, 2 * size)  # the files of the repository, and what is made of them
+        return Place(snapshot_download(place.source, repo_type="dataset", revision=place.revision))
+    except RevisitError:
+        raise
+    except Exception as error:  # every transport has its own kinds
+        raise _unreadable(place, error) from error
 
 
 def _configs(library: Any, dataset: HubDataset, place: Place) -> list[str | None]:
@@ -179,8 +198,9 @@ def get(
     library = _library()
     splits = tuple(split.split(",")) if split else dataset.splits
     place = locate(dataset.repos, source)
+    copy = place if limit is not None else downloaded(place, folder)
     with drafting(folder) as out:
-        rows = _Counted(islice(_rows(library, dataset, place, splits), limit), progress)
+        rows = _Counted(islice(_rows(library, dataset, copy, splits), limit), progress)
         cls.write_rows(rows, out)
         out.close()
         about = {
