@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: demo test test-faults test-browser test-vllm test-ray lint format docs clean
+.PHONY: demo test test-device test-faults test-browser test-vllm test-ray lint format docs clean
 
 # The package is installed again when what is compiled in it has changed.
 BUILD  := pyproject.toml setup.py src/revisit/step/compiled/kernel.c
@@ -22,6 +22,9 @@ test: $(VENV)/.installed lint  ## lint, types and the whole test suite
 
 test-faults: $(VENV)/.installed  ## hostile requests, checkpoints and run folders, kills, slow clients; at most 15 minutes
 	timeout 900 $(BIN)/python -m pytest -n 2 -m faults
+
+test-device: $(VENV)/.installed  ## every method on a device that says it is CUDA, and what a step asks of it; needs a C++ compiler
+	$(BIN)/python -m pytest -m device tests/device
 
 test-browser: $(VENV)/.installed  ## the pages in a real browser; needs a Chromium
 	@$(BIN)/python tests/chromium.py

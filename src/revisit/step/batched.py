@@ -22,13 +22,12 @@ from revisit.models.head import LinearHead, Projection
 from revisit.step import reference
 from revisit.step.rule import LARGEST_LOGIT, SOFT_TEMPERATURE, Rule
 
-CAPACITIES = (32, 128, 512, 2048, 8192)
+CAPACITIES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 OUTSIDE = torch.tensor(-4 * LARGEST_LOGIT)  # logit of a token that is not plausible: probability 0, and finite
-INFINITY = torch.tensor(
-    math.inf
-)  # numbers as tensors of the host: as Python numbers, each would be written to the device first
+# Tensors of the host, because a Python number would first be written to the device by a kernel of its own.
+INFINITY, MINUS_INFINITY = torch.tensor(math.inf), torch.tensor(-math.inf)
 TINY = 1e-37  # smallest probability whose logarithm is taken
-CPU_NUMBERS, DEVICE_NUMBERS = 1 << 19, 1 << 26  # logits of vision tokens compared at a time
+CPU_NUMBERS, DEVICE_NUMBERS = 1 << 19, 1 << 22  # logits of vision tokens compared at a time, on a GPU at least
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ def finish(
         log_q = log_qs.flatten(0, 1)[place, offset]  # (B, n, K)
     else:
         x = head.logits(blocks.states[place // blocks.rows.shape[1], offset], some.ids, rule.model_dtype)
-        log_q = log_distribution(x, some.inside[:, None], rule)
+        log_q = log_distribution(torch.where(some.inside[:, None], x, outside(rule)), rule)
     log_q = log_q[:, 0] if shares.shape[1] == 1 else mean_by_shares(log_q, shares[..., None])  # (B, K)
     weight = rule.weight
     weights = reference.vision_weight(some.log_p, log_q, weight) if isinstance(weight, str) else weight
@@ -180,17 +179,17 @@ def finish(
 
     touched = some.sizes > 0 if blocks.seen is None else (some.sizes > 0) & blocks.seen
     applied = (some.sizes > 1) & (shares[:, 0] > 0)  # a row without vision states has no shares
-    final = torch.where(some.inside, torch.where(applied[:, None], fused, some.log_p), -INFINITY)
+    final = torch.where(some.inside, torch.where(applied[:, None], fused, some.log_p), MINUS_INFINITY)
     kept = torch.where(touched[:, None], final.to(logits.dtype), logits.gather(-1, some.ids))
-    scores = torch.where(touched[:, None], -INFINITY, logits).scatter_(-1, some.ids, kept)
+    scores = torch.where(touched[:, None], MINUS_INFINITY, logits).scatter_(-1, some.ids, kept)
     before = some.log_p.gather(-1, final.argmax(-1, keepdim=True))  # (B, 1), of what is now the likeliest
-    changed = applied & (before < some.log_p[:, :1])[:, 0]
+    changed = (before < some.log_p[:, :1])[:, 0]  # never where nothing was applied
     return Step(scores, some.sizes, applied, changed, index[:, 0], weights, blocks.seen)
 
 
 def mean_by_shares(log_q: Tensor, shares: Tensor) -> Tensor:
     """The log of the mean of several distributions.  (B, n, K), (B, n, 1) -> (B, K)"""
-    return torch.logsumexp(torch.where(shares > 0, log_q + shares.log(), -INFINITY), 1).clamp_min(OUTSIDE.item())
+    return torch.logsumexp(torch.where(shares > 0, log_q + shares.log(), MINUS_INFINITY), 1).clamp_min(OUTSIDE.item())
 
 
 def compare(some: Candidates, blocks: StateBlocks, head: Projection, rule: Rule) -> tuple[Tensor, Tensor | None]:
@@ -201,14 +200,16 @@ def compare(some: Candidates, blocks: StateBlocks, head: Projection, rule: Rule)
     """
     ids, inside, log_p, sizes = (blocks.by_block(x) for x in some)  # (G, c, K), sizes (G, c, 1)
     inside, log_p = inside[:, :, None], log_p[:, :, None]
-    largest = CPU_NUMBERS if ids.device.type == "cpu" else DEVICE_NUMBERS
+    # On a GPU, four tensors of this many float32 numbers stay below a quarter of the states in half precision.
+    largest = CPU_NUMBERS if ids.device.type == "cpu" else max(DEVICE_NUMBERS, blocks.states.numel() // 32)
     slices = blocks.states.split(max(1, largest // ids.numel()), dim=1)
     parts = []
     for states in slices:
         x = head.logits(states, ids.flatten(1), rule.model_dtype)  # (G, s, c · K)
         x = x.unflatten(-1, ids.shape[1:]).transpose(1, 2)  # (G, c, s, K)
-        log_q = log_distribution(x, inside, rule)
-        usable = ((x.abs() < LARGEST_LOGIT) & inside).sum(-1) == sizes
+        x = torch.where(inside, x, outside(rule))
+        log_q = log_distribution(x, rule)
+        usable = (x.abs() < LARGEST_LOGIT).sum(-1) == sizes
         parts.append(torch.where(usable, distance(log_p, log_q, inside, x, rule), INFINITY))
     distances = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
     if blocks.mask is not None:
@@ -216,9 +217,14 @@ def compare(some: Candidates, blocks: StateBlocks, head: Projection, rule: Rule)
     return distances, log_q if len(slices) == 1 else None
 
 
-def log_distribution(x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
-    """log Q over the tokens inside, in float32 at least; finite everywhere.  (..., s, K), (..., 1, K)"""
-    log_q = reference.log_softmax(torch.where(inside, x, -INFINITY if rule.model_dtype else OUTSIDE), rule.model_dtype)
+def outside(rule: Rule) -> Tensor:
+    """The logit of a token that is not plausible."""
+    return MINUS_INFINITY if rule.model_dtype else OUTSIDE
+
+
+def log_distribution(x: Tensor, rule: Rule) -> Tensor:
+    """log Q from logits that are `outside` where a token is not plausible; in float32 at least, and finite."""
+    log_q = reference.log_softmax(x, rule.model_dtype)
     return log_q.float().clamp_min(OUTSIDE.item()) if rule.model_dtype else log_q
 
 
@@ -230,7 +236,7 @@ def distance(log_p: Tensor, log_q: Tensor, inside: Tensor, x: Tensor, rule: Rule
     p, q = log_p.exp(), log_q.exp()
     if rule.divergence == "official":
         if rule.model_dtype:  # the released code rounds Q by itself
-            q = torch.where(inside, x, -INFINITY).softmax(-1)
+            q = x.softmax(-1)
         m = 0.5 * (p + q)
         terms = m * (m.log() - 0.5 * (log_p + log_q))
         value = torch.where(inside & (m > 0), terms, 0).sum(-1) / inside.sum(-1)
