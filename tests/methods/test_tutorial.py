@@ -57,3 +57,17 @@ def test_generate_eval_and_compare_take_it(tmp_path: Path) -> None:
     assert "blank-picture(alpha=1.0)" in run("compare", output)
     results = json.loads((output / "results.json").read_text())
     assert {cell["method"]["name"] for cell in results["cells"]} == {"greedy", "blank-picture"}
+
+
+def test_the_smallest_method_of_the_guide_runs() -> None:
+    guide = (FILE.parents[1] / "writing-a-method.md").read_text(encoding="utf-8")
+    code = guide.split("```python\n")[1].split("```")[0]
+    model, _ = families.build("llava")
+    inputs = families.inputs("llava", ["What is it?"], [[families.picture(1)]])
+    exec(code, {"model": model, "inputs": inputs})
+    _, trace = revisit.generate(
+        model, **inputs, method="sharpen:power=3", trace=True, max_new_tokens=2, do_sample=False
+    )
+    record = trace.rows[0].records[0]
+    best = record.ids.index(record.favorite)
+    assert record.final[best] > record.base[best]
