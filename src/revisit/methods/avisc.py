@@ -108,8 +108,13 @@ class AvisC(Contrastive):
             return self._hidden(seen, mask, run.parts.depth)
 
         watch.enter_context(watching(run.parts, see, "AvisC"))
-        Blanker(run, branch, hidden, self._filler, mask.shape[1])
-        combine = lambda l, other, _: contrast(l, other, self.alpha, self.beta)  # noqa: E731
+        blanker = Blanker(run, branch, hidden, self._filler, mask.shape[1])
+
+        def combine(logits: Tensor, blind: Tensor, _: int) -> Tensor:
+            if run.generation_config.use_cache:  # the prompt is never read again
+                blanker.hooks.release()
+            return contrast(logits, blind, self.alpha, self.beta)
+
         return self.contrasted(run, branch, mask.any(-1), combine)
 
     def _hidden(self, seen: list[Tensor], mask: Tensor, depth: int) -> Tensor:
@@ -153,10 +158,10 @@ class Blanker:
         self.branch, self.filler, self.length = branch, filler, length
         self.find_hidden = functools.cache(hidden)  # (rows, T), known once the clean prefill is over
         self.returned: Tensor | None = None  # what the layer before returned
-        hooks = Hooks(run.stack)
+        self.hooks = Hooks(run.stack)
         for number, layer in enumerate(run.parts.layers):
-            hooks.before(layer, functools.partial(self._before, number))
-            hooks.after(layer, self._after)
+            self.hooks.before(layer, functools.partial(self._before, number))
+            self.hooks.after(layer, self._after)
 
     def _active(self, states: Tensor) -> bool:
         """Whether this forward holds the branch's prompt."""
