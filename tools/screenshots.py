@@ -13,15 +13,18 @@ from PIL import Image
 
 from revisit import ReVisiT, load
 from revisit.decoding.plain import Plain
+from revisit.evaluation.config import load_config
+from revisit.evaluation.runner import Silent, run
 from revisit.explain import figure, lens, lens_page, page, record
-from revisit.tiny.scenes import render, scene
+from revisit.report import sample_browser
+from revisit.tiny.samples import sample
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import chromium
 
-IMAGES = Path(__file__).parent / "images"
+IMAGES = Path(__file__).parent.parent / "docs" / "images"
 PROMPT = "Please describe this image in detail."
-SCENE = ("unusual", 1, 39)  # the scene of `revisit demo`
+SAMPLE = "demo"
 WIDTHS = {1280: 860, 390: 844}
 PORT = 7867
 
@@ -60,6 +63,18 @@ def ask(picture: Path) -> Any:
     return prepare
 
 
+def samples_of_a_run(folder: Path) -> Path:
+    """The browser of a small evaluation; CHAIR needs NLTK's data."""
+    settings = {
+        "benchmark": ["chair"],
+        "method": ["greedy", "revisit"],
+        "data": ["scenes:unusual:24"],
+        "batch_size": 24,
+    }
+    run(load_config(None, {**settings, "output": str(folder / "run")}).plan(), Silent())
+    return sample_browser.build(folder / "run", folder / "samples")
+
+
 def main() -> None:
     import uvicorn
     from playwright.sync_api import sync_playwright
@@ -67,14 +82,20 @@ def main() -> None:
     from revisit.serve.ui import create_app
 
     model, processor = load("tiny")
-    picture = render(scene(*SCENE))
+    picture = sample(SAMPLE).image()
     decode = record.explain(
-        model, processor, [picture], PROMPT, [ReVisiT.recommended(model), Plain()], max_new_tokens=128
+        model,
+        processor,
+        [picture],
+        PROMPT,
+        [ReVisiT.recommended(model), Plain()],
+        max_new_tokens=128,
+        shown=sample(SAMPLE).nouns,
     )
     for answer in decode.answers:
         answer.seconds = None  # this machine's, of no use to a reader
     figure.save(figure.decode_figure(decode), IMAGES / "figure.png", dpi=110)
-    words = ["cup", "vase", "train", "backpack", "toilet", "toothbrush"]
+    words = ["cow", "vase", "phone", "keyboard", "laptop", "toilet"]
     looked = lens.read_vision_tokens(model, processor, [picture], {"words": words})
     figure.save(figure.lens_figure(looked), IMAGES / "lens-figure.png", dpi=110)
     server = uvicorn.Server(
@@ -91,6 +112,7 @@ def main() -> None:
         browser = driver.chromium.launch(executable_path=chromium.path(), args=["--no-sandbox"])
         shoot(browser, "page", decoded, lambda opened: None)
         shoot(browser, "page-dark", decoded, lambda opened: None, "dark", {1280: 860})
+        shoot(browser, "view", samples_of_a_run(Path(folder)).as_uri(), lambda opened: opened.check("#disagree"))
         shoot(browser, "lens", lensed, lambda opened: opened.evaluate("lens.token = 52; lens.show()"))
         shoot(browser, "ui", f"http://127.0.0.1:{PORT}", ask(saved), heights={1280: 1180, 390: 1900})
         browser.close()
