@@ -171,3 +171,10 @@ def test_seeds_are_whole_numbers_and_go_with_sampling() -> None:
             EvalConfig(seeds=seeds, sample=True, data="scenes:unusual:2").plan()
     with pytest.raises(RevisitError, match="add --sample, or leave out --seeds"):
         EvalConfig(seeds="0,1", data="scenes:unusual:2").plan()
+
+
+def test_the_files_keys_are_the_flags_names(tmp_path: Path) -> None:
+    for key in ("out", "output"):  # the second is the name of before
+        (tmp_path / "grid.yaml").write_text(f"{key}: runs/mine\nlimit: 3\n")
+        config = load_config(tmp_path / "grid.yaml", {})
+        assert (config.output, config.limit) == ("runs/mine", 3)

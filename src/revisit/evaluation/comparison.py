@@ -230,10 +230,11 @@ def _by_method(cells: Sequence[Scored], intersect: bool) -> tuple[list[Runs], li
 def _about_tests(rows: Sequence[Row], baseline: str, test: Test) -> list[str]:
     values = [(row.method, name, value) for row in rows for name, value in row.values.items()]
     tested = [(method, name, value) for method, name, value in values if not math.isnan(value.p)]
+    family = "1 test" if len(tested) == 1 else f"{len(tested)} tests"
     notes = [
-        f"Differences are to {baseline} on the same items, p-values by a two-sided {test} test. Holm's correction is over the "
-        f"{len(tested)} tests of this table (metrics with a better direction); brackets are bootstrap intervals at the level of the "
-        "corrected test. * below 0.05, ** below 0.01, *** below 0.001."
+        f"Differences are to {baseline} on the same items, p-values by a two-sided {test} test. Holm's correction is over the {family} of "
+        "this table (metrics with a better direction); brackets are bootstrap intervals at the level of the corrected test. * below 0.05, "
+        "** below 0.01, *** below 0.001."
     ]
     means = sorted({name for _, name, value in tested if value.paired and math.isnan(value.paired.p_permutation)})
     if means and test == "permutation":

@@ -6,7 +6,7 @@ The file has the flags' names as keys, with underscores:
     method: [greedy, revisit, {name: revisit, alpha: 0.01, layers: all}]
     benchmark: [chair, {name: pope, parser: vcd}]
     data: scenes:unusual:200
-    output: runs/first
+    out: runs/first
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def parse_seeds(given: Any) -> tuple[int, ...]:
 
 def load_config(file: Path | None, flags: Mapping[str, Any]) -> EvalConfig:
     """The file's values with the given flags on top; `set` merges key by key."""
-    values = dict(read_yaml(file)) if file else {}
+    values = {"output" if key == "out" else key: value for key, value in read_yaml(file).items()} if file else {}
     known = {f.name for f in dataclasses.fields(EvalConfig)}
     for key in values:
         if key not in known:
