@@ -393,15 +393,15 @@ def test_the_rehearsal_of_the_largest_step_leaves_everything_as_it_was() -> None
 
 def test_rows_with_more_candidates_than_there_is_room_for_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step, "CAPACITIES", (2, 4, 8))
-    monkeypatch.setattr(step, "ALL_ROWS", (2, 4))
     model = Model(blocks=64)
+    model.worker._room = 40  # so that several parts are taken
     prompts = [[IMAGE] * (5 + 11 * i) + [2] for i in range(20)]
     sequences = [model.sequence(prompt, i) for i, prompt in enumerate(prompts)]
     for select in ("min", "random"):
         for i, prompt in enumerate(prompts):
             model.add(str(i), prompt, alpha=0.05, select=select)
         _, got = model.step([(str(i), s, 0, len(p)) for i, (p, s) in enumerate(zip(prompts, sequences, strict=True))])
-        assert next(iter(model.worker._steps.values())).capacity == 4
+        assert next(iter(model.worker._steps.values())).expected > 4
         for i, prompt in enumerate(prompts):
             method = ReVisiT(alpha=0.05, select=select)  # type: ignore[arg-type]
             draw = model.worker.requests[str(i)].uniform(0)
@@ -409,11 +409,11 @@ def test_rows_with_more_candidates_than_there_is_room_for_are_taken_again(monkey
             torch.testing.assert_close(got[i], wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_room_follows_what_most_rows_need() -> None:
-    assert step.room_for([3, 5, 8]) == 32
-    assert step.room_for([3] * 63 + [9000]) == 32  # one flat distribution makes nobody else's step larger
-    assert step.room_for([30] * 40) == 128
-    assert step.room_for([20000]) == 128
+def test_room_for_candidates_follows_what_is_expected_within_what_memory_allows() -> None:
+    assert [step.fitting(expected, 600) for expected in (0, 31, 32, 200, 9000)] == [32, 32, 128, 512, 512]
+    assert step.fitting(9000, 5) == 32
+    assert step.room(1000, 1 << 28) == 128000
+    assert step.room(1, 1 << 20) == 256
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(0, 12))

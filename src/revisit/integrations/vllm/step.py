@@ -13,7 +13,8 @@ from revisit.models.head import Projection
 from revisit.step.batched import CAPACITIES, HostCopy, StateBlocks, find_candidates, finish
 from revisit.step.rule import Rule
 
-ALL_ROWS = CAPACITIES[:2]  # candidates for which all rows may be taken together
+NUMBERS = 1 << 28  # of the LM head, copied at a time for the candidates of all blocks
+USUAL = CAPACITIES[1]  # candidates for which a full pool is looked at at once
 FEW = 16  # one row in so many may need more room than the others
 
 
@@ -28,7 +29,7 @@ class SharedStep:
     def __init__(self, head: Projection, rule: Rule, room: int) -> None:
         self.head, self.rule = head, rule
         self.room = room  # blocks times candidates that are looked at together
-        self.capacity = ALL_ROWS[0]
+        self.expected = 0.0  # candidates that most rows will have, by the last step
 
     def __call__(
         self,
@@ -42,7 +43,7 @@ class SharedStep:
         blocks: how many each row has; view: those of some rows; uniform: the draws (B, 1) of select="random".
         """
         every = range(len(logits))
-        vocabulary, capacity = logits.shape[-1], self.capacity
+        vocabulary, capacity = logits.shape[-1], fitting(self.expected, self.room // max(1, sum(blocks)))
         scores, facts, sizes = self._take(logits, view(every), capacity, uniform)
         larger = [row for row in every if sizes[row] >= capacity]
         while larger and capacity < vocabulary:
@@ -54,7 +55,7 @@ class SharedStep:
                 for row, size in zip(part, found, strict=True):
                     sizes[row] = size
             larger = [row for row in larger if sizes[row] >= capacity]
-        self.capacity = room_for(sizes)
+        self.expected = 1.5 * sorted(sizes, reverse=True)[len(sizes) // FEW]
         return scores, facts.sum(0)
 
     def _take(
@@ -67,10 +68,15 @@ class SharedStep:
         return step.scores, torch.stack([step.applied, step.changed], 1), list(sizes.read())
 
 
-def room_for(sizes: Sequence[int]) -> int:
-    """The capacity of the next step: more than all but a few rows needed in this one, and than half as much again."""
-    wanted = 1.5 * sorted(sizes, reverse=True)[len(sizes) // FEW]
-    return next((capacity for capacity in ALL_ROWS if capacity > wanted), ALL_ROWS[-1])
+def room(blocks: int, width: int) -> int:
+    """Blocks times candidates that may be looked at together, for a pool of so many blocks of states of this width."""
+    return max(blocks * USUAL, NUMBERS // width)
+
+
+def fitting(expected: float, most: int) -> int:
+    """The smallest capacity above what is expected, and not above `most`."""
+    allowed = [capacity for capacity in CAPACITIES if capacity <= most] or CAPACITIES[:1]
+    return next((capacity for capacity in allowed if capacity > expected), allowed[-1])
 
 
 def split(rows: Sequence[int], blocks: Sequence[int], most: int) -> Iterator[list[int]]:

@@ -24,7 +24,7 @@ from revisit.integrations.vllm.head import ShardedHead
 from revisit.integrations.vllm.plan import Plan
 from revisit.integrations.vllm.pool import Pool, to_device
 from revisit.integrations.vllm.request import parse
-from revisit.integrations.vllm.step import ALL_ROWS, SharedStep
+from revisit.integrations.vllm.step import SharedStep, fitting, room
 from revisit.methods.revisit import ReVisiT
 from revisit.step import reference
 from revisit.step.batched import StateBlocks, refine
@@ -119,6 +119,7 @@ class Worker:
         self.collected = collected  # layers that the forward gives out, ascending; always with the last
         self.requests: dict[str, Request] = {}
         self.rehearsed = False
+        self._room = room(plan.blocks, plan.width)
         self._failed: set[str] = set()
         self._pieces: list[Piece] = []
         self._rows: list[Row] = []
@@ -281,7 +282,7 @@ class Worker:
         if rule.full_vocabulary:
             scores = torch.stack([self._reference(one, row) for one, row in zip(some, group, strict=True)])
         else:
-            step = self._steps.setdefault(rule, SharedStep(self.head, rule, self.pool.blocks * ALL_ROWS[-1]))
+            step = self._steps.setdefault(rule, SharedStep(self.head, rule, self._room))
             owned = [len(row.request.blocks) for row in group]
             view = functools.partial(self._view, rule, group)
             scores, counts = step(some, owned, view, _draws(rule, group, some))
@@ -323,7 +324,8 @@ class Worker:
         owned = np.array_split(np.arange(self.pool.blocks), len(logits))
         view = self.pool.view(owned, [len(numbers) * self.pool.size for numbers in owned])
         copied = self.pool.states[: self.pool.blocks // 2].clone()  # what `Pool.view` may copy for a few rows
-        refine(logits.float(), view, self.head, Rule(), capacity=ALL_ROWS[-1])
+        capacity = fitting(float("inf"), self._room // self.pool.blocks)
+        refine(logits.float(), view, self.head, Rule(), capacity=capacity)
         del copied
 
 
