@@ -153,6 +153,8 @@ def odd_settings(dice: random.Random) -> tuple[bytes, dict[str, str]]:
     for field in dice.choices(fields, k=dice.randrange(1, 4)):
         fitting = dice.random() < 0.6 and field in hints
         settings[field] = of_type(dice, hints[field]) if fitting else setting(dice)
+    if name == "code":
+        settings.setdefault("description_tokens", 4)  # the usual 512 would be most of a run's time
     return json.dumps(question(2, decoding={"method": name, "settings": settings})).encode(), JSON
 
 

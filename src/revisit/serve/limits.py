@@ -42,7 +42,7 @@ class Limits:
     batch: int = _limit(16, "--max-batch", "Requests decoded together.")
     connections: int = _limit(1024, "--max-connections", "Open connections; fewer where the system allows few files.")
     client_connections: int = _limit(512, "--max-client-connections", "Open connections of one address.")
-    health_connections: int = _limit(8, "--health-connections", "Further connections that only /health may use.")
+    health_connections: int = _limit(16, "--health-connections", "Further connections that only /health may use.")
     # Time.
     seconds: float = _limit(300.0, "--max-seconds", "Longest wait for an answer.")
     read_seconds: float = _limit(20.0, "--read-seconds", "Longest time to check a request and decode its images.")
