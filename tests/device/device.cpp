@@ -312,12 +312,12 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   using Device = std::optional<at::Device>;
   using Pinned = std::optional<bool>;
   using Format = std::optional<at::MemoryFormat>;
-  library.impl("empty.memory_format", [](Sizes sizes, Type type, Layout, Device device, Pinned, Format format) {
+  library.impl("empty.memory_format", [](Sizes sizes, Type type, Layout, Device device, Pinned, Format format) -> at::Tensor {
     OnDevice scope(device.value_or(c10::Device(c10::kCUDA)));
     return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(sizes), &memory, c10::DispatchKeySet(c10::DispatchKey::CUDA),
                                      type.value_or(at::get_default_dtype_as_scalartype()), format);
   });
-  library.impl("empty_strided", [](Sizes sizes, Sizes strides, Type type, Layout, Device device, Pinned) {
+  library.impl("empty_strided", [](Sizes sizes, Sizes strides, Type type, Layout, Device device, Pinned) -> at::Tensor {
     return make(C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides), type.value_or(at::get_default_dtype_as_scalartype()),
                 device.value_or(c10::Device(c10::kCUDA)));
   });

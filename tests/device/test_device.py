@@ -127,7 +127,7 @@ def test_the_device_refuses_what_a_gpu_refuses_and_sees_what_it_would_wait_for()
     with fake_cuda.Log() as log:
         (here * 2).sum().item()
         torch.nonzero(here)
-        here.to("cpu", non_blocking=True)
+        torch.zeros(3).copy_(here, non_blocking=True)
     kinds = [event.kind for event in log.events]
     assert kinds.count("wait") == 2
     assert kinds.count("asynchronous copy") == 1
