@@ -54,11 +54,13 @@ def split(model: Any) -> Any:
     from accelerate import dispatch_model
 
     twin = copy.deepcopy(model)
-    parts = {name: "cuda:0" for name, module in twin.named_modules() if not list(module.children())}
-    for name in parts:
-        if "language_model.layers." in name:
-            depth = len(twin.model.language_model.layers)
-            parts[name] = f"cuda:{int(int(name.split('layers.')[1].split('.')[0]) >= depth // 2)}"
+    prefix, depth = "model.language_model.layers.", len(twin.model.language_model.layers)
+    parts = {f"{prefix}{layer}": f"cuda:{int(layer >= depth // 2)}" for layer in range(depth)}
+    text = [
+        f"model.language_model.{name}" for name, _ in twin.model.language_model.named_children() if name != "layers"
+    ]
+    others = [f"model.{name}" for name, _ in twin.model.named_children() if name != "language_model"]
+    parts |= dict.fromkeys([*text, *others, "lm_head"], "cuda:0")
     return dispatch_model(twin, parts, force_hooks=True)
 
 
@@ -66,7 +68,7 @@ def split(model: Any) -> Any:
 @pytest.mark.parametrize("name", ["greedy", "revisit", "dola", "deco", "vcd", "m3id", "icd", "sid", "avisc", "pai"])
 def test_every_method_gives_the_cpus_tokens(family: str, name: str) -> None:
     model, inputs = on_the_cpu(family, 2)
-    method = methods.recommended(name, model)
+    method = methods.recommended(name, model).bind(families.build(family)[1])
     expected = decode(model, inputs, method)
     assert torch.equal(decode(copy.deepcopy(model).to("cuda:0"), moved(inputs), method), expected)
     assert torch.equal(decode(split(model), moved(inputs), method), expected)
