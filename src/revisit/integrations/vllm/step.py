@@ -14,8 +14,9 @@ from revisit.step.batched import CAPACITIES, HostCopy, StateBlocks, find_candida
 from revisit.step.rule import Rule
 
 NUMBERS = 1 << 28  # of the LM head, copied at a time for the candidates of all blocks
-USUAL = CAPACITIES[1]  # candidates for which a full pool is looked at at once
-FEW = 16  # one row in so many may need more room than the others
+USUAL = 128  # candidates for which a full pool is looked at at once
+LARGE = 512  # rows with larger sets are not expected again,
+FEW = 16  # unless they are more than one in so many
 
 
 class SharedStep:
@@ -55,7 +56,7 @@ class SharedStep:
                 for row, size in zip(part, found, strict=True):
                     sizes[row] = size
             larger = [row for row in larger if sizes[row] >= capacity]
-        self.expected = 1.5 * sorted(sizes, reverse=True)[len(sizes) // FEW]
+        self.expected = max(1.5 * usual_size(sizes), 0.9 * self.expected)
         return scores, facts.sum(0)
 
     def _take(
@@ -71,6 +72,12 @@ class SharedStep:
 def room(blocks: int, width: int) -> int:
     """Blocks times candidates that may be looked at together, for a pool of so many blocks of states of this width."""
     return max(blocks * USUAL, NUMBERS // width)
+
+
+def usual_size(sizes: Sequence[int]) -> int:
+    """The size of the largest plausible set, or of the largest but a few where those are very large."""
+    ordered = sorted(sizes, reverse=True)
+    return ordered[0] if ordered[0] <= LARGE else ordered[len(ordered) // FEW]
 
 
 def fitting(expected: float, most: int) -> int:

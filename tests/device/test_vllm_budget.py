@@ -1,0 +1,77 @@
+"""What one step of many opted-in vLLM requests asks of a device that says it is CUDA. Run by `make test-device`."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import fake_cuda
+import pytest
+import torch
+
+from revisit.integrations.vllm.head import ShardedHead
+from revisit.integrations.vllm.plan import Plan
+from revisit.integrations.vllm.pool import Pool
+from revisit.integrations.vllm.worker import Worker
+
+pytestmark = [
+    pytest.mark.device,
+    pytest.mark.skipif(fake_cuda.unavailable() is not None, reason=str(fake_cuda.unavailable())),
+]
+IMAGE, WIDTH, VOCABULARY, DEPTH = 9, 256, 1000, 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _device() -> None:
+    fake_cuda.load()
+
+
+class Server:
+    """Requests with images of different sizes, and the states and logits of their steps, on one device."""
+
+    def __init__(self, requests: int, device: str) -> None:
+        self.device = device
+        self.generator = torch.Generator().manual_seed(0)
+        weight = (torch.randn(VOCABULARY, WIDTH, generator=self.generator) * 0.75).to(device)
+        plan = Plan((IMAGE,), DEPTH, False, WIDTH, torch.float32, 400, 128)
+        self.worker = Worker(
+            plan,
+            Pool(400, 128, WIDTH, torch.float32, device),
+            lambda: ShardedHead(weight, None, 0, VOCABULARY, None),
+            (DEPTH,),
+        )
+        self.weight = weight
+        self.prompts = {str(i): [1, *[IMAGE] * (100 + 7 * i), 2] for i in range(requests)}
+        for name, prompt in self.prompts.items():
+            self.worker.add(name, SimpleNamespace(extra_args={"revisit": 1}), prompt)
+        self.step([0] * requests, [len(prompt) for prompt in self.prompts.values()])
+
+    def step(self, firsts: list[int], counts: list[int]) -> torch.Tensor:
+        """One step of all requests, with the logits that come out of it."""
+        hidden = torch.randn(sum(counts), WIDTH, generator=self.generator).to(self.device)
+        ends = torch.tensor(counts).cumsum(0).to(self.device) - 1
+        sampled = hidden[ends]
+        logits = sampled @ self.weight.T
+        with fake_cuda.Log() as self.log:
+            self.worker.begin(list(self.prompts), firsts, counts)
+            self.worker.observe(hidden, [])
+            return self.worker.refine(logits, sampled)
+
+    def decode(self, number: int) -> torch.Tensor:
+        return self.step([len(prompt) + number for prompt in self.prompts.values()], [1] * len(self.prompts))
+
+
+@pytest.mark.parametrize("requests", [8, 64])
+def test_a_step_of_many_requests_is_few_kernels_and_one_wait(requests: int) -> None:
+    there, here = Server(requests, "cuda:0"), Server(requests, "cpu")
+    for number in range(3):
+        got = there.decode(number)
+        assert there.log.kernels <= 80, there.log.places("kernel")
+        assert there.log.waits <= 1, there.log.places("wait")
+        torch.testing.assert_close(got.cpu(), here.decode(number), rtol=1e-4, atol=1e-4)
+    name = next(iter(there.prompts))
+    there.worker.remove(name)
+    del there.prompts[name]
+    there.decode(3)  # the batch has changed: which block belongs to which row is sent again
+    assert there.log.kernels <= 80
+    assert there.log.waits <= 2
+    assert not there.worker.take_failed()
