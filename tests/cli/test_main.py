@@ -64,7 +64,7 @@ def test_version(run: Callable[..., Done]) -> None:
         ("scenes build photo.png --n 2", "photo.png is a file"),
         ("export custom-generate photo.png", "photo.png"),
         ("compare photo.png", "photo.png is a file"),
-        ("compare old", "was not written by this version"),
+        ("compare old", "old/results.json has format 99; this version reads 1 and 2"),
         ("generate photo.png --dtype float99", "must be float32, float16, bfloat16 or auto, not 'float99'"),
         ("bench --dtype foo", "not 'foo'"),
         ("bench --random-weights qwen2.5-vl-toy --dtype int32", "not 'int32'"),
@@ -85,7 +85,7 @@ def test_bad_input_is_one_sentence(
         pytest.skip("there is a GPU here")
     monkeypatch.setenv("REVISIT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "old").mkdir()
-    (tmp_path / "old/results.json").write_text('{"schema": 1}')
+    (tmp_path / "old/results.json").write_text('{"schema": 99}')
     (tmp_path / "bad.json").write_text("{}")
     assert said in one_sentence(run(*command.split()))
 
