@@ -141,7 +141,10 @@ def test_a_busy_port(run: Callable[..., Done]) -> None:
 
 def test_interrupted_scenes_leave_nothing(tmp_path: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "revisit", "scenes", "build", "new", "--n", "5000"], cwd=tmp_path, stderr=subprocess.PIPE
+        [sys.executable, "-m", "revisit", "scenes", "build", "new", "--limit", "5000"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
     ) as process:
         drawn = tmp_path / ".new.draft/val2014"
         while process.poll() is None and not (drawn.is_dir() and len(os.listdir(drawn)) > 3):
