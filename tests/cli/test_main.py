@@ -169,6 +169,7 @@ def test_serve_uses_what_is_recommended(run: Callable[..., Done], monkeypatch: p
     """Without settings, and with settings that a request gives by name."""
     from revisit.serve import server
     from revisit.serve.app import Service
+    from revisit.serve.requests import ChatBody
 
     made: list[Service] = []
 
@@ -188,8 +189,8 @@ def test_serve_uses_what_is_recommended(run: Callable[..., Done], monkeypatch: p
     body = {"model": "tiny", "messages": [{"role": "user", "content": [picture, {"type": "text", "text": "hi"}]}]}
     for settings, alpha in (({}, 0.001), ({"alpha": 0.5}, 0.5)):
         asked = {**body, "decoding": {"method": "revisit", "settings": settings}}
-        ask, _ = made[-1]._read(asked)
-        assert ask.method.settings()["alpha"] == alpha
+        request, _ = made[-1].read(ChatBody.model_validate(asked))
+        assert request.method.settings()["alpha"] == alpha
 
 
 def png_uri(picture: Any) -> str:
