@@ -123,9 +123,9 @@ CALLS: list[tuple[str, Call, str]] = [
     ("no such picture", lambda pair: ask(pair, "nope.png", "?"), "There is no image file 'nope.png'"),
     ("a folder", lambda pair: ask(pair, "nothing", "?"), "is a folder, not an image file"),
     ("bytes of nothing", lambda pair: ask(pair, b"no picture", "?"), "is not an image in a format"),
-    ("a number", lambda pair: ask(pair, 3.5, "?"), "not a float"),
+    ("a number", lambda pair: ask(pair, 3.5, "?"), "not float"),
     ("no picture", lambda pair: ask(pair, [], "?"), "at least one"),
-    ("colors first", lambda pair: ask(pair, np.zeros((3, 8, 8)), "?"), "move the colors to the last axis"),
+    ("seven colors", lambda pair: ask(pair, np.zeros((8, 8, 7)), "?"), "8, 8, 7"),
     ("no question", lambda pair: ask(pair, PICTURE, " "), "The question must be a text"),
     ("a number as question", lambda pair: ask(pair, PICTURE, 5), "The question must be a text"),
     ("an unknown method", lambda pair: ask(pair, PICTURE, "?", "ReVisit"), "Did you mean 'revisit'"),
@@ -140,7 +140,11 @@ CALLS: list[tuple[str, Call, str]] = [
     ("load: unknown type of weights", lambda pair: revisit.load("tiny", dtype="float99"), "must be float32, float16"),
     ("load: no GPU", lambda pair: revisit.load("tiny", device_map="cuda"), "cuda"),
     ("prepare: no processor", lambda pair: revisit.prepare("tiny", "?", PICTURE), "must be the model's processor"),
-    ("prepare: two prompts", lambda pair: revisit.prepare(pair[1], ["?", "!"], [PICTURE]), "2 prompts came with 1"),
+    (
+        "prepare: two prompts",
+        lambda pair: revisit.prepare(pair[1], ["?", "!"], [PICTURE]),
+        "2 prompts came with images for 1",
+    ),
     ("prepare: <image>", lambda pair: revisit.prepare(pair[1], "<image> ?", PICTURE), "stands for an image"),
     ("generate: positional", lambda pair: revisit.generate(pair[0], inputs(pair)), "two stars"),
     ("generate: a name", lambda pair: revisit.generate("tiny", **inputs(pair)), r"a model with generate\(\)"),
@@ -162,7 +166,7 @@ CALLS: list[tuple[str, Call, str]] = [
     ("settings: layers", lambda pair: revisit.ReVisiT(layers="lats"), "Did you mean 'last'"),  # type: ignore[arg-type]
     ("settings: select", lambda pair: revisit.ReVisiT(select="mni"), "Did you mean 'min'"),  # type: ignore[arg-type]
     ("settings: seed", lambda pair: revisit.ReVisiT(select="random", seed=-1), "seed must be"),
-    ("open_image: None", lambda pair: revisit.open_image(None), "not a NoneType"),
+    ("open_image: None", lambda pair: revisit.open_image(None), "not NoneType"),
     ("Trace.load: no file", lambda pair: Trace.load("nope.json"), "nope.json"),
     ("Trace.load: no trace", lambda pair: Trace.load("trace.json"), "trace"),
 ]
