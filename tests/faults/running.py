@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,6 +83,7 @@ def serving(model: Path, *flags: str, command: str = "serve", descriptors: int |
                 break
         else:
             raise AssertionError("the server did not start: " + "".join(lines))
+        threading.Thread(target=lambda: list(process.stdout or ()), daemon=True).start()  # a full pipe would stop it
         until = time.monotonic() + 60
         while time.monotonic() < until:
             try:

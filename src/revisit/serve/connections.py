@@ -178,7 +178,7 @@ def configure(app: Any, limits: Limits, metrics: Metrics | None = None, **option
         app,
         http=protocol,
         ws="none",
-        log_level="warning",
+        log_level="error",  # its warnings are about what clients send, as often as they like
         timeout_graceful_shutdown=int(limits.seconds) + 5,
         timeout_keep_alive=max(1, round(limits.idle_seconds)),
         backlog=guard.backlog,
