@@ -92,7 +92,7 @@ def test_a_file_names_its_benchmark_for_score(tmp_path: Path) -> None:
 def test_an_installed_package_offers_one(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("length", f"{__name__}:Length", registry.GROUP)
     broken = EntryPoint("broken", "no_such_module:Thing", registry.GROUP)
-    monkeypatch.setattr(registry, "_installed", lambda: {"length": point, "broken": broken})
+    monkeypatch.setattr(registry, "installed", lambda group: {"length": point, "broken": broken})
     assert get("length").name == "length"
     with pytest.raises(RevisitError, match=r"'broken' of the installed package .* could not be loaded: ModuleNotFound"):
         get("broken")

@@ -215,7 +215,7 @@ def test_llava_reviews(tmp_path: Path):
         (("chair", "x.jsonl"), "does not exist"),
         (("pope", "a.jsonl", "--parser", "vdc"), "Did you mean 'vcd'"),
         (("pope", "a.jsonl", "--ground-truth", "gt.json"), "scored with --questions here, not with --ground-truth"),
-        (("chair", "a.jsonl", "--parser", "vcd"), "Unknown option of benchmark 'chair'"),
+        (("chair", "a.jsonl", "--parser", "vcd"), "Unknown Chair setting 'parser'"),
         (("chair", "a.jsonl"), "CHAIR needs --ground-truth"),
         (("pope", "a.jsonl"), r"a\.jsonl line 1 carries no label"),
         (("mmmu", "a.jsonl"), "carries no gold answer"),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import revisit
-from revisit.decoding import registry
+from revisit.decoding import plugins, registry
 from revisit.decoding.plain import Plain
 from revisit.errors import RevisitError
 from revisit.methods import as_method, find, names, parse_method, register
@@ -43,9 +43,9 @@ class Vcd(Plain):
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(registry, "_registered", {})
-    registry._installed.cache_clear()
+    plugins.installed.cache_clear()
     yield
-    registry._installed.cache_clear()
+    plugins.installed.cache_clear()
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_the_decorator() -> None:
 def test_an_installed_package_offers_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
     good = EntryPoint("packaged", "revisit.methods.apc:APC", registry.GROUP)
     bad = EntryPoint("broken", "revisit.nowhere:Nothing", registry.GROUP)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [good, bad] if group == registry.GROUP else [])
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [good, bad] if group == registry.GROUP else [])
     assert {"packaged", "broken"} <= set(names())
     assert find("packaged") is revisit.APC
     with pytest.raises(RevisitError, match="could not be loaded: ModuleNotFoundError"):

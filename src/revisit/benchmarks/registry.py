@@ -7,18 +7,16 @@ a benchmark comes by the same decorator, by the text `path/to/file.py:Class`, or
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import pkgutil
-import types
-import typing
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, TypeVar
 
 from revisit.benchmarks.base import Benchmark
-from revisit.decoding.grammar import class_from_file
+from revisit.decoding.options import parse_settings
+from revisit.decoding.plugins import check_fields, class_from_file, describe, installed, load_installed
 from revisit.errors import RevisitError, unknown
 
 GROUP = "revisit.benchmarks"
@@ -42,7 +40,7 @@ def register(cls: AnyBenchmark) -> AnyBenchmark:
 def names() -> tuple[str, ...]:
     """The registered benchmark names, sorted."""
     _import_built_in()
-    return tuple(sorted({*_registered, *_installed()}))
+    return tuple(sorted({*_registered, *installed(GROUP)}))
 
 
 def find(name: str) -> type[Benchmark]:
@@ -54,21 +52,15 @@ def find(name: str) -> type[Benchmark]:
     key = name if name in _registered else name.lower().replace("-", "_")
     if key in _registered:
         return _registered[key]
-    if key in _installed():
-        return _from_package(_installed()[key])
+    if key in installed(GROUP):
+        return _from_package(installed(GROUP)[key])
     raise unknown("benchmark", name, names())
 
 
 def get(name: str, /, **options: Any) -> Benchmark:
     """The benchmark `name` with `options`; string values (from a command line) are parsed to the field's type."""
-    cls: Any = find(name)
-    hints = typing.get_type_hints(cls)
-    fields = {f.name for f in dataclasses.fields(cls)}
-    for option in options:
-        if option not in fields:
-            raise unknown(f"option of benchmark {cls.name!r}:", option, fields)
-    benchmark: Benchmark = cls(**{k: _parse(k, v, hints[k]) for k, v in options.items()})
-    return benchmark
+    cls = find(name)
+    return cls(**parse_settings(cls, options))
 
 
 def title(name: str) -> str:
@@ -93,21 +85,10 @@ def _import_built_in() -> None:
             importlib.import_module(f"{package.__name__}.{module.name}")
 
 
-@functools.cache
-def _installed() -> dict[str, EntryPoint]:
-    """What installed packages offer."""
-    return {point.name: point for point in entry_points(group=GROUP)}
-
-
 def _from_package(point: EntryPoint) -> type[Benchmark]:
-    where = f"The benchmark {point.name!r} of the installed package {point.dist.name if point.dist else point.value!r}"
-    try:
-        found = point.load()
-    except Exception as error:  # whatever another package may raise
-        raise RevisitError(f"{where} could not be loaded: {type(error).__name__}: {error}.") from error
-    _check_class(found, where)
-    checked: type[Benchmark] = found
-    return register(checked)
+    found: type[Benchmark] = load_installed(point, "benchmark")
+    _check_class(found, describe(point, "benchmark"))
+    return register(found)
 
 
 def _from_file(path: Path, name: str) -> type[Benchmark]:
@@ -128,31 +109,4 @@ def _check_class(cls: Any, where: str) -> None:
             raise RevisitError(f"{where} needs a class attribute {needed!r}; see revisit.Benchmark.")
     if not any(metric.name == cls.headline for metric in cls.metrics):
         raise RevisitError(f"{where}: its headline {cls.headline!r} is none of its metrics.")
-    own = [key for key, hint in vars(cls).get("__annotations__", {}).items() if "ClassVar" not in str(hint)]
-    if not set(own) <= {field.name for field in dataclasses.fields(cls)}:
-        raise RevisitError(f"{where} has options but is no dataclass: put @dataclass(frozen=True) above it.")
-
-
-def _parse(name: str, value: Any, kind: Any) -> Any:
-    """`value` as `kind` if it is a string that has to be one of bool, int, float, Path or tuple."""
-    if not isinstance(value, str):
-        return value
-    members = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    if type(None) in members and value.lower() in ("none", ""):
-        return None
-    for member in members:
-        origin = typing.get_origin(member) or member
-        if origin is tuple:
-            return tuple(part.strip() for part in value.split(",") if part.strip())
-        if origin is bool:
-            if value.lower() in ("true", "yes", "1", "on"):
-                return True
-            if value.lower() in ("false", "no", "0", "off"):
-                return False
-            raise RevisitError(f"Option {name!r} must be true or false, not {value!r}.")
-        if origin in (int, float, Path):
-            try:
-                return origin(value)
-            except ValueError as error:
-                raise RevisitError(f"Option {name!r} must be a {origin.__name__}, not {value!r}.") from error
-    return value
+    check_fields(cls, where, "options")

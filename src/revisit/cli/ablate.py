@@ -116,7 +116,7 @@ def _base(given: Any, assignments: list[str], model: Any) -> Any:
     import dataclasses
 
     from revisit.decoding.grammar import parse_assignments
-    from revisit.decoding.method import parse_settings
+    from revisit.decoding.options import parse_settings
     from revisit.methods.revisit import ReVisiT
     from revisit.models.loading import load_config
 

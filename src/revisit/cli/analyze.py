@@ -107,7 +107,7 @@ def case_study(
     Example: revisit analyze case-study --set alpha=1e-3 --data scenes:unusual:100 --out runs/studies
     """
     from revisit.decoding.grammar import parse_assignments
-    from revisit.decoding.method import parse_settings
+    from revisit.decoding.options import parse_settings
     from revisit.evaluation.plan import label
     from revisit.methods.revisit import ReVisiT
     from revisit.models.loading import load_config

@@ -14,14 +14,11 @@ import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError
+from revisit.models.families import PACKED, PIXELS
 from revisit.models.parts import describe
 
 if TYPE_CHECKING:
     from revisit.decoding.run import Run
-
-# pixel input -> the input that says how many of its rows belong to each image, for families that pack patches
-PACKED = {"pixel_values": "image_grid_thw", "pixel_values_videos": "video_grid_thw"}
-PIXELS = ("pixel_values", "pixel_values_images", "pixel_values_videos", "image_patches")
 
 Change = Callable[[Tensor, torch.Generator], Tensor]
 DrawTransform = Callable[[torch.Generator, tuple[int, int]], Callable[[Tensor], Tensor]]

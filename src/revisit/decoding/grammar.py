@@ -10,11 +10,8 @@ one chain wherever it is written. Write other methods before such a chain, or `c
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from revisit.errors import RevisitError
@@ -92,25 +89,3 @@ def _split(text: str, marks: str, before: Callable[[str], Any] = lambda rest: Tr
             pieces.append(text[start:place])
             start = place + 1
     return [*pieces, text[start:]]
-
-
-def class_from_file(path: Path, name: str, kind: str) -> Any:
-    """What a Python file calls `name`; the file is run once in a process, as a module of its own."""
-    path = path.expanduser()
-    if not path.is_file():
-        raise RevisitError(f"There is no file {str(path)!r} to take a {kind} from.")
-    path = path.resolve()
-    module = f"revisit_file_{path.stem}_{abs(hash(str(path))):x}"
-    if module not in sys.modules:
-        spec = importlib.util.spec_from_file_location(module, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[module] = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(sys.modules[module])
-        except Exception as error:  # whatever a user's file may raise
-            del sys.modules[module]
-            raise RevisitError(f"{path} could not be run: {type(error).__name__}: {error}.") from error
-    if not hasattr(sys.modules[module], name):
-        raise RevisitError(f"{path} has no class {name!r}; write path/to/file.py:Class.")
-    return getattr(sys.modules[module], name)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import types
-import typing
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_type_hints
 
 from revisit.errors import RevisitError, unknown
 
@@ -95,100 +93,3 @@ class Method:
         value = getattr(self, field)
         if value not in choices:
             raise unknown(f"{type(self).__name__} {field}", str(value), map(str, choices))
-
-
-def parse_settings(cls: type[Method], settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings as the method's fields want them; strings (from a command line) are read by the field's type."""
-    hints = get_type_hints(cls)
-    known = {f.name for f in dataclasses.fields(cls)}
-    parsed = {}
-    for key, value in settings.items():
-        if key not in known:
-            raise unknown(f"{cls.__name__} setting", key, known)
-        what = f"{cls.__name__}: {key}"
-        parsed[key] = (
-            _parse(value, hints[key], what) if isinstance(value, str) else _typed(as_tuples(value), hints[key], what)
-        )
-    return parsed
-
-
-def _typed(value: Any, hint: Any, what: str) -> Any:
-    """The value if it is of the hinted type, in a tuple if that is wanted; one sentence otherwise."""
-    for read in (value, (value,)):
-        if fits(read, hint):
-            return read
-    raise RevisitError(f"{what} must be {_say(hint)}, not {value!r}.")
-
-
-def as_tuples(value: Any) -> Any:
-    """Lists as tuples, at every depth: settings can be compared and hashed."""
-    return tuple(map(as_tuples, value)) if isinstance(value, (list, tuple)) else value
-
-
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a setting's type: whole numbers are numbers too, and no number is infinite or huge."""
-    if hint is Any:
-        return True
-    if get_origin(hint) in (types.UnionType, typing.Union):
-        return any(fits(value, member) for member in get_args(hint))
-    if get_origin(hint) is Literal:
-        return isinstance(value, str) and value in get_args(hint)
-    if get_origin(hint) is tuple:
-        inner = get_args(hint)
-        inner = inner[:1] * len(value) if isinstance(value, tuple) and inner[-1] is Ellipsis else inner
-        return isinstance(value, tuple) and len(value) == len(inner) and all(map(fits, value, inner))
-    if hint in (int, float):
-        kinds = (int,) if hint is int else (int, float)
-        return isinstance(value, kinds) and not isinstance(value, bool) and abs(value) < 2**63
-    return isinstance(value, hint)
-
-
-def _parse(text: str, hint: Any, what: str, alone: bool = True) -> Any:
-    """Read a string as the hinted type; for a union, as the first member that accepts it."""
-    if get_origin(hint) in (types.UnionType, typing.Union):
-        errors = []
-        for member in sorted(get_args(hint), key=lambda m: m is str):  # str accepts anything: ask it last
-            try:
-                return _parse(text, member, what, alone=False)
-            except RevisitError as error:
-                errors.append(error)
-        if any(get_origin(member) is Literal for member in get_args(hint)):
-            return text
-        raise errors[0]
-    if hint is type(None):
-        if text.lower() in ("none", "null", ""):
-            return None
-    elif hint is bool:
-        if text.lower() in ("true", "1", "yes", "on"):
-            return True
-        if text.lower() in ("false", "0", "no", "off"):
-            return False
-    elif hint in (int, float):
-        try:
-            return _typed(hint(text), hint, what)
-        except (ValueError, OverflowError):
-            pass
-    elif get_origin(hint) is tuple:
-        inner = get_args(hint)[0]
-        if inner is Any:
-            return text  # left to the settings' own reading
-        return tuple(_parse(part.strip(), inner, what) for part in text.strip("[]()").split(",") if part.strip())
-    elif hint is str or hint is Any or (get_origin(hint) is Literal and (alone or text in get_args(hint))):
-        return text  # a wrong name alone is left to the settings' own check, which suggests the nearest
-    raise RevisitError(f"{what} must be {_say(hint)}, not {text!r}.")
-
-
-def _say(hint: Any) -> str:
-    if get_origin(hint) in (types.UnionType, typing.Union):
-        return " or ".join(map(_say, get_args(hint)))
-    if get_origin(hint) is Literal:
-        return " or ".join(map(repr, get_args(hint)))
-    if get_origin(hint) is tuple:
-        first, *rest = get_args(hint)
-        return (
-            f"a list, each {_say(first)}"
-            if rest in ([], [Ellipsis])
-            else f"a list of {len(rest) + 1}, each {_say(first)}"
-        )
-    plain = {float: "a number", int: "a whole number", bool: "true or false", type(None): "none", str: "a text"}
-    return plain.get(hint, str(hint))

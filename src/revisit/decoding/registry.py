@@ -11,13 +11,15 @@ import copyreg
 import dataclasses
 import importlib
 from collections.abc import Mapping
-from functools import cache, partial
-from importlib.metadata import EntryPoint, entry_points
+from functools import partial
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, TypeVar
 
-from revisit.decoding.grammar import class_from_file, parse_entry, parse_list
-from revisit.decoding.method import Method, parse_settings
+from revisit.decoding.grammar import parse_entry, parse_list
+from revisit.decoding.method import Method
+from revisit.decoding.options import parse_settings
+from revisit.decoding.plugins import check_fields, class_from_file, describe, installed, load_installed
 from revisit.errors import RevisitError, unknown
 
 GROUP = "revisit.methods"
@@ -54,7 +56,7 @@ def register(cls: AnyMethod) -> AnyMethod:
 
 def names() -> list[str]:
     """All method names, plain decoding first."""
-    return list(dict.fromkeys([*BUILT_IN, *_registered, *_installed()]))
+    return list(dict.fromkeys([*BUILT_IN, *_registered, *installed(GROUP)]))
 
 
 def find(name: str) -> type[Method]:
@@ -65,8 +67,8 @@ def find(name: str) -> type[Method]:
         module, _, cls = BUILT_IN[name].partition(":")
         found: type[Method] = getattr(importlib.import_module(module), cls)
         return found
-    if name in _installed():
-        return _from_package(_installed()[name])
+    if name in installed(GROUP):
+        return _from_package(installed(GROUP)[name])
     raise unknown("method", name, names())
 
 
@@ -137,9 +139,7 @@ def check_class(cls: Any, where: str) -> None:
     name = getattr(cls, "name", None)
     if not isinstance(name, str) or not name.replace("-", "_").isidentifier():
         raise RevisitError(f"{where} needs a name that can be typed, such as name = 'mine', not {name!r}.")
-    own = [key for key, hint in vars(cls).get("__annotations__", {}).items() if "ClassVar" not in str(hint)]
-    if not set(own) <= {field.name for field in dataclasses.fields(cls)}:
-        raise RevisitError(f"{where} has settings but is no dataclass: put @dataclass(frozen=True) above it.")
+    check_fields(cls, where, "settings")
 
 
 def _origin(cls: type) -> tuple[str, str]:
@@ -164,19 +164,8 @@ def _restored(path: str, cls: str, settings: dict[str, Any]) -> Method:
     return _from_file(Path(path), cls)(**settings)
 
 
-@cache
-def _installed() -> dict[str, EntryPoint]:
-    """What installed packages offer under the group `revisit.methods`."""
-    return {point.name: point for point in entry_points(group=GROUP)}
-
-
 def _from_package(point: EntryPoint) -> type[Method]:
-    where = f"The method {point.name!r} of the installed package {point.dist.name if point.dist else point.value!r}"
-    try:
-        found = point.load()
-    except Exception as error:  # whatever another package may raise
-        raise RevisitError(f"{where} could not be loaded: {type(error).__name__}: {error}.") from error
-    check_class(found, where)
-    _registered.setdefault(point.name, found)
-    checked: type[Method] = found
-    return checked
+    """The class that an installed package offers, registered under the name it is offered by."""
+    found: type[Method] = load_installed(point, "method")
+    check_class(found, describe(point, "method"))
+    return _registered.setdefault(point.name, found)

@@ -19,7 +19,7 @@ from typing import Any
 
 from revisit import benchmarks
 from revisit.decoding.grammar import parse_entry, parse_list
-from revisit.decoding.method import parse_settings
+from revisit.decoding.options import parse_settings
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, unknown
 from revisit.evaluation import presets

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from revisit.decoding.method import Method, parse_settings
+from revisit.decoding.method import Method
+from revisit.decoding.options import parse_settings
 from revisit.errors import RevisitError, unknown
 from revisit.models import families
 from revisit.step.rule import ADAPTIVE_WEIGHTS, Rule

@@ -18,6 +18,9 @@ VISION_TOKENS = ("image_token", "video_token", "boi_token", "fake_image_token") 
 FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "embedding_norm", "ln_f")  # in decoders
 LOGIT_FACTORS = {"logit_scale": 1, "output_multiplier": 1, "logits_scaling": -1, "logits_mup_width_multiplier": -1}
 LOGIT_CAP = "final_logit_softcapping"
+PIXELS = ("pixel_values", "pixel_values_images", "pixel_values_videos", "image_patches")  # inputs of models
+# Pixel input of families that pack the patches of all images -> the input that says how many belong to each.
+PACKED = {"pixel_values": "image_grid_thw", "pixel_values_videos": "video_grid_thw"}
 
 
 @dataclass(frozen=True)

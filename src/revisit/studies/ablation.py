@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from revisit.decoding.method import Method, parse_settings
+from revisit.decoding.method import Method
+from revisit.decoding.options import parse_settings
 from revisit.decoding.plain import Plain
 from revisit.errors import RevisitError, unknown
 from revisit.evaluation.engines.base import BadImage, decode_images

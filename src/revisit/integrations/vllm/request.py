@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from revisit import settings
 from revisit.decoding.grammar import parse_entry
-from revisit.decoding.method import parse_settings
+from revisit.decoding.options import parse_settings
 from revisit.errors import RevisitError
 from revisit.methods.revisit import LAYER_SETS, ReVisiT, check_layers
 
