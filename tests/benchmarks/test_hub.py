@@ -565,3 +565,29 @@ def test_two_processes_do_not_mix(made: Callable[[str], Path], tmp_path: Path) -
         with pytest.raises(RevisitError, match=r"Another process is writing .*data"):
             hub.get("pope", tmp_path / "data", source)
     assert [p.read_text() for p in (tmp_path / "data").iterdir()] == ["one"]  # the first one was not disturbed
+
+
+def test_a_killed_process_leaves_no_lock_that_blocks(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from revisit.benchmarks.io.drafts import drafting\n"
+        "with drafting(Path(sys.argv[1])) as out:\n"
+        "    out.text('a.txt', 'one')\n"
+        "    print('writing', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    folder = tmp_path / "data"
+    with subprocess.Popen(
+        [sys.executable, "-c", script, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "writing\n"
+        with pytest.raises(RevisitError, match=r"Another process is writing .*data"), drafts.drafting(folder):
+            pass
+        other.kill()
+    assert not folder.exists()
+    with drafts.drafting(folder) as out:
+        out.text("a.txt", "two")
+    assert (folder / "a.txt").read_text() == "two"
+    assert [p.name for p in tmp_path.iterdir()] == ["data"]  # neither the draft nor a lock file

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
+
+from filelock import FileLock, Timeout
 
 from revisit.errors import RevisitError
 
@@ -197,26 +198,19 @@ def drafting(folder: Path, *, resume: bool = False) -> Iterator[Draft]:
 
 @contextmanager
 def _held(place: Path, folder: Path) -> Iterator[None]:
-    """Creates `place` and holds it with the operating system's lock, which a dead process does not keep."""
-    while True:
+    """Holds a lock beside `place` and creates `place`; a dead process keeps no lock, and no lock file stays."""
+    lock = FileLock(place.with_suffix(".lock"), timeout=0, is_singleton=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise RevisitError(f"Another process is writing {folder}; wait until it ends.") from error
+    try:
         place.mkdir(exist_ok=True)
-        try:
-            import fcntl
-        except ImportError:  # pragma: no cover - Windows has no such lock
-            yield
-            return
-        descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise RevisitError(f"Another process is writing {folder}; wait until it ends.") from error
-            # Another process may have finished between the two calls: then its folder was locked, not ours.
-            if place.exists() and os.path.samestat(os.fstat(descriptor), place.stat()):
-                yield
-                return
-        finally:
-            os.close(descriptor)
+        yield
+    finally:
+        with suppress(OSError):  # a system that cannot remove an open file keeps an empty one
+            Path(lock.lock_file).unlink(missing_ok=True)  # before the release: nobody else can hold it yet
+        lock.release()
 
 
 def _clear(place: Path) -> None:
