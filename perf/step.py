@@ -23,9 +23,10 @@ from revisit.evaluation.latency import Profile
 from revisit.models.head import LinearHead
 from revisit.step import reference
 from revisit.step.backend import Backend
-from revisit.step.batched import BatchedStep, StateBlocks
 from revisit.step.compiled import kernel
 from revisit.step.rule import Rule
+from revisit.step.run import BatchedStep
+from revisit.step.states import StateBlocks
 
 SHAPE = {
     "num_hidden_layers": 24,

@@ -21,9 +21,10 @@ from torch import Tensor
 
 from revisit.models.head import LinearHead
 from revisit.step import reference
-from revisit.step.batched import StateBlocks, Step, refine
+from revisit.step.batched import Step, refine
 from revisit.step.compiled import kernel
 from revisit.step.rule import RESOLUTION, Rule
+from revisit.step.states import StateBlocks
 
 Take = Callable[["Case"], Step | None]
 

@@ -15,9 +15,11 @@ import families
 import revisit
 from revisit import ReVisiT, Trace
 from revisit.models.head import LinearHead
-from revisit.step import batched, reference
-from revisit.step.batched import BatchedStep, StateBlocks, refine, refine_logits
+from revisit.step import batched, reference, run
+from revisit.step.batched import refine, refine_logits
 from revisit.step.rule import Rule
+from revisit.step.run import BatchedStep
+from revisit.step.states import StateBlocks
 
 
 @pytest.mark.parametrize("backend", ["batched", "spacious"])
@@ -110,7 +112,7 @@ def test_it_traces_as_one_graph() -> None:
 
 @pytest.fixture
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batched, "host_sync_is_cheap", lambda _: False)
+    monkeypatch.setattr(run, "host_sync_is_cheap", lambda _: False)
 
 
 @pytest.mark.usefixtures("_as_on_a_gpu")
@@ -123,7 +125,7 @@ def test_sets_larger_than_the_capacity_are_taken_again(monkeypatch: pytest.Monke
         capacities.append(capacity)
         return find(logits, rule, capacity)
 
-    monkeypatch.setattr(batched, "find_candidates", watched)
+    monkeypatch.setattr(run, "find_candidates", watched)
     step = BatchedStep(StateBlocks.of_items(states), head, Rule(alpha=1e-3))
     for spread in (5.0, 5.0, 0.5, 0.5, *[5.0] * 40):
         got = step(logits * spread)

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from revisit.models.head import LinearHead
 from revisit.step import backend, reference
-from revisit.step.batched import BatchedStep
 from revisit.step.compiled import kernel
 from revisit.step.rule import Rule
+from revisit.step.run import BatchedStep
 
 built = pytest.mark.skipif(
     kernel.library() is None, reason="the compiled step was not built when the package was installed (no C compiler?)"

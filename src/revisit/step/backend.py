@@ -10,10 +10,12 @@ from torch import Tensor
 
 from revisit.models.head import Projection
 from revisit.step import reference
-from revisit.step.batched import BatchedStep, StateBlocks, Step, host_sync_is_cheap
+from revisit.step.batched import Step
 from revisit.step.compiled import kernel
 from revisit.step.reference import Refinement
 from revisit.step.rule import Rule
+from revisit.step.run import BatchedStep, host_sync_is_cheap
+from revisit.step.states import StateBlocks
 
 
 class Backend(Protocol):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError
-from revisit.step.batched import StateBlocks
+from revisit.step.states import StateBlocks
 
 
 class PoolFull(RevisitError):

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from revisit.integrations.vllm.pool import to_device
 from revisit.models.head import Projection
-from revisit.step.batched import CAPACITIES, HostCopy, StateBlocks, find_candidates, finish
+from revisit.step.batched import find_candidates, finish
 from revisit.step.rule import Rule
+from revisit.step.run import CAPACITIES, HostCopy
+from revisit.step.states import StateBlocks
 
 NUMBERS = 1 << 28  # of the LM head, copied at a time for the candidates of all blocks
 USUAL = 128  # candidates for which a full pool is looked at at once

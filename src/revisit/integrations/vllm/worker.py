@@ -27,8 +27,9 @@ from revisit.integrations.vllm.request import parse
 from revisit.integrations.vllm.step import SharedStep, fitting, room
 from revisit.methods.revisit import ReVisiT
 from revisit.step import reference
-from revisit.step.batched import StateBlocks, refine
+from revisit.step.batched import refine
 from revisit.step.rule import Rule
+from revisit.step.states import StateBlocks
 
 log = logging.getLogger(__name__)
 
