@@ -10,7 +10,7 @@ import made_up
 import numpy as np
 import pytest
 
-from revisit.explain import page
+from revisit.explain import page, terminal
 from revisit.explain.record import Candidate, Decode, MethodAnswer, Step
 
 
@@ -97,3 +97,23 @@ def test_a_method_that_seeks_disagreement_says_so(select: str) -> None:
     answer = made_up.answer(3, 8)
     answer.method["select"] = select
     assert page.answer_payload(answer)["far"] is (select == "max")
+
+
+def test_a_step_tells_its_weight_and_every_vision_token_that_was_asked() -> None:
+    heat = np.linspace(0, 1, 12, dtype="float32")[::-1]
+    step = Step("a", 0, index=11, layer=6, divergence=0.0, weight=0.4567, heat=heat)
+    entry, _ = page.step_payload(step, {"neighbors": 8})
+    assert entry["g"] == 0.457
+    assert [token for token, _ in entry["p"]] == [11, 10, 9, 8, 7, 6, 5, 4]
+    assert len(page.step_payload(step, {})[0]["p"]) == page.MOST_PATCHES
+
+
+def test_the_terminal_tells_weights_that_differ_from_step_to_step() -> None:
+    answer = made_up.answer(6, 96)
+    for step in answer.steps:
+        step.weight = 0.25
+    fixed = [column.header for column in terminal.table(answer, None).columns]
+    answer.method["weight"] = "agreement"
+    adaptive = terminal.table(answer, None)
+    assert [column.header for column in adaptive.columns] == [*fixed, "weight"]
+    assert set(adaptive.columns[-1].cells) == {"0.25"}

@@ -205,6 +205,7 @@ def _line(row: int, record: StepRecord) -> dict[str, Any]:
         "layer": record.layer,
         "vision_token": record.index,
         "divergence": record.divergence,
+        "weight": record.weight,
     }
 
 

@@ -8,6 +8,7 @@ page.write("out.html", decode)
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,9 +85,8 @@ def answer_payload(answer: MethodAnswer) -> dict[str, Any]:
     """One answer; the heat maps of all its steps are one run of bytes, a row per step that has one."""
     rows: list[bytes] = []
     steps = []
-    far = answer.method.get("select") == "max"
     for step in answer.steps:
-        entry, row = step_payload(step, far)
+        entry, row = step_payload(step, answer.method)
         if row is not None:
             entry["m"] = len(rows)
             rows.append(row)
@@ -97,18 +97,20 @@ def answer_payload(answer: MethodAnswer) -> dict[str, Any]:
         "text": answer.text,
         "seconds": answer.seconds,
         "layers": list(answer.layers),
-        "far": far,
+        "far": seeks_far(answer.method),
         "n": len(rows[0]) if rows else 0,
         "maps": base64.b64encode(b"".join(rows)).decode(),
         "steps": steps,
     }
 
 
-def step_payload(step: Step, far: bool = False) -> tuple[dict[str, Any], bytes | None]:
-    """One step with short keys (there may be thousands), and its heat map as one byte per vision token.
+def seeks_far(method: Mapping[str, Any]) -> bool:
+    """Whether the method seeks the vision token with the largest divergence, not the smallest."""
+    return method.get("select") == "max"
 
-    `far` says that the method seeks the vision token with the largest divergence, not the smallest.
-    """
+
+def step_payload(step: Step, method: Mapping[str, Any]) -> tuple[dict[str, Any], bytes | None]:
+    """One step with short keys (there may be thousands), and its heat map as one byte per vision token."""
     entry: dict[str, Any] = {"t": step.text, "v": round(step.shift, 4)}
     if step.candidates:
         entry["k"] = step.set_size
@@ -124,10 +126,14 @@ def step_payload(step: Step, far: bool = False) -> tuple[dict[str, Any], bytes |
     if step.wrong:
         entry["w"] = 1
     if step.heat is not None:
-        entry["p"] = [[index, _p(float(step.heat[index]))] for index in nearest(step.heat, far)]
+        most = max(MOST_PATCHES, int(method.get("neighbors", 1)))
+        best = nearest(step.heat, seeks_far(method), most)
+        entry["p"] = [[index, _p(float(step.heat[index]))] for index in best]
     if step.index is not None:
         entry["i"], entry["l"] = step.index, step.layer
         entry["d"] = None if step.divergence is None else float(f"{step.divergence:.4g}")
+        if step.weight is not None:
+            entry["g"] = round(step.weight, 3)
     return entry, None if step.heat is None else quantize(step.heat)
 
 

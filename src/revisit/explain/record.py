@@ -47,6 +47,7 @@ class Step:
     layer: int | None = None
     index: int | None = None  # the vision token that spoke
     divergence: float | None = None
+    weight: float | None = None  # of the vision side
     heat: np.ndarray | None = None  # (vision tokens,) divergence of each, at its best layer
     candidates: list[Candidate] = field(default_factory=list)
     differs: bool = False  # not in the answer it is compared with
@@ -222,6 +223,7 @@ def step_of(tokenizer: Any, token: int, text: str, record: StepRecord | None, me
         layer=record.layer,
         index=record.index,
         divergence=record.divergence,
+        weight=record.weight,
         heat=_heat(record, method),
         candidates=candidates,
     )

@@ -30,7 +30,9 @@ def table(
     title = f"{label(answer.method)}: {len(answer.changed)} of {len(answer.steps)} steps changed"
     made = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     left = ("token", "instead of", "patch", "model → after")
-    for name in ("step", "token", "instead of", "model → after", "set", "layer", "patch", "divergence"):
+    adaptive = isinstance(answer.method.get("weight"), str)
+    names = ["step", "token", "instead of", "model → after", "set", "layer", "patch", "divergence"]
+    for name in [*names, "weight"] if adaptive else names:
         made.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     for number, step in kept:
         own = next((c for c in step.candidates if c.token == step.token), None)
@@ -43,6 +45,7 @@ def table(
             "" if step.layer is None else str(step.layer),
             place(step, layout),
             "" if step.divergence is None else f"{step.divergence:.3f}",
+            *(["" if step.weight is None else f"{step.weight:.2f}"] if adaptive else []),
         )
     if not kept:
         made.caption = "The method moved nothing worth showing."

@@ -86,7 +86,7 @@ class AnswerJob:
             self.state.turn.release()
 
     def _answer(self) -> None:
-        from revisit.explain.page import images_payload
+        from revisit.explain.page import images_payload, seeks_far
         from revisit.explain.record import Decode, MethodAnswer, label, layout_of, patch_words
         from revisit.models.prompts import prepare
 
@@ -101,7 +101,7 @@ class AnswerJob:
         layout = layout_of(model, processor, [question.image], inputs)
         described = [{"name": method.name, **method.settings()} for method in question.methods]
         blank: list[dict[str, Any]] = [
-            {"label": label(d), "far": d.get("select") == "max", "n": layout.tokens, "maps": "", "steps": []}
+            {"label": label(d), "method": d, "far": seeks_far(d), "n": layout.tokens, "maps": "", "steps": []}
             for d in described
         ]
         words = patch_words(model, processor, inputs)
@@ -135,10 +135,10 @@ class AnswerJob:
         from revisit.explain.record import answer_of
         from revisit.models.prompts import new_tokens
 
-        far = getattr(self.question.methods[number], "select", "min") == "max"
+        method = self.question.methods[number]
 
         def send(step: Any) -> None:
-            entry, row = step_payload(step, far)
+            entry, row = step_payload(step, method.settings())
             self.send("step", answer=number, step=entry, map=None if row is None else base64.b64encode(row).decode())
 
         def stop(input_ids: Any, scores: Any, **_: Any) -> Any:
@@ -149,7 +149,7 @@ class AnswerJob:
         output = generate(
             model,
             **inputs,
-            method=self.question.methods[number],
+            method=method,
             trace=trace,
             streamer=StepStreamer(processor.tokenizer, trace, send),
             stopping_criteria=StoppingCriteriaList([stop]),  # type: ignore[list-item]

@@ -172,13 +172,14 @@ const LEGEND = [
   ["mark differs", "word", "not in the other answer"],
   ["mark wrong", "word", "an object that is not in the picture", "shown"],
 ];
-const ACCOUNT = "At every step ReVisiT keeps the plausible next tokens, asks every image patch which of them it supports, and selects the patch that agrees most with the model. It multiplies the two distributions, so that words without support in the picture lose.";
+const ACCOUNT = "At every step ReVisiT keeps the plausible next tokens, asks every image patch which of them it supports, and selects the patch, or the few patches, that agree most with the model. It multiplies the two distributions, so that words without support in the picture lose.";
 const KEYS = [["← →", "previous, next step"], ["↑ ↓", "other answer"], ["n p", "next, previous change"], ["Home End", "first, last step"],
   ["h", "heat map"], ["g", "patch grid"], ["?", "this help"]];
 const TERMS = [["plausible tokens", "tokens at least alpha times as likely as the likeliest one; only they can be chosen"],
   ["model, %", "the model's own probability, among the plausible tokens"], ["vision token, %", "what the hidden state of the selected patch says, read through the model's own head"],
   ["after, %", "the product of the two, normalized: what the next token is chosen from"],
   ["divergence", "how far a patch is from the model's distribution; the smallest is selected"],
+  ["weight", "how much the vision side counts at this step; 1 is the product of the two as in the paper"],
   ["heat map", "bright patches agree with the model at this step, dark ones disagree"]];
 
 class Viewer {
@@ -374,8 +375,9 @@ class Viewer {
       const start = step.m * answer.n, map = answer.bytes;
       this.stage.paint((token) => { const close = 1 - map[start + token] / 255; return answer.far ? 1 - close : close; }, view);
     } else this.stage.paint(null, view);
-    this.tell(step, place);
-    this.listNearest(step);
+    const neighbors = answer.method.neighbors || 1; // how many vision tokens the method asks
+    this.tell(step, place, neighbors);
+    this.listNearest(step, neighbors);
     if (step.c) this.candidates(answer, step, s);
   }
 
@@ -386,24 +388,24 @@ class Viewer {
     return `${many}${part}row ${place.row + 1}, column ${place.column + 1}`;
   }
 
-  tell(step, place) {
+  tell(step, place, neighbors) {
     this.where.replaceChildren();
     if (step.i === undefined) {
       const plain = step.c && step.c.every((entry) => entry[2] === null);
       this.where.append(step.c && step.k === 1 ? "Only one token was plausible here: nothing to decide." : plain ? "Plain decoding looks at no patch." : "No patch was selected at this step.");
     } else {
-      const spot = place ? this.spot(step.i) : null;
-      this.where.append("For ", make("b", {}, visible(step.t.trim())), ` ${spot ? `the patch at ${spot} was selected` : `vision token ${step.i}, which lies nowhere on the image, was selected`}; layer ${step.l}, divergence ${number(step.d)}.`);
+      const spot = place ? this.spot(step.i) : null, also = Math.min(neighbors, step.p ? step.p.length : 1) - 1;
+      this.where.append("For ", make("b", {}, visible(step.t.trim())), ` ${spot ? `the patch at ${spot} was selected` : `vision token ${step.i}, which lies nowhere on the image, was selected${also ? ` with the ${also} next best` : ""}`}; layer ${step.l}, divergence ${number(step.d)}${step.g === undefined || step.g === 1 ? "" : `, weight ${number(step.g)}`}.`);
     }
     this.said.textContent = `${step.t.trim()}. ${this.where.textContent}`;
   }
 
-  listNearest(step) { // the patches that agree most, on the image and as a list
+  listNearest(step, neighbors) { // the patches that agree most, on the image and as a list
     this.stage.outline((step.p || []).map(([token]) => token).filter((token) => token !== step.i));
     this.nearest.hidden = !step.p || step.p.length < 2;
     if (this.nearest.hidden) return;
-    this.nearest.replaceChildren("Agree most: ", ...step.p.map(([token, d]) => make("button", {
-      type: "button", class: `quiet${token === step.i ? " chosen" : ""}`, title: `${this.spot(token) || `vision token ${token}`}, divergence ${number(d)}`, onclick: () => this.showPatch(token),
+    this.nearest.replaceChildren("Agree most: ", ...step.p.map(([token, d], k) => make("button", {
+      type: "button", class: `quiet${token === step.i || k < neighbors && neighbors > 1 ? " chosen" : ""}`, title: `${this.spot(token) || `vision token ${token}`}, divergence ${number(d)}`, onclick: () => this.showPatch(token),
     }, this.short(token), make("small", {}, ` ${number(d)}`))));
   }
 
