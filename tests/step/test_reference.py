@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from revisit.models.head import LinearHead
 from revisit.step import reference
 from revisit.step.rule import Rule
 
@@ -276,6 +277,15 @@ def test_logits_near_overflow_count_as_not_finite() -> None:
     assert result.state == 2
     assert result.divergences is not None
     assert result.divergences.isnan().tolist() == [True, True, False]
+
+
+def test_a_cap_does_not_make_a_logit_of_what_overflowed() -> None:
+    states = torch.tensor([[3e38, 3e38], [2e30, 0.0], [1e20, 0.5], [0.1, 0.3]])
+    head = LinearHead(torch.tensor([[2.0, 1.0], [2.0, -1.0], [0.0, 1.0]]), transform=torch.tanh)
+    result = reference.refine(torch.tensor([1.0, 0.5, 0.2]), states, head, Rule(alpha=1e-2))
+    assert result is not None
+    assert result.divergences is not None
+    assert result.divergences.isnan().tolist() == [True, True, False, False]
 
 
 @pytest.mark.parametrize(("select", "first"), [("min", 1), ("max", 0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,6 +11,10 @@ import torch
 from torch import Tensor
 
 HALF = (torch.float16, torch.bfloat16)
+LARGEST_LOGIT = 1e30  # states times head beyond this overflowed, or nearly so
+NOT_A_LOGIT = torch.tensor(
+    math.nan
+)  # of the host: a Python number would be written to the device by a kernel of its own
 
 
 class Projection(Protocol):
@@ -36,12 +41,14 @@ class LinearHead:
         return self.weight if self.bias is None and self.transform is None else None
 
     def logits(self, states: Tensor, ids: Tensor, model_dtype: bool = False) -> Tensor:
-        """(..., n, d), (..., k) -> (..., n, k)"""
+        """NaN where a product is beyond the largest logit and a function such as a cap would hide that.  -> (..., n, k)"""
         rows = self.weight[ids]  # (..., k, d)
         raw = states.to(rows.dtype) @ rows.mT if model_dtype else multiply(states, rows)
         if self.bias is not None:
             raw = raw + self.bias[ids].unsqueeze(-2).to(raw.dtype)
-        return raw if self.transform is None else self.transform(raw)
+        if self.transform is None:
+            return raw
+        return torch.where(raw.abs() < LARGEST_LOGIT, self.transform(raw), NOT_A_LOGIT)
 
 
 def multiply(states: Tensor, rows: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from revisit.models.head import LinearHead, Projection
+from revisit.models.head import LARGEST_LOGIT, LinearHead, Projection
 from revisit.step import reference
 from revisit.step.divergence import (
     INFINITY,
@@ -29,7 +29,7 @@ from revisit.step.divergence import (
     outside,
     select,
 )
-from revisit.step.rule import LARGEST_LOGIT, Rule
+from revisit.step.rule import Rule
 from revisit.step.states import StateBlocks
 
 CPU_NUMBERS, DEVICE_NUMBERS = 1 << 19, 1 << 22  # logits of vision tokens compared at a time, on a GPU at least

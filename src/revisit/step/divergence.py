@@ -10,8 +10,9 @@ import math
 import torch
 from torch import Tensor
 
+from revisit.models.head import LARGEST_LOGIT
 from revisit.step import reference
-from revisit.step.rule import LARGEST_LOGIT, SOFT_TEMPERATURE, Rule
+from revisit.step.rule import SOFT_TEMPERATURE, Rule
 
 # Tensors of the host, because a Python number would first be written to the device by a kernel of its own.
 INFINITY, MINUS_INFINITY = torch.tensor(math.inf), torch.tensor(-math.inf)

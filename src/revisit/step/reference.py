@@ -11,7 +11,8 @@ model's dtype as the released code does. What is right where the formulas are si
   is left as it is. So is a sequence without vision tokens. A logit of -inf is a token of probability 0.
 * One plausible token: there is nothing to decide. It gets log-probability 0, and no vision token is read.
 * A vision token whose logit for some plausible token is NaN or beyond ±1e30 (states times head overflowed, or nearly
-  so) is never selected. If there is no other, the step is the plausible set with its own distribution.
+  so) is never selected; where the head caps its logits, those before the cap count, because a sum that overflows is
+  ±inf or NaN by its order. If there is no other vision token, the step is the plausible set with its own distribution.
 * Equal divergences go to the first vision token. Divergences count as equal when they differ by less than float32 can
   tell (1e-6 of their scale), so that the choice does not depend on the order of a sum; with `precision="model"`, which
   reproduces a program, only if they are the same number. A NaN divergence is never selected.
@@ -25,8 +26,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from revisit.models.head import Projection
-from revisit.step.rule import LARGEST_LOGIT, RESOLUTION, SOFT_TEMPERATURE, Divergence, Fusion, Rule
+from revisit.models.head import LARGEST_LOGIT, Projection
+from revisit.step.rule import RESOLUTION, SOFT_TEMPERATURE, Divergence, Fusion, Rule
 
 # Vision tokens are projected and compared in slices of at most this many numbers, so that a flat distribution
 # (thousands of plausible tokens) over thousands of vision tokens needs bounded memory.

@@ -14,7 +14,6 @@ Precision = Literal["float32", "model"]
 ADAPTIVE_WEIGHTS: tuple[AdaptiveWeight, ...] = ("agreement", "uncertainty", "both")
 
 # What every implementation agrees on (see reference.py).
-LARGEST_LOGIT = 1e30  # a vision token with a logit beyond this, or NaN, is never selected
 RESOLUTION = 1e-6  # divergences nearer to each other than this, by their scale, are equal
 SOFT_TEMPERATURE = 0.1  # of select="soft"
 

@@ -30,7 +30,7 @@ INLINE void store8(float *to, f8 x) { memcpy(to, &x, sizeof x); }
 INLINE f8 all(float x) { return (f8){x, x, x, x, x, x, x, x}; }
 INLINE f8 either(i8 first, f8 a, f8 b) { return (f8)((first & (i8)a) | (~first & (i8)b)); }
 
-static const float LARGEST_LOGIT = 1e30f, RESOLUTION = 1e-6f; /* as in rule.py */
+static const float LARGEST_LOGIT = 1e30f, RESOLUTION = 1e-6f; /* as in head.py and rule.py */
 
 /* The SHA-256 of this file when it was compiled. */
 const char *revisit_source(void) { return SOURCE; }
