@@ -15,7 +15,8 @@ model's dtype as the released code does. What is right where the formulas are si
   ±inf or NaN by its order. If there is no other vision token, the step is the plausible set with its own distribution.
 * Equal divergences go to the first vision token. Divergences count as equal when they differ by less than float32 can
   tell (1e-6 of their scale), so that the choice does not depend on the order of a sum; with `precision="model"`, which
-  reproduces a program, only if they are the same number. A NaN divergence is never selected.
+  reproduces a program, only if they are the same number. Where they differ by about that much, or by what rounding
+  of the logits makes of them (1e-6 of the largest logit), either choice is right. A NaN divergence is never selected.
 """
 
 from __future__ import annotations
