@@ -84,10 +84,30 @@ def projection(
     Example: revisit analyze projection --data scenes:unusual:300 --out runs/studies
     """
     from revisit.studies.projection import projection as study
+    from revisit.studies.study import NO_CAPTIONS
 
     subject = _subject(model, data, limit, output, dtype=dtype, device_map=device_map)
-    no_captions = {"method": None, "max_new_tokens": None, "batch_size": None}
-    _run("projection", subject, study, quiet, no_captions)
+    _run("projection", subject, study, quiet, NO_CAPTIONS)
+
+
+def vision_words(
+    model: str = MODEL,
+    data: str = DATA,
+    limit: int = LIMIT,
+    output: Path = OUTPUT,
+    dtype: str = DTYPE,
+    device_map: str = DEVICE,
+    quiet: bool = QUIET,
+) -> None:
+    """Three vision tokens of one picture, word by word: over the whole vocabulary, and over nine object words.
+
+    Example: revisit analyze vision-words --data scenes:unusual:20 --out runs/studies
+    """
+    from revisit.studies.study import NO_CAPTIONS
+    from revisit.studies.words import vision_words as study
+
+    subject = _subject(model, data, limit, output, dtype=dtype, device_map=device_map)
+    _run("vision-words", subject, study, quiet, NO_CAPTIONS)
 
 
 def case_study(
@@ -232,6 +252,7 @@ def register(app: typer.Typer) -> None:
     group.command("hallucinated-steps")(hallucinated_steps)
     group.command("gt-vs-hal")(gt_vs_hal)
     group.command("projection")(projection)
+    group.command("vision-words")(vision_words)
     group.command("case-study")(case_study)
     group.command("pointing")(pointing)
     group.command("fusion")(fusion)

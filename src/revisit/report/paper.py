@@ -132,8 +132,12 @@ ROWS = {
             methods=("greedy",), published="projection", data=COCO, disk=0.4,
         ),
         Row(
-            "token-tables", "Changed steps, candidate by candidate", "Tables 15 to 17", "study", THREE[:2], "chair", 60, 177,
+            "token-tables", "Changed steps, candidate by candidate", "Tables 15 and 17", "study", THREE[:2], "chair", 60, 177,
             methods=("revisit",), published="cases", data="pictures of LLaVA-Bench or COCO",
+        ),
+        Row(
+            "vision-words", "Three vision tokens, word by word", "Table 16", "study", THREE[:1], "chair", 60, 1,
+            methods=("greedy",), published="vision_words", data="pictures of LLaVA-Bench or COCO",
         ),
         Row(
             "full-vocabulary", "Failures without the vocabulary constraint", "Figure 8", "examples", QWEN, "chair", 50, 177,

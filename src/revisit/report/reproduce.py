@@ -23,7 +23,7 @@ from revisit.report.paper import Row
 from revisit.report.sections import ablation_sections, made, number, study_section
 from revisit.report.verdicts import Ours, comparison_table
 from revisit.studies.ablation import Panel, ablate, all_methods, paper_panels, read_ablation
-from revisit.studies.study import Subject, command, read_study, save
+from revisit.studies.study import NO_CAPTIONS, Subject, command, read_study, save
 from revisit.studies.timing import Protocol, time_methods
 
 EXAMPLES = 3  # pictures of a qualitative figure
@@ -258,7 +258,11 @@ def _study(row: Row, subject: Subject, reporter: Reporter) -> tuple[str, dict[st
     if row.key == "projection":
         from revisit.studies.projection import projection
 
-        return row.key, projection(subject, reporter), {"method": None, "max_new_tokens": None, "batch_size": None}
+        return row.key, projection(subject, reporter), NO_CAPTIONS
+    if row.key == "vision-words":
+        from revisit.studies.words import vision_words
+
+        return row.key, vision_words(subject, reporter), NO_CAPTIONS
     from revisit.methods.revisit import ReVisiT
     from revisit.models.loading import describe_model
     from revisit.studies.cases import case_studies

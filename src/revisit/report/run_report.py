@@ -25,7 +25,7 @@ from revisit.studies.ablation import read_ablation
 from revisit.studies.study import CAPTIONS, FOLDER, read_study
 
 ORDER = ("hallusionbench", "chair", "pope", "repope", "vqav2", "mmmu", "amber", "mme", "llava_bench")
-STUDY_ORDER = ("hallucinated-steps", "gt-vs-hal", "projection", "case-study")
+STUDY_ORDER = ("hallucinated-steps", "gt-vs-hal", "projection", "vision-words", "case-study")
 
 
 @dataclass(frozen=True)

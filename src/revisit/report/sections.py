@@ -45,6 +45,7 @@ def study_section(study: Mapping[str, Any], beside: bool = False) -> Section:
         "hallucinated-steps": ("Ground-truth words at hallucinated steps", _steps),
         "gt-vs-hal": ("GT and Hal probabilities, with and without the image", _grounding),
         "projection": ("What single vision tokens say", _projection),
+        "vision-words": ("Three vision tokens, word by word", _vision_words),
         "case-study": ("Case studies", _cases),
         "pointing": ("Does the selected patch lie on the object?", _pointing),
     }
@@ -278,6 +279,38 @@ def _projection(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
         )
     )
     return blocks
+
+
+def _vision_words(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
+    """Our tokens, and the published ones."""
+    caption = f"Picture {result['image']}, which shows {', '.join(result['ground_truth'])}."
+    blocks: list[Block] = [_word_table(result["rows"], [f"vision token {t}" for t in result["tokens"]], caption)]
+    if beside:
+        told = published.table("vision_words")
+        tokens = [f"{place} token" for place in told["tokens"]]
+        blocks.append(
+            _word_table(told["rows"], tokens, f"{told['model']}, words for an environment.", is_published=True)
+        )
+    return blocks
+
+
+def _word_table(
+    rows: Sequence[Mapping[str, Any]], tokens: Sequence[str], caption: str, is_published: bool = False
+) -> Table:
+    lines = [
+        (
+            row["word"],
+            *(f"{value:.2f}" for token in row["tokens"] for kind in ("full", "words") for value in token[kind]),
+        )
+        for row in rows
+    ]
+    return Table(
+        ("Word", *("log-prob", "%", "log-prob", "%") * len(tokens)),
+        rows_of(lines),
+        f"{caption} Of each token first over the whole vocabulary, then among these words.",
+        groups=tuple((token, 4) for token in tokens),
+        published=is_published,
+    )
 
 
 def _cases(result: dict[str, Any], name: str, beside: bool) -> list[Block]:

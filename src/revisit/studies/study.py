@@ -18,6 +18,7 @@ from revisit.evaluation.runner import Reporter, Silent
 
 FOLDER = "studies"  # below the output folder
 CAPTIONS = "captions"  # the folder of the descriptions that studies read, below the output
+NO_CAPTIONS = {"method": None, "max_new_tokens": None, "batch_size": None}  # settings of a study that decodes nothing
 
 
 @dataclass(frozen=True)
