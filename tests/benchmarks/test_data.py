@@ -18,11 +18,12 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from http_files import FileServer
-from revisit.benchmarks import amber, chair, get, pope
+from revisit.benchmarks import amber, chair, get, pope, vqav2
 from revisit.benchmarks.base import Benchmark
 from revisit.benchmarks.io import data, download
 from revisit.cli.main import app
 from revisit.errors import RevisitError
+from revisit.evaluation.config import resolve_data
 
 
 @pytest.fixture(autouse=True)
@@ -110,13 +111,39 @@ def offer_amber(server: FileServer, patch: pytest.MonkeyPatch) -> None:
     server.files[f"/{amber._PICTURES.partition('://')[2]}"] = packed.getvalue()
 
 
+def zipped(**members: Any) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, value in members.items():
+            archive.writestr(f"{name}.json", json.dumps(value))
+    return packed.getvalue()
+
+
+def offer_vqav2(server: FileServer, patch: pytest.MonkeyPatch) -> None:
+    """The two official archives; no checksum of theirs is published, so none is known."""
+    asked = [{"question_id": 10 * n, "image_id": n, "question": f"What is on picture {n}?"} for n in range(11, 61)]
+    answers = [{"answer": "a hill", "answer_confidence": "yes", "answer_id": n} for n in range(1, 11)]
+    notes = [{"question_id": 10 * n, "image_id": n, "answers": answers} for n in range(11, 61)]
+    for remote, body in zip(
+        vqav2.VQAv2.downloads,
+        (
+            zipped(**{vqav2.QUESTIONS.removesuffix(".json"): {"questions": asked}}),
+            zipped(**{vqav2.ANNOTATIONS.removesuffix(".json"): {"annotations": notes}}),
+        ),
+        strict=True,
+    ):
+        server.files[f"/{remote.urls[0].partition('://')[2]}"] = body
+    coco_pictures(server, *range(11, 61))
+
+
 OFFERS: dict[str, Callable[[FileServer, pytest.MonkeyPatch], None]] = {
     "pope": offer_pope,
     "repope": offer_repope,
     "chair": offer_chair,
     "amber": offer_amber,
+    "vqav2": offer_vqav2,
 }
-PICTURES = {"pope": 2, "repope": 1, "chair": 3, "amber": 2}
+PICTURES = {"pope": 2, "repope": 1, "chair": 3, "amber": 2, "vqav2": 50}
 
 
 @pytest.fixture(params=OFFERS)
@@ -160,11 +187,17 @@ def test_interrupted_and_resumed(offered: str, file_server: FileServer, tmp_path
 
 
 def test_corrupted_on_the_way(offered: str, file_server: FileServer, tmp_path: Path) -> None:
-    for path, body in list(file_server.files.items()):
-        file_server.files[path] = bytes(reversed(body))
-        with pytest.raises(RevisitError, match=r"did not arrive as expected|is damaged"):
-            data.get(offered, tmp_path / "data", file_server.url)
-        assert not (tmp_path / "data").exists()
+    pictures = [path for path in file_server.files if path.endswith(".jpg")]
+    chosen = [path for path in file_server.files if path not in pictures[1:]]  # one picture stands for all
+    for path in chosen:
+        body = file_server.files[path]
+        middle = len(body) // 4
+        flipped = body[:middle] + bytes([body[middle] ^ 255]) + body[middle + 1 :]
+        for damaged in (bytes(reversed(body)), flipped) if path not in pictures else (bytes(reversed(body)),):
+            file_server.files[path] = damaged
+            with pytest.raises(RevisitError, match=r"did not arrive as expected|is damaged"):
+                data.get(offered, tmp_path / "data", file_server.url)
+            assert not (tmp_path / "data").exists()
         file_server.files[path] = body
         shutil.rmtree(tmp_path / ".data.draft", ignore_errors=True)
     data.get(offered, tmp_path / "data", file_server.url)
@@ -188,6 +221,61 @@ def test_a_full_disk_is_noticed_before_anything_is_written(
             data.get(offered, tmp_path / "data", file_server.url)
     assert not (tmp_path / "data").exists()
     data.get(offered, tmp_path / "data", file_server.url)
+
+
+def test_a_run_fetches_what_it_needs_once(
+    file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`--data download` is what `revisit data get` fetches, in the cache folder; of few items only their pictures."""
+    monkeypatch.setenv("REVISIT_CACHE", str(tmp_path / "cache"))
+    offer_chair(file_server, monkeypatch)
+    place = f"download:{file_server.url}"
+    first = resolve_data(place, "chair", 2)
+    assert first.name.endswith("-first2")
+    assert chair.COCO_LICENSE in caplog.text
+    assert sorted(path.name for path in (first / "val2014").iterdir()) == [coco_name(1), coco_name(2)]
+    asked = len(file_server.requests)
+    assert resolve_data(place, "chair", 2) == first
+    assert len(file_server.requests) == asked
+    whole = resolve_data(place, "chair")
+    assert len(list((whole / "val2014").iterdir())) == 3
+    assert resolve_data(place, "chair", 1) == whole  # which serves any limit
+    offer_vqav2(file_server, monkeypatch)
+    some = resolve_data(place, "vqav2", 7)
+    assert len(list((some / "val2014").iterdir())) == 7
+    with pytest.raises(RevisitError, match="needs a benchmark"):
+        resolve_data("download")
+
+
+@pytest.mark.parametrize("command", ["eval", "reproduce"])
+def test_from_the_servers_to_a_table(
+    command: str, file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run on data that it fetches itself, and the same on a folder from `revisit data get`."""
+    monkeypatch.setenv("REVISIT_CACHE", str(tmp_path / "cache"))
+    offer_vqav2(file_server, monkeypatch)
+    folder = tmp_path / "vqav2"
+    run("vqav2", folder, "--from", file_server.url, "--limit", "3")
+    options = ["--benchmark", "vqav2", "--method", "greedy"] if command == "eval" else ["vqav2"]
+    for number, place in enumerate((f"download:{file_server.url}", str(folder))):
+        out = tmp_path / f"out{number}"
+        words = [command, *options, "--model", "tiny", "--limit", "3", "--data", place, "--out", str(out)]
+        result = CliRunner().invoke(app, [*words, "--quiet"], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+    cells = [sorted(p.name for p in tmp_path.glob(f"out{n}/**/cells/*")) for n in (0, 1)]
+    assert cells[0] == cells[1]
+    assert len(cells[0]) == (1 if command == "eval" else 7 + 2)  # ReVisiT with the thresholds of three models
+
+
+def test_items_without_pictures_are_one_sentence(
+    file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that was fetched with a limit holds every question; a run that asks more than that says so at once."""
+    offer_vqav2(file_server, monkeypatch)
+    run("vqav2", tmp_path / "data", "--from", file_server.url, "--limit", "3")
+    words = ["eval", "--model", "tiny", "--method", "greedy", "--benchmark", "vqav2", "--data", tmp_path / "data"]
+    with pytest.raises(RevisitError, match=r"fetched with --limit 3.*give --limit 3"):
+        CliRunner().invoke(app, [*map(str, words), "--out", str(tmp_path / "out")], catch_exceptions=False)
 
 
 def test_servers_of_all_kinds(file_server: FileServer, tmp_path: Path) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from revisit.benchmarks import get
+from revisit.cli.main import app
 from revisit.errors import RevisitError
 from revisit.evaluation.config import EvalConfig
 from revisit.report import paper, published
+from revisit.report.stand_in import stand_in_data
 from revisit.report.verdicts import Ours, comparison_table, verdict
 
 
@@ -106,9 +110,9 @@ def test_the_list_and_a_plan_are_printed_without_loading_a_model() -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_row_with_the_embedded_model_killed_and_resumed(tmp_path: Path, nltk_data: None) -> None:
+def test_a_row_with_the_embedded_model_killed_and_resumed(tmp_path: Path) -> None:
     """The answers of a row that was killed in the middle are those of a row that was not, and the report has them."""
-    table = "models"
+    table = "vqav2"  # whose scores need no NLTK
     options = ["--model", "tiny", "--limit", "2", "--batch-size", "1", "--data", "scenes:unusual:6"]
     whole = subprocess.run(command(table, *options, "--out", str(tmp_path / "whole")), capture_output=True, text=True)
     assert whole.returncode == 0, whole.stderr
@@ -131,7 +135,32 @@ def test_a_row_with_the_embedded_model_killed_and_resumed(tmp_path: Path, nltk_d
     assert "stands in for all models of the paper" in text
     assert "published" in text
     assert "inside" in text or "outside" in text
-    assert (tmp_path / "killed" / "figures" / "f1-by-model.svg").exists()
+
+
+def test_the_row_of_eight_models_draws_its_figure(tmp_path: Path, nltk_data: None) -> None:
+    words = ["reproduce", "models", "--model", "tiny", "--limit", "1", "--data", "scenes:unusual:4:7", "--quiet"]
+    CliRunner().invoke(app, [*words, "--out", str(tmp_path)], catch_exceptions=False)
+    assert (tmp_path / "figures" / "f1-by-model.svg").exists()
+    text = (tmp_path / "report.md").read_text()
+    assert text.count("| ReVisiT |") == 8
+    assert "not run" not in text
+
+
+def test_generated_data_fills_every_cell(tmp_path: Path) -> None:
+    """Nine settings of POPE, thirty subjects of MMMU, LLaVA-Bench: what the embedded model's tables are made from."""
+    folder = stand_in_data(tmp_path)
+    pope = get("pope").load(folder)
+    settings = Counter(item.meta["setting"] for item in pope)
+    assert set(settings) == {name.split("/")[0] for name in published.table("pope_full")["LLaVA-1.5-7B"]["greedy"]}
+    assert set(settings.values()) == {6}
+    assert Counter(item.meta["label"] for item in pope) == {"yes": 27, "no": 27}
+    subjects = {item.id.removeprefix("validation_").removesuffix("_1") for item in get("mmmu").load(folder)}
+    printed = set(published.table("mmmu_subjects")["LLaVA-1.5-7B"]["greedy"]) - {"Overall"}
+    assert subjects == {name.replace(" ", "_") for name in printed}
+    assert [len(get(name).load(folder)) for name in ("vqav2", "llava_bench")] == [18, 4]
+    for name in ("pope", "mmmu", "vqav2", "llava_bench", "hallusionbench"):
+        assert all(image.is_file() for item in get(name).load(folder) for image in item.images)
+    assert stand_in_data(tmp_path) == folder  # made once
 
 
 def _answers(out: Path) -> set[tuple[str, str, str]]:
@@ -144,17 +173,3 @@ def _answers(out: Path) -> set[tuple[str, str, str]]:
                 continue
             found.add((path.parent.name, answer["id"], answer["text"]))
     return found
-
-
-@pytest.fixture
-def nltk_data() -> None:
-    """NLTK's data, found or skipped; CHAIR's words depend on it."""
-    from revisit.benchmarks.language import require_data
-
-    shared = Path(__file__).parents[2].parent / "shared" / "data" / "nltk_data"
-    if shared.is_dir():
-        os.environ.setdefault("NLTK_DATA", str(shared))
-    try:
-        require_data()
-    except RevisitError as error:
-        pytest.skip(str(error))

@@ -18,6 +18,7 @@ from revisit.benchmarks.io.drafts import drafting
 from revisit.errors import RevisitError, missing
 
 ADDRESS = "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages"
+LICENSE = "WordNet's own (Princeton University) for wordnet; for the others see https://www.nltk.org/nltk_data"
 # package -> where nltk.data looks for it
 PACKAGES = {
     "punkt_tab": "tokenizers/punkt_tab/english",
@@ -94,8 +95,9 @@ def get_data(folder: Path, source: str | None = None) -> dict[str, Any]:
         if folder.is_dir() and all((folder / place).exists() for place in PACKAGES.values()):
             return {"folder": str(folder), "version": version()}
         raise RevisitError(f"{folder} is not empty and does not hold NLTK's data; name a new folder.")
-    with drafting(folder) as out:
-        if source is not None and Path(source).expanduser().is_dir():
+    local = source is not None and Path(source).expanduser().is_dir()
+    with drafting(folder, resume=not local) as out:
+        if source is not None and local:
             _copy(Path(source).expanduser(), out.root)
         else:
             address = (source or ADDRESS).rstrip("/")

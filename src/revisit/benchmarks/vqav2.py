@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from revisit.benchmarks.base import Benchmark, HubDataset, Item, Metric, Scores, check_answers, check_choice, lmms
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer, aligned, check_questions
+from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.io.drafts import Draft, under
 from revisit.benchmarks.io.files import Record
 from revisit.benchmarks.registry import register
@@ -26,6 +27,8 @@ SOURCE = (
 )
 QUESTIONS = "v2_OpenEnded_mscoco_val2014_questions.json"
 ANNOTATIONS = "v2_mscoco_val2014_annotations.json"
+_SERVER = "https://s3.amazonaws.com/cvmlp/vqa/mscoco/vqa"
+_ZIPPED = ("v2_Questions_Val_mscoco.zip", "v2_Annotations_Val_mscoco.zip")
 SUFFIXES = {"none": "", "short": "\nAnswer the question using a single word or phrase."}
 
 # ----------------------------------------------------------------------------------------------- normalising
@@ -193,6 +196,10 @@ class VQAv2(Benchmark):
     )
     hub: ClassVar[HubDataset | None] = HubDataset(
         lmms("VQAv2"), ("validation",), ("question_id", "image_id", "question", "answers", "image"), large=True
+    )
+    downloads: ClassVar[tuple[Remote, ...]] = (  # no checksums are published; the archives hold those of their members
+        Remote(f"vqav2/{_ZIPPED[0]}", (f"{_SERVER}/{_ZIPPED[0]}",), size=15_000_000, members=(QUESTIONS,)),
+        Remote(f"vqav2/{_ZIPPED[1]}", (f"{_SERVER}/{_ZIPPED[1]}",), size=100_000_000, members=(ANNOTATIONS,)),
     )
     max_new_tokens: ClassVar[int] = 16
     headline: ClassVar[str] = "accuracy"

@@ -44,6 +44,7 @@ def get(
     if benchmark == "nltk":
         from revisit.benchmarks import language
 
+        typer.echo(f"License of NLTK's data: {language.LICENSE}.", err=True)
         nltk = language.get_data(folder or language.data_folder(), source)
         typer.echo(f"{nltk['folder']}: NLTK's data for CHAIR and AMBER. {nltk['version']}")
         if folder is not None:

@@ -24,7 +24,8 @@ def reproduce(
         None, "--model", "-m", help="One model in the place of all of the paper's, such as tiny."
     ),
     data: list[str] = typer.Option(
-        None, help="As for `revisit eval`; hub by default, and generated scenes for the embedded model."
+        None,
+        help="As for `revisit eval`; what `revisit data get` fetches by default, generated scenes for the embedded model.",
     ),
     out: Path = typer.Option(
         Path("reproduced"), "--out", "-o", help="Where everything is kept, and report.html written."
@@ -49,7 +50,7 @@ def reproduce(
 
       revisit reproduce chair --models LLaVA-1.5-7B --plan
 
-      revisit reproduce all --model tiny --limit 8 --out runs/paper
+      revisit reproduce all --model tiny --out runs/tiny
     """
     from revisit.report import paper
     from revisit.report.terminal import print_section
@@ -70,7 +71,7 @@ def reproduce(
         rows,
         chosen,
         model,
-        data or ("scenes:unusual:100" if model == "tiny" else "hub"),
+        data,
         out,
         limit,
         batch_size,
@@ -150,7 +151,7 @@ def _run(
     rows: Any,
     chosen: dict[str, str],
     model: str | None,
-    data: Any,
+    data: list[str] | None,
     out: Path,
     limit: int | None,
     batch_size: int,
@@ -158,18 +159,21 @@ def _run(
     quiet: bool,
 ) -> None:
     from revisit.benchmarks.language import require_data
+    from revisit.evaluation.config import DOWNLOAD, parse_data
     from revisit.evaluation.progress import Bars
     from revisit.evaluation.runner import Silent
     from revisit.evaluation.store import make_folder
     from revisit.report.document import write
     from revisit.report.reproduce import Setup
     from revisit.report.reproduce import reproduce as run
+    from revisit.report.stand_in import stand_in_data
 
     need("scipy", "statsmodels", "matplotlib")
     if any(row.benchmark in ("chair", "llava_bench") for row in rows):
         require_data()
-    place = data[0] if isinstance(data, list) and len(data) == 1 and "=" not in data[0] else data
-    setup = Setup(make_folder(out), chosen, place, model is not None, limit, batch_size, options)
+    place = data or (str(stand_in_data(make_folder(out))) if model == "tiny" else DOWNLOAD)
+    places = parse_data(place, list(dict.fromkeys(row.benchmark for row in rows)))
+    setup = Setup(make_folder(out), chosen, places, model is not None, limit, batch_size, options)
     try:
         if quiet:
             document = run(rows, setup, Silent())

@@ -28,6 +28,7 @@ from revisit.evaluation.plan import Plan
 
 SCENES = "scenes"
 HUB = "hub"
+DOWNLOAD = "download"
 DEFAULT_SCENES = "scenes:unusual:100"
 
 
@@ -246,15 +247,20 @@ def parse_data(given: Any, names: Sequence[str]) -> dict[str, str]:
 
 
 def resolve_data(place: str, benchmark: str | None = None, limit: int | None = None) -> Path:
-    """The folder; or the scenes `scenes[:split[:n[:seed]]]`, or the benchmark's hub dataset `hub[:source]`, made once."""
+    """The folder; or the scenes `scenes[:split[:n[:seed]]]`, what `revisit data get` fetches (`download[:address]`), or the
+    benchmark's hub dataset `hub[:source]`, each made once."""
     if place == SCENES or place.startswith(f"{SCENES}:"):
         from revisit.evaluation.scenes import scene_folder
 
         return scene_folder(place)
     if place == HUB or place.startswith(f"{HUB}:"):
-        from revisit.evaluation.hub import hub_folder
+        from revisit.evaluation.fetched import hub_folder
 
         return hub_folder(place, benchmark, limit)
+    if place == DOWNLOAD or place.startswith(f"{DOWNLOAD}:"):
+        from revisit.evaluation.fetched import downloaded_folder
+
+        return downloaded_folder(place, benchmark, limit)
     path = Path(place).expanduser()
     if not path.is_dir():
         raise RevisitError(f"The data folder {place!r} does not exist.")

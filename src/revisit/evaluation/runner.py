@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from revisit.benchmarks.base import Benchmark, Item, PerUnit, Scores
+from revisit.benchmarks.io import hub
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.evaluation import statistics
@@ -129,6 +130,12 @@ def load_questions(benchmark: Benchmark, plan: Plan, checksums: Checksums, repor
     items = benchmark.load(folder)[: plan.limit_of(benchmark)]
     if not items:
         raise RevisitError(f"Benchmark {benchmark.name!r} has no items in {folder}.")
+    fetched = hub.fetched_items(folder)
+    if fetched is not None and fetched < len(items):
+        raise RevisitError(
+            f"{folder} was fetched with --limit {fetched} and has no pictures for the other items: give --limit {fetched}, or fetch "
+            f"all of it into a new folder with `revisit data get {benchmark.name} DIR`."
+        )
     ids = [item.id for item in items]
     if len(set(ids)) != len(ids):
         repeated = next(i for i in ids if ids.count(i) > 1)

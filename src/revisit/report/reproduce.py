@@ -35,7 +35,7 @@ class Setup:
 
     out: Path
     models: Mapping[str, str]  # name in the paper -> folder or hub id
-    data: Any
+    data: Mapping[str, str]  # benchmark -> folder, generated scenes, `download` or `hub`
     stand_in: bool = False  # one model in the place of all of the paper's
     limit: int | None = None
     batch_size: int = 8
@@ -47,7 +47,7 @@ class Setup:
 
     def benchmark(self, row: Row) -> str:
         """The row's benchmark; generated scenes have no LLaVA-Bench, whose place CHAIR's prompt takes."""
-        scenes = str(self.data).startswith(SCENES)
+        scenes = self.data[row.benchmark].startswith(SCENES)
         return "chair" if scenes and row.benchmark == "llava_bench" else row.benchmark
 
     def limit_of(self, row: Row) -> int | None:
@@ -64,7 +64,7 @@ class Setup:
             model=[self.models[name]],
             method=methods,
             benchmark=[self.benchmark(row)],
-            data=self.data,
+            data=self.data[row.benchmark],
             output=str(self.out / output),
             limit=self.limit_of(row),
             batch_size=self.batch_size,
@@ -77,7 +77,7 @@ class Setup:
         """The model and pictures of a study."""
         return Subject(
             model=self.models[name],
-            data=self.data if isinstance(self.data, str) else dict(self.data)["chair"],
+            data=self.data[row.benchmark],
             limit=self.limit_of(row),
             output=str(self.out / "analyses"),
             batch_size=self.batch_size,

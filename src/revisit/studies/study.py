@@ -44,7 +44,7 @@ class Subject:
     @cached_property
     def folder(self) -> Path:
         """Where the pictures are."""
-        return resolve_data(self.data)
+        return resolve_data(self.data, "chair", self.limit)
 
     @cached_property
     def items(self) -> list[Item]:

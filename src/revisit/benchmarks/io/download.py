@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -217,7 +218,7 @@ def _unpack(remote: Remote, archive: Path, folder: Path) -> None:
                 with opened.open(_entry(opened, member)) as source, _part(target).open("wb") as file:
                     shutil.copyfileobj(source, file, CHUNK)
                 _part(target).replace(target)
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, KeyError, EOFError) as error:
         archive.unlink()
         raise RevisitError(
             f"{remote.urls[0]} is damaged ({error}) and was removed; run the same command again."

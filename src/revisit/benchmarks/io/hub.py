@@ -6,6 +6,7 @@ folder appears only when the benchmark has read it back. Column names are those 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -103,11 +104,34 @@ def downloaded(place: Place, folder: Path) -> Place:
         size = sum(file.size or 0 for file in about.siblings or ())
         folder.parent.mkdir(parents=True, exist_ok=True)
         check_space(folder.parent, 2 * size)  # the files of the repository, and what is made of them
-        return Place(snapshot_download(place.source, repo_type="dataset", revision=place.revision))
+        copy = Path(snapshot_download(place.source, repo_type="dataset", revision=place.revision))
+        for file in about.siblings or ():
+            _check(copy / file.rfilename, file, place)
+        return Place(str(copy))
     except RevisitError:
         raise
     except Exception as error:  # every transport has its own kinds
         raise _unreadable(place, error) from error
+
+
+def _check(path: Path, file: Any, place: Place) -> None:
+    """Removes and refuses a file that is not what the hub says it is, by SHA-256 for large files and git's SHA-1 for others."""
+    if file.lfs is not None:
+        expected, state = file.lfs.sha256, hashlib.sha256()
+    elif file.blob_id:
+        expected, state = file.blob_id, hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    else:
+        return
+    with path.open("rb") as opened:
+        while block := opened.read(1 << 20):
+            state.update(block)
+    if state.hexdigest() != expected:
+        path.resolve().unlink()  # in the hub's cache, the content; its name there is a link
+        path.unlink(missing_ok=True)
+        raise RevisitError(
+            f"{file.rfilename} of {place.source} did not arrive as the hub has it (its checksum is {state.hexdigest()[:12]}…, not "
+            f"{expected[:12]}…) and was removed; run the same command again."
+        )
 
 
 def _configs(library: Any, dataset: HubDataset, place: Place) -> list[str | None]:
@@ -257,6 +281,16 @@ def present(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
         whose = f"{known['benchmark']} from {known['source']}" if _ours(known) else "other files"
         raise RevisitError(f"{folder} is not empty and holds {whose}; name a new folder, or remove that one first.")
     return dict(known)
+
+
+def fetched_items(folder: Path) -> int | None:
+    """How many items a folder was fetched with pictures for; None if it has all of them, or was not fetched by us."""
+    try:
+        known = json.loads((folder / SOURCE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    limit = known["asked"].get("limit") if _ours(known) and isinstance(known["asked"], dict) else None
+    return limit if isinstance(limit, int) else None
 
 
 def _ours(known: Any) -> bool:
