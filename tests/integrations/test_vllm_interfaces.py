@@ -50,7 +50,6 @@ def test_the_processors_have_the_interfaces_of_their_runners() -> None:
 
 
 def test_the_methods_we_extend_are_those_we_read() -> None:
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.input_processor import InputProcessor
@@ -58,8 +57,8 @@ def test_the_methods_we_extend_are_those_we_read() -> None:
 
     assert names(InputProcessor.process_inputs)[:4] == ["self", "request_id", "prompt", "params"]
     assert names(Scheduler.update_from_output) == ["self", "scheduler_output", "model_runner_output"]
-    assert "update_from_output" not in AsyncScheduler.__dict__
-    assert names(KVCacheManager.allocate_slots)[:2] == ["self", "request"]
+    assert names(Scheduler._handle_blocked_waiting_request) == ["self", "request"]
+    assert not {"update_from_output", "_handle_blocked_waiting_request"} & AsyncScheduler.__dict__.keys()
     assert "self.grammar_compile_error_reqs: set[str] = set()" in source("vllm.v1.core.sched.scheduler")
     assert names(GPUModelRunner._update_states) == ["self", "scheduler_output"]
     assert names(GPUModelRunner._prepare_inputs) == ["self", "scheduler_output", "num_scheduled_tokens"]
@@ -207,38 +206,44 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
             self.vllm_config = None
             self.requests: dict[str, Any] = {}
             self.grammar_compile_error_reqs: set[str] = set()
-            self.kv_cache_manager = SimpleNamespace(allocate_slots=lambda request, count: [request.request_id, count])
+
+        def _handle_blocked_waiting_request(self, request: Any) -> bool:
+            return not getattr(request, "blocked", False)
 
         def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> set[str]:
             return self.grammar_compile_error_reqs
 
     monkeypatch.setattr(hooks, "make_plan", lambda config: Model(blocks=4).plan)
-    hooks.extend(Scheduler, "__init__", hooks.waiting)
+    hooks.extend(Scheduler, "_handle_blocked_waiting_request", hooks.waiting)
     hooks.extend(Scheduler, "update_from_output", hooks.ending)
-    hooks.extend(Scheduler, "__init__", hooks.waiting)  # twice is once
+    hooks.extend(Scheduler, "_handle_blocked_waiting_request", hooks.waiting)  # twice is once
     return Scheduler()
 
 
 def test_a_request_waits_until_its_vision_states_have_room(scheduler: Any) -> None:
-    def allocate(name: str, blocks: int, settings: Any = 1) -> Any:
+    def ready(name: str, blocks: int, settings: Any = 1, blocked: bool = False) -> bool:
         one = SimpleNamespace(
             request_id=name,
             sampling_params=Params({"revisit": settings} if settings else None),
             prompt_token_ids=[IMAGE] * BLOCK * blocks,
+            blocked=blocked,
         )
         scheduler.requests[name] = one
-        return scheduler.kv_cache_manager.allocate_slots(one, 7)
+        answer: bool = scheduler._handle_blocked_waiting_request(one)
+        return answer
 
-    assert allocate("a", 3) == ["a", 7]
-    assert allocate("b", 2) is None
-    assert allocate("c", 9, settings=None) == ["c", 7]  # did not opt in
-    assert allocate("a", 3) == ["a", 7]  # has its place
-    assert allocate("d", 1) == ["d", 7]
-    assert allocate("b", 2) is None
+    assert ready("a", 3)
+    assert not ready("b", 2)
+    assert ready("c", 9, settings=None)  # did not opt in
+    assert ready("f", 0)  # has no image
+    assert ready("a", 3)  # has its place
+    assert not ready("d", 1, blocked=True)  # waits for something else of vLLM's, and takes no room meanwhile
+    assert ready("d", 1)
+    assert not ready("b", 2)
     del scheduler.requests["a"]
-    assert allocate("b", 2) == ["b", 7]
+    assert ready("b", 2)
     assert not scheduler.grammar_compile_error_reqs
-    assert allocate("e", 5) is None  # more than there is: it is ended, and holds up nobody
+    assert not ready("e", 5)  # more than there is: it is ended, and holds up nobody
     assert scheduler.grammar_compile_error_reqs == {"e"}
 
 

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from revisit.integrations.vllm.plan import PATIENCE, Reservations, block_size
 from revisit.integrations.vllm.pool import Pool, PoolFull
 
 BLOCK = 128
@@ -45,3 +46,40 @@ def test_states_are_kept_at_their_places() -> None:
     assert torch.equal(pool.states[0, 0], states[0])
     assert torch.equal(pool.states[0, -1], states[1])
     assert torch.equal(pool.states[2, 0], states[2])
+
+
+def test_a_request_that_waits_is_overtaken_by_those_that_fit_but_not_for_ever() -> None:
+    reservations = Reservations(4)
+    assert reservations.take("long", 2)
+    assert not reservations.take("large", 3)
+    for number in range(PATIENCE):
+        assert reservations.take(str(number), 1)
+        assert reservations.take(str(number), 1)  # asked again, it has its place
+        assert not reservations.take("large", 3)
+        reservations.forget({"long", "large"})
+    assert not reservations.take("one more", 1)
+    reservations.forget({"large", "one more"})
+    assert not reservations.take("one more", 1)  # there is room, and it is not its turn
+    assert reservations.take("large", 3)
+    assert reservations.take("one more", 1)
+
+
+def test_a_request_that_ended_while_it_waited_holds_up_nobody() -> None:
+    reservations = Reservations(4)
+    assert reservations.take("long", 2)
+    assert not reservations.take("large", 3)
+    for number in range(PATIENCE):
+        assert reservations.take(str(number), 1)
+        reservations.forget({"long", "large"})
+    reservations.forget({"long"})
+    assert reservations.take("small", 2)
+
+
+@pytest.mark.parametrize(
+    ("image", "layers", "size"),
+    [(None, 1, 512), (None, 15, 1024), (576, 1, 576), (576, 17, 576), (256, 9, 1024), (16, 1, 512)],
+)
+def test_blocks_hold_whole_images_where_these_have_one_size(image: int | None, layers: int, size: int) -> None:
+    assert block_size(image, layers, 100_000) == size
+    assert block_size(image, layers, 4_000) == 250  # a small pool is not cut into a few large pieces
+    assert block_size(image, layers, 286) == 64

@@ -49,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
     command += ["--enforce-eager", "--max-model-len", "512", "--max-num-seqs", "4"]
     command += ["--logits-processors", "vllm_breaker:Breaker"]
     environment = {**os.environ, **SETTINGS, "REVISIT_VLLM": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    environment["REVISIT_VLLM_POOL_MB"] = "0.07"  # one block of 256 states: sixteen pictures
+    environment["REVISIT_VLLM_POOL_MB"] = "0.07"  # four blocks of 64 states: sixteen pictures
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)

@@ -1,7 +1,7 @@
 """Where the plug-in meets vLLM's own classes: the few methods that are extended, in the process where each of them runs.
 
     API server   InputProcessor.process_inputs          a request whose images can never fit is refused (a 400)
-    engine core  Scheduler, KVCacheManager.allocate_slots   a request waits until its vision states have room
+    engine core  Scheduler._handle_blocked_waiting_request  a request waits until its vision states have room
                  Scheduler.update_from_output           a request that failed in the worker is ended, alone
     worker       see `v1` and `v2`                      requests and batches are followed, failures reported
 
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from revisit.errors import RevisitError
-from revisit.integrations.vllm.plan import Plan, make_plan
+from revisit.integrations.vllm.plan import Plan, Reservations, make_plan
 from revisit.integrations.vllm.request import admit, parse
 
 FAILED = "revisit_failed"  # attribute of a runner's output: ids of requests that must be ended
@@ -37,7 +37,7 @@ def install() -> None:
     from vllm.v1.engine.input_processor import InputProcessor
 
     extend(InputProcessor, "process_inputs", refusing)
-    extend(Scheduler, "__init__", waiting)
+    extend(Scheduler, "_handle_blocked_waiting_request", waiting)
     extend(Scheduler, "update_from_output", ending)
 
 
@@ -69,34 +69,28 @@ def refusing(process_inputs: Callable[..., Any]) -> Callable[..., Any]:
     return process
 
 
-def waiting(init: Callable[..., Any]) -> Callable[..., Any]:
-    """A scheduler that lets a request wait, as for KV blocks, until there is room for its vision states."""
+def waiting(handle_blocked: Callable[..., Any]) -> Callable[..., Any]:
+    """A scheduler that passes over a request, without holding up those behind it, until there is room for its vision states."""
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        manager = self.kv_cache_manager
-        allocate = manager.allocate_slots
-        taken: dict[str, int] = {}  # blocks of the pool, by request, until the request has ended
+    def ready(self: Any, request: Any) -> bool:
+        return bool(handle_blocked(self, request)) and reserve(self, request)
 
-        @functools.wraps(allocate)
-        def allocate_slots(request: Any, *more: Any, **named: Any) -> Any:
-            name = request.request_id
-            need = 0 if name in taken else needed(self, request)
-            if need:
-                for old in taken.keys() - self.requests.keys():
-                    del taken[old]
-                if need > plan_of(self).blocks:  # was not refused where it came from, and must not wait for ever
-                    self.grammar_compile_error_reqs.add(name)
-                if sum(taken.values()) + need > plan_of(self).blocks:
-                    return None
-            slots = allocate(request, *more, **named)
-            if need and slots is not None:
-                taken[name] = need
-            return slots
+    return ready
 
-        manager.allocate_slots = allocate_slots
 
-    return __init__
+def reserve(scheduler: Any, request: Any) -> bool:
+    """Whether a request has its blocks of the pool, which are then its own until it has ended."""
+    need, name = needed(scheduler, request), request.request_id
+    if not need:
+        return True
+    if "revisit_reservations" not in scheduler.__dict__:
+        scheduler.revisit_reservations = Reservations(plan_of(scheduler).blocks)
+    reservations: Reservations = scheduler.revisit_reservations
+    if need > reservations.blocks:  # was not refused where it came from, and must not wait for ever
+        scheduler.grammar_compile_error_reqs.add(name)
+        return False
+    reservations.forget(scheduler.requests)
+    return reservations.take(name, need)
 
 
 def needed(scheduler: Any, request: Any) -> int:

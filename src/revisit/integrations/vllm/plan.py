@@ -6,7 +6,7 @@ three count the same blocks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +21,11 @@ from revisit.models.parts import vision_token_ids
 from revisit.taps.vision import resolve_layers
 
 POOL_SWITCH = "REVISIT_VLLM_POOL_MB"
-# How many tokens an image has, where a configuration says so: then an image fills a block at each layer. Every block costs a copy
-# of its row's part of the LM head, so blocks should not be small.
+# How many tokens an image has, where a configuration says so: then images fill their blocks.
 TOKENS_OF_AN_IMAGE = ("image_seq_length", "mm_tokens_per_image")
-BLOCK = 256
+BLOCK, LARGEST_BLOCK = 512, 1024  # states, where one layer is collected, and where several are
+SMALLEST_BLOCK, FEWEST_BLOCKS = 64, 16  # blocks are smaller in a pool of so few
+PATIENCE = 64  # requests that may overtake one that waits for room
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Plan:
     width: int  # of a hidden state
     dtype: torch.dtype  # of the states in the pool
     blocks: int  # in the pool
-    block: int = BLOCK  # states of a block
+    block: int  # states of a block
 
     def layers(self, method: ReVisiT) -> tuple[int, ...]:
         return resolve_layers(method.layers, self.depth, self.tied)
@@ -66,6 +67,47 @@ class Plan:
         )
 
 
+class Reservations:
+    """Which requests have blocks of the pool, and which wait for some, as the scheduler counts them."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+        self._taken: dict[str, int] = {}  # blocks of each request
+        self._waiting: dict[str, int] = {}  # by how many others each was overtaken
+
+    def forget(self, alive: Container[str]) -> None:
+        """Free the blocks of requests that have ended."""
+        self._taken = {name: need for name, need in self._taken.items() if name in alive}
+        self._waiting = {name: count for name, count in self._waiting.items() if name in alive}
+
+    def take(self, name: str, need: int) -> bool:
+        """Whether a request has its blocks; smaller ones may overtake it, but not for ever."""
+        if name in self._taken:
+            return True
+        patient = all(count < PATIENCE for other, count in self._waiting.items() if other != name)
+        if not patient or sum(self._taken.values()) + need > self.blocks:
+            self._waiting.setdefault(name, 0)
+            return False
+        self._waiting.pop(name, None)
+        self._waiting = {other: count + 1 for other, count in self._waiting.items()}
+        self._taken[name] = need
+        return True
+
+
+def block_size(image: int | None, layers: int, room: int) -> int:
+    """How many states a block holds, for images of so many tokens (None: they differ) at so many layers, in a pool with room for so many.
+
+    For every block the candidates' rows of the LM head are gathered (written once and read twice), as many bytes as 3 · 64 states
+    for 64 candidates; the last block of a request is read whole, however little is in it. So blocks are large where a
+    request has many states, and hold whole images where these have one size.
+    """
+    if image is None or not SMALLEST_BLOCK <= image <= LARGEST_BLOCK:
+        size = BLOCK if layers == 1 else LARGEST_BLOCK
+    else:
+        size = image * min(layers, LARGEST_BLOCK // image)
+    return min(size, max(SMALLEST_BLOCK, room // FEWEST_BLOCKS))
+
+
 def make_plan(config: Any) -> Plan:
     """The plan of a server, from vLLM's configuration; refuses models whose states would not be seen."""
     from vllm.platforms import current_platform
@@ -80,10 +122,11 @@ def make_plan(config: Any) -> Plan:
     dtype = torch.float32 if current_platform.is_cpu() else model.dtype  # half precision is slow on CPUs
     states = len({*resolve_layers(collectable(), depth, tied), depth})  # of one vision token, at most
     declared = (getattr(model.hf_config, name, None) for name in TOKENS_OF_AN_IMAGE)
-    block = next((size for size in declared if isinstance(size, int) and 64 <= size <= 1024), BLOCK)
-    most = scheduler.max_num_seqs * -(-model.max_model_len * states // block)
     megabytes = settings.vllm_pool_mb()
-    blocks = min(most, int(megabytes * 2**20 / (block * width * dtype.itemsize)))
+    room = int(megabytes * 2**20 / (width * dtype.itemsize))  # in states
+    block = block_size(next((size for size in declared if isinstance(size, int)), None), states, room)
+    most = scheduler.max_num_seqs * -(-model.max_model_len * states // block)
+    blocks = min(most, room // block)
     if not blocks:
         raise RevisitError(
             f"{POOL_SWITCH}={megabytes:g} has no room for {block} vision states of width {width}; make it larger."
