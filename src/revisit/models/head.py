@@ -42,13 +42,23 @@ class LinearHead:
 
     def logits(self, states: Tensor, ids: Tensor, model_dtype: bool = False) -> Tensor:
         """NaN where a product is beyond the largest logit and a function such as a cap would hide that.  -> (..., n, k)"""
-        rows = self.weight[ids]  # (..., k, d)
-        raw = states.to(rows.dtype) @ rows.mT if model_dtype else multiply(states, rows)
+        if not model_dtype and ids.ndim > 1 and not self.gathers(states, ids):
+            every = multiply(states.flatten(0, -2)[None], self.weight[None]).view(*states.shape[:-1], -1)  # (..., n, V)
+            raw = every.gather(-1, ids.unsqueeze(-2).expand(*states.shape[:-1], -1))
+        else:
+            rows = self.weight[ids]  # (..., k, d)
+            raw = states.to(rows.dtype) @ rows.mT if model_dtype else multiply(states, rows)
         if self.bias is not None:
             raw = raw + self.bias[ids].unsqueeze(-2).to(raw.dtype)
         if self.transform is None:
             return raw
         return torch.where(raw.abs() < LARGEST_LOGIT, self.transform(raw), NOT_A_LOGIT)
+
+    def gathers(self, states: Tensor, ids: Tensor) -> bool:
+        """Whether gathered rows move fewer bytes than logits over the whole vocabulary, as they do for all but very large sets."""
+        vocabulary, width = self.weight.shape
+        rows = (3 * ids.numel() - vocabulary) * width * self.weight.element_size()  # each written once and read twice
+        return rows <= 4 * (vocabulary + 2 * ids.shape[-1]) * states.numel() // width
 
 
 def multiply(states: Tensor, rows: Tensor) -> Tensor:

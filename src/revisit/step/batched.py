@@ -22,12 +22,12 @@ from revisit.step import reference
 from revisit.step.divergence import (
     INFINITY,
     MINUS_INFINITY,
-    OUTSIDE,
     distance,
     log_distribution,
+    mask,
     mean_by_shares,
-    outside,
     select,
+    usable,
 )
 from revisit.step.rule import Rule
 from revisit.step.states import StateBlocks
@@ -40,7 +40,7 @@ class Candidates(NamedTuple):
 
     ids: Tensor  # (B, K)
     inside: Tensor  # (B, K) whether it is plausible
-    log_p: Tensor  # (B, K) the output distribution over the plausible ones, OUTSIDE elsewhere
+    log_p: Tensor  # (B, K) the output distribution over the plausible ones, -inf elsewhere
     sizes: Tensor  # (B,) how many are plausible: exact if below K; 0 where the logits are no distribution
 
 
@@ -98,7 +98,7 @@ def find_candidates(logits: Tensor, rule: Rule, capacity: int | None) -> Candida
         capacity = max(1, int(keep.sum(-1).max()))
     top, ids = logp.topk(min(capacity, logp.shape[-1]))  # (B, K), descending
     inside = top.isfinite() if rule.full_vocabulary else top >= top[:, :1] + math.log(rule.alpha)
-    log_p = torch.where(inside, top, OUTSIDE).log_softmax(-1)
+    log_p = torch.where(inside, top, MINUS_INFINITY).log_softmax(-1)
     return Candidates(ids, inside, log_p, inside.sum(-1))
 
 
@@ -106,49 +106,49 @@ def finish(
     logits: Tensor, some: Candidates, blocks: StateBlocks, head: Projection, rule: Rule, uniform: float | Tensor
 ) -> Step:
     """The step of all rows whose candidates are known."""
-    distances, log_qs = compare(some, blocks, head, rule)
+    distances, xs = compare(some, blocks, head, rule)
     index, shares = select(blocks.by_row(distances), some.sizes, rule, uniform)  # (B, n)
     place, offset = blocks.places(index)
-    if log_qs is not None:
-        log_q = log_qs.flatten(0, 1)[place, offset]  # (B, n, K)
+    if xs is not None:
+        x = xs.flatten(0, 1)[place, offset]  # (B, n, K)
     else:
         x = head.logits(blocks.states[place // blocks.rows.shape[1], offset], some.ids, rule.model_dtype)
-        log_q = log_distribution(torch.where(some.inside[:, None], x, outside(rule)), rule)
+        x = mask(x, some.inside[:, None], rule)
+    log_q = log_distribution(x, rule)
     log_q = log_q[:, 0] if shares.shape[1] == 1 else mean_by_shares(log_q, shares[..., None])  # (B, K)
+    if rule.fusion == "interpolation":
+        log_q = torch.where(some.inside, log_q, MINUS_INFINITY)
     weight = rule.weight
     weights = reference.vision_weight(some.log_p, log_q, weight) if isinstance(weight, str) else weight
     fused = reference.fuse(some.log_p, log_q, rule.fusion, weights, rule.normalize)
 
-    touched = some.sizes > 0 if blocks.seen is None else (some.sizes > 0) & blocks.seen
-    applied = (some.sizes > 1) & (shares[:, 0] > 0)  # a row without vision states has no shares
-    final = torch.where(some.inside, torch.where(applied[:, None], fused, some.log_p), MINUS_INFINITY)
-    kept = torch.where(touched[:, None], final.to(logits.dtype), logits.gather(-1, some.ids))
-    scores = torch.where(touched[:, None], MINUS_INFINITY, logits).scatter_(-1, some.ids, kept)
+    touched = some.inside[:, :1] if blocks.seen is None else some.inside[:, :1] & blocks.seen[:, None]  # (B, 1)
+    applied = (some.sizes[:, None] > 1) & (shares[:, :1] if shares.dtype == torch.bool else shares[:, :1] > 0)
+    final = torch.where(applied, fused, some.log_p)
+    kept = torch.where(touched, final.to(logits.dtype), logits.gather(-1, some.ids))
+    scores = torch.where(touched, MINUS_INFINITY, logits).scatter_(-1, some.ids, kept)
     before = some.log_p.gather(-1, final.argmax(-1, keepdim=True))  # (B, 1), of what is now the likeliest
     changed = (before < some.log_p[:, :1])[:, 0]  # never where nothing was applied
-    return Step(scores, some.sizes, applied, changed, index[:, 0], weights, blocks.seen)
+    return Step(scores, some.sizes, applied[:, 0], changed, index[:, 0], weights, blocks.seen)
 
 
 def compare(some: Candidates, blocks: StateBlocks, head: Projection, rule: Rule) -> tuple[Tensor, Tensor | None]:
-    """How far every vision state is from the rows that look at it, and its log-distribution.  -> (G, c, S), (G, c, S, K)
+    """How far every vision state is from the rows that look at it, and its masked logits.  -> (G, c, S), (G, c, S, K)
 
     The distance is inf for padding and for states that cannot be selected. What is too large to be held at once is
-    compared in slices, and the distributions are not kept.
+    compared in slices, and the logits are not kept.
     """
-    ids, inside, log_p, sizes = (blocks.by_block(x) for x in some)  # (G, c, K), sizes (G, c, 1)
-    inside, log_p = inside[:, :, None], log_p[:, :, None]
+    ids = blocks.by_block(some.ids)  # (G, c, K)
+    inside, log_p = (blocks.by_block(x)[:, :, None] for x in (some.inside, some.log_p))
     # On a GPU, four tensors of this many float32 numbers stay below a quarter of the states in half precision.
     largest = CPU_NUMBERS if ids.device.type == "cpu" else max(DEVICE_NUMBERS, blocks.states.numel() // 32)
     slices = blocks.states.split(max(1, largest // ids.numel()), dim=1)
     parts = []
     for states in slices:
         x = head.logits(states, ids.flatten(1), rule.model_dtype)  # (G, s, c · K)
-        x = x.unflatten(-1, ids.shape[1:]).transpose(1, 2)  # (G, c, s, K)
-        x = torch.where(inside, x, outside(rule))
-        log_q = log_distribution(x, rule)
-        usable = (x.abs() < LARGEST_LOGIT).sum(-1) == sizes
-        parts.append(torch.where(usable, distance(log_p, log_q, inside, x, rule), INFINITY))
+        x = mask(x.unflatten(-1, ids.shape[1:]).transpose(1, 2), inside, rule)  # (G, c, s, K)
+        parts.append(torch.where(usable(x, inside, rule), distance(log_p, x, inside, rule), INFINITY))
     distances = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
     if blocks.mask is not None:
         distances = torch.where(blocks.mask[:, None], distances, INFINITY)
-    return distances, log_q if len(slices) == 1 else None
+    return distances, x if len(slices) == 1 else None

@@ -16,55 +16,73 @@ from revisit.step.rule import SOFT_TEMPERATURE, Rule
 
 # Tensors of the host, because a Python number would first be written to the device by a kernel of its own.
 INFINITY, MINUS_INFINITY = torch.tensor(math.inf), torch.tensor(-math.inf)
-OUTSIDE = torch.tensor(-4 * LARGEST_LOGIT)  # logit of a token that is not plausible: probability 0, and finite
+# Logit of a token that is not plausible: the least that a plausible one may have, so that its probability is 0.
+OUTSIDE = torch.tensor(-LARGEST_LOGIT).nextafter(torch.tensor(0.0))
 TINY = 1e-37  # smallest probability whose logarithm is taken
 
 
-def outside(rule: Rule) -> Tensor:
-    """The logit of a token that is not plausible."""
-    return MINUS_INFINITY if rule.model_dtype else OUTSIDE
+def mask(x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
+    """The logits of plausible tokens as they are, and of others so low that they have no probability."""
+    return torch.where(inside, x, MINUS_INFINITY if rule.model_dtype else OUTSIDE)
+
+
+def usable(x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
+    """Which states have no logit beyond LARGEST_LOGIT, and no NaN, for a plausible token.  (..., s, K) -> (..., s)"""
+    if rule.model_dtype:
+        x = torch.where(inside, x, 0.0)
+    # A norm is one kernel on a GPU, and slow on a CPU.
+    largest = x.abs().amax(-1) if x.is_cpu else torch.linalg.vector_norm(x, math.inf, -1)
+    return largest < LARGEST_LOGIT
 
 
 def log_distribution(x: Tensor, rule: Rule) -> Tensor:
-    """log Q from logits that are `outside` where a token is not plausible; in float32 at least, and finite."""
+    """log Q from masked logits, in float32 at least, and finite."""
     log_q = reference.log_softmax(x, rule.model_dtype)
     return log_q.float().clamp_min(OUTSIDE.item()) if rule.model_dtype else log_q
 
 
-def distance(log_p: Tensor, log_q: Tensor, inside: Tensor, x: Tensor, rule: Rule) -> Tensor:
-    """The reference's divergence, negative for select="max".  (..., 1, K), (..., s, K), (..., 1, K) -> (..., s)
+def entropy(p: Tensor) -> Tensor:
+    """−Σ p ln p.  (..., K) -> (...)"""
+    # torch's own is one kernel on a GPU, and slow on a CPU.
+    return -p.clamp_min(TINY).log_().mul_(p).sum(-1) if p.is_cpu else torch.special.entr(p).sum(-1)
 
-    With s = P + Q, the Jensen–Shannon divergence is ½ Σ (Q ln Q − s ln s) and what depends on P alone, which is left out.
+
+def distance(log_p: Tensor, x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
+    """The reference's divergence from masked logits, negative for select="max".  (..., 1, K), (..., s, K), (..., 1, K) -> (..., s)
+
+    The Jensen–Shannon divergence is H(M) − ½ H(Q) and what depends on P alone, which is left out.
     """
-    p, q = log_p.exp(), log_q.exp()
-    if rule.divergence == "official":
-        if rule.model_dtype:  # the released code rounds Q by itself
-            q = x.softmax(-1)
-        m = 0.5 * (p + q)
-        terms = m * (m.log() - 0.5 * (log_p + log_q))
-        value = torch.where(inside & (m > 0), terms, 0).sum(-1) / inside.sum(-1)
+    rounded = rule.model_dtype and rule.divergence != "official"  # the released code rounds Q by itself
+    q = log_distribution(x, rule).exp() if rounded else x.softmax(-1)
+    p = log_p.exp()
+    if rule.divergence == "jsd":
+        value = torch.sub(entropy(torch.lerp(q, p.to(q.dtype), 0.5)), entropy(q), alpha=0.5)
     elif rule.divergence == "cosine":
         value = 1 - torch.nn.functional.cosine_similarity(q, p, dim=-1)
-    elif rule.divergence == "kl":
-        value = (p * (log_p - log_q)).sum(-1)
     else:
-        s = q + p.clamp_min(TINY)
-        value = 0.5 * q.mul_(log_q).addcmul_(s, s.log(), value=-1).sum(-1)
+        log_q = log_distribution(x, rule)
+        if rule.divergence == "official":
+            m = 0.5 * (p + q)
+            terms = torch.where(m > 0, m * (m.log() - 0.5 * (log_p + log_q)), 0) / inside.sum(-1, keepdim=True)
+        else:
+            terms = p * (log_p - log_q)
+        value = torch.where(inside, terms, 0).sum(-1)
     return -value if rule.select == "max" else value
 
 
 def select(distances: Tensor, sizes: Tensor, rule: Rule, uniform: float | Tensor) -> tuple[Tensor, Tensor]:
     """The selected states of every row and their shares in Q; shares of 0 where none can be.  (B, N) -> (B, n), (B, n)"""
     if rule.select == "random":
-        usable = distances < math.inf
-        wanted = (uniform * usable.sum(-1, keepdim=True).double()).long()  # its number among the usable ones
-        first = ((usable.cumsum(-1) - 1 == wanted) & usable).int().argmax(-1, keepdim=True)
-        return first, usable.gather(-1, first).to(distances.dtype)
+        finite = distances < math.inf
+        wanted = (uniform * finite.sum(-1, keepdim=True).double()).long()  # its number among the usable ones
+        first = ((finite.cumsum(-1) - 1 == wanted) & finite).int().argmax(-1, keepdim=True)
+        return first, finite.gather(-1, first)
     least = distances.amin(-1, keepdim=True)
-    apart = reference.steps_apart(distances, least, sizes[:, None], rule)
     if rule.select != "soft" and rule.neighbors == 1:
-        return apart.argmin(-1, keepdim=True), least < math.inf
-    order = apart.argsort(dim=-1, stable=True)
+        equal = distances - least <= 0.5 * reference.resolution(least, sizes[:, None], rule)  # inf − inf is not
+        found, first = equal.max(-1, keepdim=True)
+        return first, found
+    order = reference.steps_apart(distances, least, sizes[:, None], rule).argsort(dim=-1, stable=True)
     if rule.select == "soft":
         return order, (-distances / SOFT_TEMPERATURE).softmax(-1).nan_to_num(0).gather(-1, order)
     nearest = order[:, : rule.neighbors]

@@ -194,11 +194,16 @@ def steps_apart(distance: Tensor, least: Tensor, size: int | Tensor, rule: Rule)
     """How far distances are from the least, in steps of what float32 can tell apart: equal ones get the same number."""
     if rule.model_dtype:
         return distance
+    return ((distance - least) / resolution(least, size, rule)).round()
+
+
+def resolution(least: Tensor, size: int | Tensor, rule: Rule) -> Tensor | float:
+    """What float32 can tell apart near the least distance."""
+    if rule.model_dtype:
+        return 0.0
     if rule.divergence == "official":
-        return ((distance - least) / (RESOLUTION * (1 / size + least.abs()))).round()
-    if rule.divergence == "kl":
-        return ((distance - least) / (RESOLUTION * (1 + least.abs()))).round()
-    return ((distance - least) / RESOLUTION).round()
+        return RESOLUTION * (1 / size + least.abs())
+    return RESOLUTION * (1 + least.abs()) if rule.divergence == "kl" else RESOLUTION
 
 
 # -- fusion -------------------------------------------------------------------------------------------------------
