@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from revisit.models.head import LARGEST_LOGIT, LinearHead, Projection
+from revisit.models.head import LinearHead, Projection
 from revisit.step import reference
 from revisit.step.divergence import (
     INFINITY,
