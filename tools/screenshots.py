@@ -95,7 +95,7 @@ def main() -> None:
     for answer in decode.answers:
         answer.seconds = None  # this machine's, of no use to a reader
     figure.save(figure.decode_figure(decode), IMAGES / "figure.png", dpi=110)
-    words = ["cow", "vase", "phone", "keyboard", "laptop", "toilet"]
+    words = ["cat", "book", "oven", "motorcycle", "teddybear", "bed"]
     looked = lens.read_vision_tokens(model, processor, [picture], {"words": words})
     figure.save(figure.lens_figure(looked), IMAGES / "lens-figure.png", dpi=110)
     server = uvicorn.Server(

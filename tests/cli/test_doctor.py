@@ -28,7 +28,7 @@ def test_the_embedded_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert told["machine"]["step on CPUs"].startswith(("compiled", "torch"))
     model = told["model"]
     assert model["vision tokens of 128×128"] == "64"
-    assert model["recommended"] == "layers=last, alpha=0.001"
+    assert model["recommended"] == "layers=last, alpha=1e-05, neighbors=8, weight=agreement"
     # 64 tokens × 256 numbers × 4 bytes = 64 KB an image
     assert model["layers=last"] == "5; states 0.1 MB per image, 0.2 MB for a batch of 4"
 

@@ -181,16 +181,16 @@ def test_serve_uses_what_is_recommended(run: Callable[..., Done], monkeypatch: p
         raise Stop
 
     monkeypatch.setattr("revisit.serve.app.build", build)
-    for settings, alpha in (({}, 0.001), ({"alpha": "0.1"}, 0.1)):
+    for settings, neighbors in (({}, 8), ({"neighbors": "2"}, 2)):
         with pytest.raises(Stop):
             server.serve("tiny", port=0, settings=settings)
-        assert made[-1].method.settings()["alpha"] == alpha
+        assert made[-1].method.settings()["neighbors"] == neighbors
     picture = {"type": "image_url", "image_url": {"url": png_uri(families.picture(0))}}
     body = {"model": "tiny", "messages": [{"role": "user", "content": [picture, {"type": "text", "text": "hi"}]}]}
-    for settings, alpha in (({}, 0.001), ({"alpha": 0.5}, 0.5)):
+    for settings, neighbors in (({}, 8), ({"neighbors": 3}, 3)):
         asked = {**body, "decoding": {"method": "revisit", "settings": settings}}
         request, _ = made[-1].read(ChatBody.model_validate(asked))
-        assert request.method.settings()["alpha"] == alpha
+        assert request.method.settings()["neighbors"] == neighbors
 
 
 def png_uri(picture: Any) -> str:

@@ -15,7 +15,7 @@ from revisit.models.layers import resolve_layers
 def test_facts_of_the_embedded_model() -> None:
     facts = model_facts("tiny", batch=8)
     assert facts.vision_tokens == 64
-    assert facts.recommended == {"alpha": 0.001, "layers": "last"}
+    assert facts.recommended == {"alpha": 1e-5, "layers": "last", "weight": "agreement", "neighbors": 8}
     assert facts.layers["last"] == (facts.depth,)
     assert facts.state_bytes("last") == 8 * 64 * facts.width * 4
     assert facts.state_bytes("last", "bfloat16") == 8 * 64 * facts.width * 2

@@ -17,6 +17,8 @@ from revisit.benchmarks import get
 from revisit.cli.main import app
 from revisit.errors import RevisitError
 from revisit.evaluation.config import EvalConfig
+from revisit.methods.revisit import ReVisiT
+from revisit.methods.vcd import VCD
 from revisit.report import paper, published
 from revisit.report.stand_in import stand_in_data
 from revisit.report.verdicts import Ours, comparison_table, verdict
@@ -83,9 +85,7 @@ def test_the_papers_preset_is_its_protocol() -> None:
     assert (found["vqav2"].suffix, found["pope"].suffix) == ("none", "none")  # type: ignore[attr-defined]
     assert plan.limit_of(found["vqav2"]) == 500
     assert plan.limit_of(found["chair"]) is None
-    from revisit.methods.vcd import VCD
-
-    assert plan.methods_for("tiny")[0] == VCD.official()
+    assert plan.methods_for("tiny") == (VCD.official(), ReVisiT())  # not what the embedded model recommends
     typed = EvalConfig(
         benchmark=["vqav2:suffix=short"], data="scenes:unusual:2", preset="paper", limit=3, max_new_tokens=7
     ).plan()

@@ -184,15 +184,15 @@ def test_the_page_offers_every_method_with_its_settings(app: Any) -> None:
 
 
 def test_settings_are_those_recommended_for_the_model() -> None:
-    def alpha(model: str) -> str:
+    def weight(model: str) -> str:
         revisit = next(method for method in method_settings(described(model)) if method["name"] == "revisit")
-        return next(str(setting["default"]) for setting in revisit["settings"] if setting["name"] == "alpha")
+        return next(str(setting["default"]) for setting in revisit["settings"] if setting["name"] == "weight")
 
-    assert (alpha("tiny"), alpha("llava")) == ("0.001", "1e-05")
+    assert (weight("tiny"), weight("llava")) == ("agreement", "1.0")
     state = UiState(("tiny",), lambda _: (None, None))
     body = {"image": state.images.put(families.picture(0)), "prompt": "hi", "model": "tiny"}
     chosen = state.read(json.dumps({**body, "methods": [{"name": "revisit"}, {"name": "greedy"}]}).encode()).methods
-    assert chosen[0].settings()["alpha"] == 0.001
+    assert chosen[0].settings()["weight"] == "agreement"
     own = [{"name": "revisit", "settings": {"alpha": "0.1"}}]
     assert state.read(json.dumps({**body, "methods": own}).encode()).methods[0].settings()["alpha"] == 0.1
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from revisit.cli.tables import show
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -46,13 +48,13 @@ def demo(
     methods = [ReVisiT.recommended(model), Plain()]
     decode = record.explain(model, processor, [picture], PROMPT, methods, max_new_tokens=128, shown=nouns)
     console = Console()
-    console.print(f"\nThe picture ({output / 'demo.png'}) shows: [bold]{', '.join(nouns)}[/] (place: {place}).")
+    console.print(f"\nThe picture ({output / 'demo.png'}) shows: [bold]{', '.join(nouns)}[/] (place: {place}).\n")
     table = Table("decoding", f"“{PROMPT}”", box=None, padding=(0, 2, 1, 0))
     for answer in reversed(decode.answers):
         table.add_row(f"[bold]{record.label(answer.method)}[/]", answer.text)
-    console.print(table)
-    console.print("Where ReVisiT mattered:")
-    console.print(terminal.table(decode.answers[0], decode.layout))
+    show(table, console)
+    console.print("\nWhere ReVisiT mattered:\n")
+    show(terminal.table(decode.answers[0], decode.layout), console)
     written = page.write(output / "demo.html", decode, title="ReVisiT demo")
     console.print(f"\nOpen [bold]{written}[/] in a browser to see which patch was selected at each token.")
     console.print(

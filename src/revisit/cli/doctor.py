@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from revisit.cli.tables import show
 from revisit.errors import EXTRAS, RevisitError
 
 if TYPE_CHECKING:
@@ -172,21 +173,21 @@ def _print(machine: dict[str, str], traps: list[str], facts: ModelFacts | None) 
 
     console = Console()
 
-    def show(title: str, rows: Any) -> None:
+    def facts_table(title: str, rows: Any) -> None:
         table = Table(
             title=title, title_justify="left", title_style="bold", box=None, show_header=False, padding=(0, 2, 0, 0)
         )
         for name, value in rows:
             table.add_row(Text(name, style="dim"), Text(str(value)))
-        console.print(table)
+        show(table, console)
 
-    show("This machine", machine.items())
+    facts_table("This machine", machine.items())
     for trap in traps:
         console.print(Text(f"! {trap}"))
     if facts is None:
         return
     console.print()
-    show(facts.name, model_rows(facts))
+    facts_table(facts.name, model_rows(facts))
     for reason in facts.refused:
         console.print(Text(f"✗ {reason}"))
     if not facts.refused:

@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from revisit.cli.generate import PROMPT, beside, chosen_method
+from revisit.cli.tables import show
 from revisit.errors import RevisitError, need
 
 
@@ -57,8 +58,6 @@ def explain(
     chosen = [methods.get(method, **settings), *beside(method, versus)]
     pictures = [open_image(path) for path in images]
 
-    from rich.console import Console
-
     from revisit import load
     from revisit.cli.notices import tell_embedded
     from revisit.explain import figure, page, terminal
@@ -85,7 +84,7 @@ def explain(
     if decode.layout.reason:
         print(f"Patches cannot be shown: {decode.layout.reason}")
     if not written:
-        Console().print(terminal.table(decode.answers[0], decode.layout))
+        show(terminal.table(decode.answers[0], decode.layout))
     for path in written:
         print(f"Wrote {path}")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from revisit.cli.tables import show
 from revisit.errors import RevisitError, need
 
 
@@ -55,8 +56,6 @@ def lens(
         check_writable(html)
     pictures = [open_image(path) for path in images]
 
-    from rich.console import Console
-
     from revisit import load
     from revisit.cli.notices import tell_embedded
     from revisit.explain import figure, lens_page, terminal
@@ -74,12 +73,11 @@ def lens(
         raise RevisitError(
             f"There is no layer {layer}: this model's hidden states are numbered 0 to {seen.layers[-1]}."
         )
-    console = Console()
     for number, reading in enumerate(seen.readings):
         if reading.maps is not None:
-            console.print(terminal.words_table(seen, number, at))
+            show(terminal.words_table(seen, number, at))
         elif not sets:
-            console.print(terminal.patches_table(seen, number, at, patches))
+            show(terminal.patches_table(seen, number, at, patches))
     for note in [*seen.notes, *([f"Patches cannot be shown: {seen.layout.reason}"] if seen.layout.reason else [])]:
         print(note)
     if png is not None:

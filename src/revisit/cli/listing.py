@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import typer
 
+from revisit.cli.tables import show
+
 
 def methods(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
     """List the decoding methods: what each does, what it costs, where it comes from."""
@@ -26,13 +28,12 @@ def methods(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -
         ]
         print(json.dumps(rows, ensure_ascii=False, indent=2))
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("method", "what it does", "cost per token", "source", box=None)
     for name, cls in found:
         table.add_row(f"[bold]{name}[/]", cls.summary, cls.cost, cls.source)
-    Console().print(table)
+    show(table)
 
 
 def models(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
@@ -55,9 +56,8 @@ def models(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) ->
     for row in rows:
         needs = f" (its processor needs {row['needs']})" if row["needs"] else ""
         table.add_row(f"[bold]{row['family']}[/]", f"{row['models']}{needs}", row["layers"])
-    console = Console()
-    console.print(table)
-    console.print(
+    show(table)
+    Console(soft_wrap=True).print(
         "\n'tiny' is the embedded model. Other decoder-only models whose prompts hold vision tokens work too: they are "
         "found by what the model declares, and refused in one sentence where they cannot."
     )

@@ -127,9 +127,13 @@ class EvalConfig:
 
         def make(name: str, settings: dict[str, Any]) -> Any:
             cls: Any = methods.find(name)
-            if preset and preset.official_baselines and name != "revisit" and hasattr(cls, "official"):
+            if preset and preset.as_published and name != "revisit" and hasattr(cls, "official"):
                 return cls.official(**parse_settings(cls, settings))
-            return methods.get(name, **settings) if model is None else methods.recommended(name, model, **settings)
+            if model is None:
+                return methods.get(name, **settings)
+            return methods.recommended(
+                name, model.config.model_type if preset and preset.as_published else model, **settings
+            )
 
         wanted = methods.parse_methods(self.method)
         tests = [parse_entry(entry, "benchmark") for entry in parse_list(self.benchmark, _is_benchmark)]

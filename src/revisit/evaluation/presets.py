@@ -21,7 +21,9 @@ class Preset:
     max_new_tokens: int
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # benchmark -> its options
     items: Mapping[str, int] = field(default_factory=dict)  # benchmark -> the first items that are asked
-    official_baselines: bool = False  # methods other than ReVisiT with the settings of their released code
+    as_published: bool = (
+        False  # methods with the settings of papers and released code, not with what a model recommends
+    )
 
 
 PAPER = Preset(
@@ -35,7 +37,7 @@ PAPER = Preset(
         "mmmu": {"keep": "single-image"},
     },
     items={"vqav2": 500},
-    official_baselines=True,
+    as_published=True,
 )
 PRESETS = {PAPER.name: PAPER}
 OPEN = (

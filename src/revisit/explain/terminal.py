@@ -30,10 +30,13 @@ def table(
     title = f"{label(answer.method)}: {len(answer.changed)} of {len(answer.steps)} steps changed"
     made = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     left = ("token", "instead of", "patch", "model → after")
-    adaptive = isinstance(answer.method.get("weight"), str)
-    names = ["step", "token", "instead of", "model → after", "set", "layer", "patch", "divergence"]
-    for name in [*names, "weight"] if adaptive else names:
-        made.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+    several_layers = len({step.layer for _, step in kept} - {None}) > 1
+    adaptive = isinstance(answer.method.get("weight"), str)  # from step to step
+    names = ["step", "token", "instead of", "model → after", "set", "layer", "patch", "divergence", "weight"]
+    left_out = {"layer": not several_layers, "weight": not adaptive}
+    for name in names:
+        if not left_out.get(name):
+            made.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     for number, step in kept:
         own = next((c for c in step.candidates if c.token == step.token), None)
         made.add_row(
@@ -42,7 +45,7 @@ def table(
             Text(printable(step.instead_of) if step.instead_of is not None else ""),
             "" if own is None else f"{_percent(own.base)} → {_percent(own.final)}",
             str(step.set_size),
-            "" if step.layer is None else str(step.layer),
+            *(["" if step.layer is None else str(step.layer)] if several_layers else []),
             place(step, layout),
             "" if step.divergence is None else f"{step.divergence:.3f}",
             *(["" if step.weight is None else f"{step.weight:.2f}"] if adaptive else []),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import sys
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -168,9 +171,10 @@ def _from_pretrained(name: str, *, device_map: Any, **kwargs: Any) -> tuple[Any,
         device_map, move_to = None, device_map  # only accelerate loads straight onto a device
     loaded: Any
     try:
-        loaded = AutoModelForImageTextToText.from_pretrained(
-            name, device_map=device_map, use_safetensors=True, output_loading_info=True, **kwargs
-        )
+        with _no_bar_in_pipes():
+            loaded = AutoModelForImageTextToText.from_pretrained(
+                name, device_map=device_map, use_safetensors=True, output_loading_info=True, **kwargs
+            )
     except Exception as error:  # transformers, safetensors and torch raise many kinds
         why = brief(error)
         if "ignore_mismatched_sizes" in str(error):
@@ -178,6 +182,21 @@ def _from_pretrained(name: str, *, device_map: Any, **kwargs: Any) -> tuple[Any,
         raise RevisitError(f"The weights of {name!r} could not be loaded: {why}") from error
     model, loading = loaded
     return model if move_to is None else model.to(move_to), loading
+
+
+@contextmanager
+def _no_bar_in_pipes() -> Iterator[None]:
+    """Keeps transformers' progress bar out of logs and pipes."""
+    from transformers.utils import logging as bars
+
+    hide = bars.is_progress_bar_enabled() and not sys.stderr.isatty()
+    if hide:
+        bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if hide:
+            bars.enable_progress_bar()
 
 
 def _hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:

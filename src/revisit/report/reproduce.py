@@ -267,7 +267,7 @@ def _study(row: Row, subject: Subject, reporter: Reporter) -> tuple[str, dict[st
     from revisit.models.loading import describe_model
     from revisit.studies.cases import case_studies
 
-    method = ReVisiT.recommended(describe_model(subject.model))
+    method = ReVisiT.recommended(describe_model(subject.model).config.model_type)
     return "case-study", case_studies(subject, method, 4, reporter), {"method": label(method)}
 
 

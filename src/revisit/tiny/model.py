@@ -28,7 +28,8 @@ from revisit.tiny.scenes import GRID, PATCH, SIZE
 IMAGE, PAD, BOS, EOS, USER, ASSISTANT = "<image>", "<pad>", "<s>", "</s>", "<|user|>", "<|assistant|>"
 SPECIAL = (PAD, BOS, EOS, IMAGE, USER, ASSISTANT)
 SLOTS = GRID * GRID
-RECOMMENDED = {"layers": "last", "alpha": 1e-3}  # of ReVisiT here; chosen on validation scenes, see the model card
+# Of ReVisiT here; chosen on validation scenes by a rule, see docs/adaptive-fusion.md.
+RECOMMENDED = {"layers": "last", "alpha": 1e-5, "weight": "agreement", "neighbors": 8}
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 
