@@ -76,10 +76,15 @@ class Pictures:
         if mirror:
             pixels = pixels[:, :, ::-1]
             words, tints = (a.reshape(-1, GRID, GRID)[..., ::-1].reshape(-1, SLOTS) for a in (words, tints))
-        tensor = torch.from_numpy(np.ascontiguousarray(pixels)).permute(0, 3, 1, 2).float() / 255
-        shape = (1, 3, 1, 1)
-        tensor = (tensor - torch.tensor(MEAN).view(shape)) / torch.tensor(STD).view(shape)
-        return tensor, torch.from_numpy(words.astype(np.int64)), torch.from_numpy(tints.astype(np.int64))
+        whole = (torch.from_numpy(array.astype(np.int64)) for array in (words, tints))
+        return normalized(pixels), *whole
+
+
+def normalized(pixels: np.ndarray) -> Tensor:
+    """Pictures (n, SIZE, SIZE, 3) of bytes as the tower takes them. (n, 3, SIZE, SIZE)"""
+    tensor = torch.from_numpy(np.ascontiguousarray(pixels)).permute(0, 3, 1, 2).float() / 255
+    shape = (1, 3, 1, 1)
+    return (tensor - torch.tensor(MEAN).view(shape)) / torch.tensor(STD).view(shape)
 
 
 def prepare(folder: Path, mixture: Mixture, seed: int, progress: Any = None) -> Pictures:

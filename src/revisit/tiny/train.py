@@ -18,41 +18,24 @@ kill; batches depend only on the seed and the step, so a resumed run ends in the
 from __future__ import annotations
 
 import json
-import math
-import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
-from revisit.errors import RevisitError, unknown
+from revisit.errors import unknown
 from revisit.tiny.catalog import COLORS, PATCH_WORDS
 from revisit.tiny.data import Batch, Mixture, Pictures, Writer, corpus, prepare
 from revisit.tiny.dice import Dice
+from revisit.tiny.fitting import Checkpoint, Loss, Stage, fit, ordered_log
 from revisit.tiny.model import Shape, make_model, make_processor, save, train_tokenizer
 
 STAGES = ("vision", "language", "projector", "tune")
-
-
-@dataclass(frozen=True)
-class Stage:
-    """How long and how fast one stage learns."""
-
-    steps: int
-    rows: int
-    rate: float
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.rows < 1 or self.rate <= 0:
-            raise RevisitError(f"A stage needs positive steps, rows and rate, not {self}.")
 
 
 @dataclass(frozen=True)
@@ -76,9 +59,6 @@ class Recipe:
         mixture = replace(self.mixture, scenes=min(self.mixture.scenes, max(needed, 64)))
         few = min(self.tokenizer_scenes, 2000)
         return replace(self, mixture=mixture, tokenizer_scenes=few, **stages)
-
-
-Loss = Callable[[int], tuple[Tensor, dict[str, float]]]
 
 
 class Trainer:
@@ -107,36 +87,9 @@ class Trainer:
 
     def fit(self, name: str, parts: nn.Module, loss_of: Loss) -> None:
         """Run a stage to its end from wherever its checkpoint stands, then mark it as finished."""
-        stage: Stage = getattr(self.recipe, name)
         weights = {k: p for k, p in parts.named_parameters() if p.requires_grad}
-        groups = [
-            {"params": [p for p in weights.values() if p.dim() > 1], "weight_decay": 0.05},
-            {"params": [p for p in weights.values() if p.dim() <= 1], "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.AdamW(groups, lr=stage.rate, betas=(0.9, 0.98), fused=True)
-        step = _resume(self.folder, name, self.recipe, weights, optimizer)
-        began, done_before = time.monotonic(), step
-        while step < stage.steps:
-            for group in optimizer.param_groups:
-                group["lr"] = stage.rate * _schedule(step, stage.steps)
-            loss, parts_of_loss = loss_of(step)
-            loss.backward()
-            norm = float(nn.utils.clip_grad_norm_(weights.values(), 1.0))
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            step += 1
-            if step % 20 == 0 or step == stage.steps:
-                pace = (time.monotonic() - began) / (step - done_before)
-                line = {"stage": name, "step": step, "loss": loss.item(), "norm": norm, "seconds_a_step": pace}
-                self._log({k: round(v, 5) if isinstance(v, float) else v for k, v in {**line, **parts_of_loss}.items()})
-            if step % self.every == 0 or step == stage.steps:
-                _checkpoint(self.folder, name, self.recipe, step, weights, optimizer)
-            if self.progress is not None:
-                self.progress(name, step, stage.steps, loss.item())
-
-    def _log(self, line: dict[str, Any]) -> None:
-        with (self.folder / "log.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        checkpoint = Checkpoint(self.folder, name, _identity(self.recipe, name))
+        fit(checkpoint, getattr(self.recipe, name), weights, loss_of, self.every, self.progress)
 
     def indices(self, name: str, step: int, rows: int, within: int) -> list[int]:
         """The scenes of a step: a walk through a fresh permutation for every pass over them."""
@@ -233,7 +186,7 @@ class Trainer:
         model = self._model(*STAGES)
         save(model.eval(), make_processor(self.tokenizer()), target)
         (target / "recipe.json").write_text(json.dumps(asdict(self.recipe), indent=2) + "\n")
-        (target / "training.jsonl").write_text(_clean_log(self.folder / "log.jsonl"))
+        (target / "training.jsonl").write_text(ordered_log(self.folder, STAGES))
 
     def _model(self, *finished: str) -> LlavaForConditionalGeneration:
         """The model with the weights of these finished stages."""
@@ -246,7 +199,11 @@ class Trainer:
             "tune": _projector_and_language(model),
         }
         for name in finished:
-            _load_finished(self.folder, name, self.recipe, parts[name])
+            stage: Stage = getattr(self.recipe, name)
+            saved = Checkpoint(self.folder, name, _identity(self.recipe, name)).finished(stage.steps)
+            for key, parameter in parts[name].named_parameters():
+                if key in saved:
+                    parameter.data.copy_(saved[key])
         return model
 
 
@@ -326,14 +283,6 @@ def _repetition(model: LlavaForConditionalGeneration, batch: Batch, hidden: Tens
     return (probabilities * named).sum(-1)
 
 
-def _schedule(step: int, steps: int) -> float:
-    """Warm up over the first twentieth, then a cosine down to a twentieth of the rate."""
-    warm = max(1, steps // 20)
-    if step < warm:
-        return (step + 1) / warm
-    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
-
-
 class _Permutations:
     """A repeatable random order over 0..n-1, another for each pass: a four-round Feistel network with cycle walking."""
 
@@ -356,9 +305,6 @@ class _Permutations:
                 return value
 
 
-# -- checkpoints -------------------------------------------------------------------------------------------------------
-
-
 def _identity(recipe: Recipe, name: str) -> dict[str, Any]:
     """What a stage's checkpoint must agree on with the recipe that continues it."""
     whole = asdict(recipe)
@@ -367,74 +313,6 @@ def _identity(recipe: Recipe, name: str) -> dict[str, Any]:
         mixture = {key: whole["mixture"][key] for key in ("scenes", "flat")}
         return {"seed": recipe.seed, "shape": shape, "mixture": mixture, name: whole[name]}
     return {key: whole[key] for key in ("seed", "shape", "mixture", "first_steps", name)}
-
-
-def _checkpoint(
-    folder: Path, name: str, recipe: Recipe, step: int, weights: dict[str, nn.Parameter], optimizer: torch.optim.AdamW
-) -> None:
-    tensors = {f"weight/{k}": p.detach() for k, p in weights.items()}
-    for key, parameter in weights.items():
-        state = optimizer.state[parameter]
-        tensors[f"first/{key}"], tensors[f"second/{key}"] = state["exp_avg"], state["exp_avg_sq"]
-    meta = {"step": str(step), "identity": json.dumps(_identity(recipe, name), sort_keys=True)}
-    draft, path = folder / f"{name}.draft", folder / f"{name}.safetensors"
-    save_file({k: v.contiguous() for k, v in tensors.items()}, draft, metadata=meta)
-    os.replace(draft, path)
-    draft_json = folder / f"{name}.json.draft"
-    draft_json.write_text(json.dumps({"step": step, **_identity(recipe, name)}, indent=2) + "\n")
-    os.replace(draft_json, folder / f"{name}.json")
-
-
-def _read_checkpoint(folder: Path, name: str, recipe: Recipe) -> tuple[int, dict[str, Tensor]] | None:
-    path = folder / f"{name}.safetensors"
-    if not path.exists():
-        return None
-    with safe_open(path, "pt") as file:
-        meta = file.metadata()
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    if json.loads(meta["identity"]) != json.loads(json.dumps(_identity(recipe, name))):
-        raise RevisitError(
-            f"{path} was written by another recipe (see {name}.json beside it); continue with those settings or choose "
-            "another folder."
-        )
-    return int(meta["step"]), tensors
-
-
-def _resume(
-    folder: Path, name: str, recipe: Recipe, weights: dict[str, nn.Parameter], optimizer: torch.optim.AdamW
-) -> int:
-    found = _read_checkpoint(folder, name, recipe)
-    if found is None:
-        return 0
-    step, tensors = found
-    for key, parameter in weights.items():
-        parameter.data.copy_(tensors[f"weight/{key}"])
-        optimizer.state[parameter] = {
-            "step": torch.tensor(float(step)),
-            "exp_avg": tensors[f"first/{key}"].clone(),
-            "exp_avg_sq": tensors[f"second/{key}"].clone(),
-        }
-    return step
-
-
-def _load_finished(folder: Path, name: str, recipe: Recipe, part: nn.Module) -> None:
-    found = _read_checkpoint(folder, name, recipe)
-    if found is None or found[0] < getattr(recipe, name).steps:
-        raise RevisitError(f"The stage {name!r} is not finished in {folder}; run it first.")
-    weights = dict(part.named_parameters())
-    for key, value in found[1].items():
-        kind, _, parameter = key.partition("/")
-        if kind == "weight" and parameter in weights:
-            weights[parameter].data.copy_(value)
-
-
-def _clean_log(path: Path) -> str:
-    """The log in step order, where a resumed run's repeated lines replace the earlier ones."""
-    lines: dict[tuple[int, int], str] = {}
-    for text in path.read_text().splitlines():
-        line = json.loads(text)
-        lines[STAGES.index(line["stage"]), line["step"]] = text
-    return "".join(lines[key] + "\n" for key in sorted(lines))
 
 
 def train(
