@@ -4,19 +4,18 @@
 
 Prints how many rows were compared and how each came out: "equal" scores, of the same selected vision token; "left as it
 is" by both; a "near tie": another vision token was selected whose divergence the reference puts within rounding of its
-own choice, and the scores are those of that token; "not taken" by the backend; or "different", with the seed. Seeds make
-a run resumable, and `--cases 1 --seed S` takes one case again.
+own choice, and the scores are those of that token (of several tokens, lie between those of any such choice); "not taken"
+by the backend; or "different", with the seed. Seeds make a run resumable; `--cases 1 --seed S` takes one case again.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import itertools
 import math
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -175,44 +174,63 @@ def _compare_row(case: Case, step: Step, row: int) -> str:
         return "equal" if apart <= SCORES * _largest(expected.base) else f"scores differ by {apart:.3g}"
     assert expected.divergences is not None
     chosen, shares = reference.select(expected.divergences, expected.size, rule, case.uniform)
-    if rule.select in ("random", "soft") or int(step.states[row]) == expected.state:
+    state = int(step.states[row])
+    if rule.select in ("random", "soft") or rule.neighbors > 1 or state == expected.state:
         outcome = _compare_scores(case, expected, got, states[chosen], shares)
-        if outcome == "equal" or rule.select in ("random", "soft"):
-            return outcome
-    for others in _near_ties(case, expected, states, chosen):
-        if int(step.states[row]) in others[:1] or rule.neighbors > 1:
-            alone = reference.refine(logits, states[others], case.head, rule)
-            assert alone is not None
-            if _compare_scores(case, alone, got, states[others], shares) == "equal":
-                return "near tie"
-    return f"state {int(step.states[row])} for {expected.state}, or other scores"
+        weight = torch.as_tensor(step.weights).expand(len(step.scores))[row]
+        if rule.neighbors > 1 and outcome != "equal" and _among_near_ties(case, expected, got, states, chosen, weight):
+            return "near tie"
+        return outcome
+    if not bool(_near(case, expected, states, expected.state)[state]):
+        return f"state {state} for {expected.state}, which is nearer"
+    alone = reference.refine(logits, states[state : state + 1], case.head, rule)
+    assert alone is not None
+    outcome = _compare_scores(case, alone, got, states[state : state + 1], shares)
+    return "near tie" if outcome == "equal" else outcome
 
 
 def _compare_scores(case: Case, expected: reference.Refinement, got: Tensor, states: Tensor, shares: Tensor) -> str:
     """Scores may differ by rounding: by `SCORES` of the largest of the numbers that are added up."""
-    x = case.head.logits(states, expected.ids).abs().amax(-1)  # (m,)
-    weight = case.rule.weight if isinstance(case.rule.weight, float) else 1.0
-    limit = SCORES * (_largest(expected.base) + weight * float(shares @ x.to(shares.dtype)))
+    limit = _limit(case, expected, states, shares)
     apart = _apart(got[expected.ids], expected.final, case.rule)
     return "equal" if apart <= limit else f"scores differ by {apart:.3g} (limit {limit:.3g})"
 
 
-def _near_ties(case: Case, expected: reference.Refinement, states: Tensor, chosen: Tensor) -> Iterator[list[int]]:
-    """The vision tokens that could have been selected, were divergences a little larger or smaller.
+def _limit(case: Case, expected: reference.Refinement, states: Tensor, shares: Tensor) -> float:
+    x = case.head.logits(states, expected.ids).abs().amax(-1)  # (m,)
+    weight = case.rule.weight if isinstance(case.rule.weight, float) else 1.0
+    return SCORES * (_largest(expected.base) + weight * float(shares @ x.to(shares.dtype)))
 
-    By as much as the reference rounds them, and by `DIVERGENCES` of the logits that they are computed from.
+
+def _near(case: Case, expected: reference.Refinement, states: Tensor, state: int) -> Tensor:
+    """Which vision tokens' divergences are so near to this one's that either may be selected.  -> (n,)
+
+    Nearer than the reference rounds them, and `DIVERGENCES` of the logits that they are computed from.
     """
     assert expected.divergences is not None
     values, size = expected.divergences, expected.size if case.rule.divergence == "official" else 1
     logits = case.head.logits(states, expected.ids).abs().amax(-1)
-    last = values[chosen[-1]]
-    kinds = {"official": 1 / size + last.abs(), "kl": 1 + last.abs()}
-    step = RESOLUTION * kinds.get(case.rule.divergence, torch.tensor(1.0))
-    near = (values - last).abs() <= step + DIVERGENCES / size * torch.maximum(logits, logits[chosen[-1]])
+    scale = {"official": 1 / size + values[state].abs(), "kl": 1 + values[state].abs()}
+    step = RESOLUTION * scale.get(case.rule.divergence, torch.tensor(1.0))
+    return (values - values[state]).abs() <= step + DIVERGENCES / size * torch.maximum(logits, logits[state])
+
+
+def _among_near_ties(
+    case: Case, expected: reference.Refinement, got: Tensor, states: Tensor, chosen: Tensor, weight: Tensor
+) -> bool:
+    """Whether each score is between the least and the most that any choice among the nearest vision tokens gives it."""
+    near = _near(case, expected, states, int(chosen[-1]))
+    q = reference.log_softmax(case.head.logits(states, expected.ids), False).exp()  # (n, k)
     certain = [int(state) for state in chosen if not near[state]]
-    rest = near.nonzero().squeeze(-1).tolist()
-    for others in itertools.islice(itertools.combinations(rest, len(chosen) - len(certain)), 1000):
-        yield certain + list(others)
+    free, ranked = len(chosen) - len(certain), q[near].sort(0).values
+    least = (q[certain].sum(0) + ranked[:free].sum(0)) / len(chosen)
+    most = (q[certain].sum(0) + ranked[-free:].sum(0)) / len(chosen)
+    low, high = (reference.fuse(expected.base, x.log(), case.rule.fusion, weight, False) for x in (least, most))
+    if case.rule.normalize:
+        low, high = low - high.logsumexp(-1), high - low.logsumexp(-1)
+    limit = _limit(case, expected, states[chosen], torch.full((len(chosen),), 1 / len(chosen)))
+    scores = got[expected.ids]
+    return bool(((low - limit <= scores) & (scores <= high + limit)).all())
 
 
 def _largest(log_p: Tensor) -> float:
