@@ -201,7 +201,7 @@ def odd_image(dice: random.Random) -> tuple[bytes, dict[str, str]]:
     """A request with an image that is none, or one that costs too much."""
     body = question(3)
     whole = base64.b64decode(data_uri(1).partition(",")[2])
-    kind = dice.randrange(7)
+    kind = dice.randrange(8)
     if kind == 0:
         data = whole[: dice.randrange(len(whole))]
     elif kind == 1:
@@ -210,10 +210,12 @@ def odd_image(dice: random.Random) -> tuple[bytes, dict[str, str]]:
             changed[dice.randrange(len(changed))] = dice.randrange(256)
         data = bytes(changed)
     elif kind == 2:
-        data = bomb(dice.choice((10_000, 100_000)))
+        data = bomb(side := dice.choice((10_000, 100_000)), side)
     elif kind == 3:
         data = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
     elif kind == 4:
+        data = bomb(*dice.choice(((200_000, 1), (1, 1_000), (2, 3_000_000))))
+    elif kind == 5:
         data = dice.choice((b"", b"GIF89a", b"\x89PNG\r\n\x1a\n", b"RIFF0000WEBPVP8 ", b"BM")) + dice.randbytes(40)
     else:
         url = dice.choice(
@@ -225,14 +227,19 @@ def odd_image(dice: random.Random) -> tuple[bytes, dict[str, str]]:
     return json.dumps(body).encode(), JSON
 
 
-def bomb(side: int) -> bytes:
-    """A PNG file of a few hundred bytes that says it has `side` × `side` pixels."""
+def bomb(width: int, height: int) -> bytes:
+    """A gray PNG file of a few kilobytes at most that says it has this size; whole only if it is a strip."""
 
     def piece(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    header = piece(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + piece(b"IDAT", zlib.compress(bytes(1000))) + piece(b"IEND", b"")
+    header = piece(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + header
+        + piece(b"IDAT", zlib.compress(bytes(min(height * (width + 1), 10_000_000))))
+        + piece(b"IEND", b"")
+    )
 
 
 def oversized(dice: random.Random) -> tuple[bytes, dict[str, str]]:

@@ -199,6 +199,18 @@ def test_limits_apply_before_decoding(tmp_path: Path, monkeypatch: pytest.Monkey
             open_image(source, max_pixels=20)
 
 
+@pytest.mark.parametrize("size", [(20_000, 1), (1, 201), (3, 40_000)])
+def test_strips_are_refused(size: tuple[int, int]) -> None:
+    """A processor that brings the shorter side to 336 pixels would make 45 million times 336 of a strip of 134,000."""
+    picture = Image.new("RGB", size)
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    for source in (picture, np.asarray(picture), file.getvalue()):
+        with pytest.raises(RevisitError, match="more than 200 times as"):
+            open_image(source)
+    assert open_image(Image.new("RGB", (400, 2))).size == (400, 2)
+
+
 @pytest.mark.parametrize("kind", ["EPS", "PPM", "ICO", "PCX"])
 def test_other_formats_are_not_read(kind: str) -> None:
     buffer = io.BytesIO()

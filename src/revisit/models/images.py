@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 200_000_000
+MAX_RATIO = 200  # of the sides: image processors bring the shorter one to a size, whatever that makes of the longer
 # Pillow reads more formats, some of them by starting other programs (EPS): files from others are held to these.
 WEB_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 FORMATS = (*WEB_FORMATS, "TIFF")
@@ -108,6 +109,11 @@ def _check_size(size: tuple[int, int], what: str, max_pixels: int) -> None:
         )
     if not width * height:
         raise RevisitError(f"The image {what} has no pixels ({width}×{height}).")
+    if max(width, height) > MAX_RATIO * min(width, height):
+        raise RevisitError(
+            f"The image {what} has {width}×{height} pixels: one side is more than {MAX_RATIO} times as long as the other; cut it into "
+            "pieces."
+        )
 
 
 def _check_bytes(count: int, what: str) -> None:
@@ -177,9 +183,12 @@ def _to_rgb(image: Image) -> Image:
         import numpy as np
         from PIL import Image as pil
 
-        values = np.asarray(image).astype("float64")
+        values = np.asarray(image).astype("float32")
         top = 65535.0 if image.mode.startswith("I;16") else max(float(values.max(initial=0.0)), 255.0)
-        image = pil.fromarray((values.clip(0, top) / top * 255).round().astype("uint8"))
+        values.clip(0, top, out=values)  # in place: large pictures are many megabytes
+        values /= top
+        values *= 255
+        image = pil.fromarray(values.round(out=values).astype("uint8"))
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
