@@ -220,12 +220,11 @@ def _among_near_ties(
 ) -> bool:
     """Whether each score is between the least and the most that any choice among the nearest vision tokens gives it."""
     near = _near(case, expected, states, int(chosen[-1]))
-    q = reference.log_softmax(case.head.logits(states, expected.ids), False).exp()  # (n, k)
-    certain = [int(state) for state in chosen if not near[state]]
-    free, ranked = len(chosen) - len(certain), q[near].sort(0).values
-    least = (q[certain].sum(0) + ranked[:free].sum(0)) / len(chosen)
-    most = (q[certain].sum(0) + ranked[-free:].sum(0)) / len(chosen)
-    low, high = (reference.fuse(expected.base, x.log(), case.rule.fusion, weight, False) for x in (least, most))
+    log_q = reference.log_softmax(case.head.logits(states, expected.ids), False)  # (n, k)
+    certain = log_q[[int(state) for state in chosen if not near[state]]]
+    free, ranked = len(chosen) - len(certain), log_q[near].sort(0).values
+    ends = [torch.cat([certain, some]).logsumexp(0) - math.log(len(chosen)) for some in (ranked[:free], ranked[-free:])]
+    low, high = (reference.fuse(expected.base, mean, case.rule.fusion, weight, False) for mean in ends)
     if case.rule.normalize:
         low, high = low - high.logsumexp(-1), high - low.logsumexp(-1)
     limit = _limit(case, expected, states[chosen], torch.full((len(chosen),), 1 / len(chosen)))
