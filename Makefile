@@ -48,8 +48,8 @@ test-vllm: .venv-vllm/.installed  ## the vLLM plug-in inside real engines (CPU),
 	.venv-ray/bin/pip install -q -c constraints.txt -e ".[tiny,eval]" ray==2.60.0 pytest pytest-timeout hypothesis sentencepiece protobuf
 	touch $@
 
-test-ray: .venv-ray/.installed  ## evaluation on a two-node Ray cluster of this machine, one node of which is killed
-	.venv-ray/bin/python -m pytest -o addopts= -W default tests/evaluation/test_ray_engine.py tests/evaluation/test_dispatch.py
+test-ray: .venv-ray/.installed  ## evaluation on a two-node Ray cluster of this machine, one node of which is killed, then workers
+	.venv-ray/bin/python -m pytest -o addopts= -W default tests/evaluation/test_ray_engine.py tests/evaluation/test_dispatch.py tests/faults/test_ray_kills.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .
