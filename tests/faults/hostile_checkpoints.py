@@ -199,6 +199,15 @@ REFUSED: dict[str, Damage] = {
     "end token a word": edit("generation_config.json", _from_model_config=None, eos_token_id="x"),
     "a billion beams": edit("generation_config.json", _from_model_config=None, num_beams=10**9),
     "temperature below zero": edit("generation_config.json", _from_model_config=None, temperature=-1),
+    "stop texts without a tokenizer": edit("generation_config.json", _from_model_config=None, stop_strings=["a"]),
+    "a cache that is not installed": edit(
+        "generation_config.json", _from_model_config=None, cache_implementation="quantized"
+    ),
+    "repetition penalty of zero": edit("generation_config.json", _from_model_config=None, repetition_penalty=0.0),
+    "banned words that are none": edit("generation_config.json", _from_model_config=None, bad_words_ids="x"),
+    "an end that is forced beyond the vocabulary": edit(
+        "generation_config.json", _from_model_config=None, forced_eos_token_id=10**9
+    ),
     "pictures of negative size": edit("preprocessor_config.json", size={"shortest_edge": -5}),
     "pictures without end": edit("preprocessor_config.json", size={"shortest_edge": 10**7}),
     "crops without end": edit("preprocessor_config.json", crop_size={"height": 10**5, "width": 10**5}),

@@ -37,7 +37,8 @@ def use(folder: Path) -> str:
     return answers(processor, revisit.generate(model, **inputs, method=method, max_new_tokens=3), inputs)[0]
 
 
-def refused(name: str, whole: Path, folder: Path) -> None:
+def refused(name: str, whole: Path, folder: Path) -> str:
+    """The one sentence that refuses a folder damaged in this way."""
     shutil.copytree(whole, folder)
     hostile.REFUSED[name](folder)
     with pytest.raises(RevisitError) as caught:
@@ -46,6 +47,7 @@ def refused(name: str, whole: Path, folder: Path) -> None:
     assert "\n" not in sentence, sentence
     assert len(sentence) < 700, sentence
     assert not (folder / hostile.BREACH).exists()
+    return sentence
 
 
 @pytest.mark.parametrize("name", SAMPLE)

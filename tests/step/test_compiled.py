@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -150,12 +150,16 @@ def run_with(folder: Path, **environment: str) -> str:
     return run.stdout.strip()
 
 
+def copy_library(folder: Path) -> Path:
+    """A copy of the library, beside one of its source."""
+    shutil.copy(Path(kernel.__file__).with_name("kernel.c"), folder)
+    (library,) = Path(kernel.__file__).parent.glob("_kernel*.so")
+    return Path(shutil.copy(library, folder))
+
+
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """A folder with the library and its source; the library's path."""
-    shutil.copy(Path(kernel.__file__).with_name("kernel.c"), tmp_path)
-    (library,) = Path(kernel.__file__).parent.glob("_kernel*.so")
-    return Path(shutil.copy(library, tmp_path))
+    return copy_library(tmp_path)
 
 
 @built
@@ -168,24 +172,31 @@ def test_no_library_is_no_reason_for_a_warning(tmp_path: Path) -> None:
     assert run_with(tmp_path) == "BatchedStep 0"
 
 
+def _changed(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    return lambda library: library.write_bytes(change(library.read_bytes()))
+
+
+def _other_source(library: Path) -> None:
+    source = library.with_name("kernel.c")
+    source.write_text(source.read_text() + "/* changed */")
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "empty": _changed(lambda data: b""),
+    "foreign": _changed(lambda data: b"MZ" + data[2:]),
+    "half of it": _changed(lambda data: data[: len(data) // 2]),
+    "without its end": _changed(lambda data: data[:-100]),
+    "no libgomp": _changed(lambda data: data.replace(b"libgomp.so.1", b"libgonp.so.1")),
+    "of another source": _other_source,
+    "without source": lambda library: library.with_name("kernel.c").unlink(),
+}
+
+
 @built
-@pytest.mark.parametrize("damage", ["empty", "foreign", "half", "end", "source", "no source", "libgomp"])
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_a_library_that_cannot_be_used_means_torch_and_one_warning(copied: Path, damage: str) -> None:
-    data = copied.read_bytes()
-    changed = {
-        "empty": b"",
-        "foreign": b"MZ" + data[2:],
-        "half": data[: len(data) // 2],
-        "end": data[:-100],
-        "libgomp": data.replace(b"libgomp.so.1", b"libgonp.so.1"),
-    }
-    copied.write_bytes(changed.get(damage, data))
-    source = copied.with_name("kernel.c")
-    if damage == "source":
-        source.write_text(source.read_text() + "/* changed */")
-    if damage == "no source":
-        source.unlink()
-    assert damage != "libgomp" or b"libgonp" in copied.read_bytes()
+    DAMAGE[damage](copied)
+    assert damage != "no libgomp" or b"libgonp" in copied.read_bytes()
     said = run_with(copied.parent)
     assert said.startswith("BatchedStep 1 The compiled step of revisit cannot be used (")
     assert "install the package again" in said

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from traceback import walk_tb
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ from revisit.decoding.registry import as_method
 from revisit.decoding.run import Run
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
+from revisit.models.checkpoint import brief
 from revisit.models.loading import processor_of
 from revisit.models.parts import describe
 
@@ -96,11 +98,17 @@ def generate(
     extra = {"trace": made} if isinstance(made, Trace) else {}
     try:
         output = model.generate(*args, custom_generate=chosen, **extra, **kwargs)
-    except ValueError as error:
-        if isinstance(error, RevisitError) or "image tokens" not in str(error).lower():
+    except (ValueError, TypeError, ImportError) as error:
+        if isinstance(error, RevisitError):
+            raise
+        if "image tokens" in str(error).lower():
+            raise RevisitError(
+                f"The prompt's image tokens do not fit the image ({str(error)[:200]}): use this model's own processor and all it returned."
+            ) from error
+        if any(frame.f_code is decode.__code__ for frame, _ in walk_tb(error.__traceback__)):
             raise
         raise RevisitError(
-            f"The prompt's image tokens do not fit the image ({str(error)[:200]}): use this model's own processor and all it returned."
+            f"transformers cannot generate with these arguments, or with the model's generation_config.json: {brief(error)}"
         ) from error
     return (output, made) if trace is True else output
 

@@ -109,7 +109,7 @@ def check_config(name: str, config: Any) -> None:
             )
 
 
-def check_generation(name: str, path: Path, generation: Any) -> None:
+def check_generation(name: str, path: Path, generation: Any, vocabulary: int) -> None:
     """Refuses generation settings of a type or size that no call of `generate` could use; `path` is their file if the model is local."""
     if path.is_file():
         read_json(path)
@@ -127,6 +127,8 @@ def check_generation(name: str, path: Path, generation: Any) -> None:
         "eos_token_id",
         "pad_token_id",
         "bos_token_id",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
         "temperature",
         "top_p",
         "repetition_penalty",
@@ -135,7 +137,10 @@ def check_generation(name: str, path: Path, generation: Any) -> None:
         if value is None:
             continue
         if field.endswith("_token_id"):
-            right = all(type(token) is int for token in (value if isinstance(value, list) else [value]))
+            tokens = value if isinstance(value, list) else [value]
+            right = all(type(token) is int for token in tokens)
+            if field.startswith("forced_"):
+                right = right and all(0 <= token < vocabulary for token in tokens)
         elif field in counts:
             most = MAX_BEAMS if field in ("num_beams", "num_return_sequences") else MAX_COUNT
             right = type(value) is int and 0 <= value <= most

@@ -75,7 +75,8 @@ def load(
     model, loading = _from_pretrained(
         name, dtype=dtype, device_map=device_map, trust_remote_code=trust_remote_code, **kwargs
     )
-    checkpoint.check_generation(name, _local(name, hub) / "generation_config.json", model.generation_config)
+    vocabulary = model.config.get_text_config().vocab_size
+    checkpoint.check_generation(name, _local(name, hub) / "generation_config.json", model.generation_config, vocabulary)
     if not allow_incomplete:
         checkpoint.check_weights(name, model, loading)
     _PROCESSORS[model] = processor  # for methods with words in their settings
