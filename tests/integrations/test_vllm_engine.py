@@ -234,7 +234,7 @@ def crowd(runs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def test_requests_wait_for_room_in_a_small_pool(crowd: tuple[dict[str, Any], dict[str, Any]]) -> None:
     runs, result = crowd
-    assert result["blocks"] == 3
+    assert result["blocks"] == 12  # of 64 states; 16 requests run at once where they have room
     for i, request in enumerate(CROWD):
         if i not in BROKEN:
             assert result["rows"][i]["tokens"] == expected(runs, request), i
