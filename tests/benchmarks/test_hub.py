@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -450,54 +451,121 @@ def test_a_hub_repository_is_pinned_and_streamed(
         hub.get("pope", tmp_path / "other", "lmms-lab/Nothing")
 
 
-REPOSITORY, COMMIT = "somebody/POPE", "c0ffee" * 6 + "c0ff"
+COMMIT = "c0ffee" * 6 + "c0ff"
+ON_HUB = ("hallusionbench", "llava_bench", "mme", "mmmu", "pope", "vqav2")
+ITEMS = {"hallusionbench": 4, "llava_bench": 2, "mme": 4, "mmmu": 2, "pope": 6, "vqav2": 3}
+# In a process of its own, which takes the loopback for the hub: every benchmark, and what came of it.
+CLIENT = """
+import json, sys
+from pathlib import Path
+from revisit.benchmarks.io import data
+from revisit.errors import RevisitError
+for name in sys.argv[2:]:
+    try:
+        print(json.dumps([name, data.get(name, Path(sys.argv[1]) / name, f"somebody/{name}")["items"]]))
+    except RevisitError as error:
+        print(json.dumps([name, str(error)]))
+"""
 
 
-def offer(server: FileServer, folder: Path) -> str:
-    """A hub with one dataset on the loopback; gives the address path of its largest file."""
+def offer(server: FileServer, name: str, folder: Path, size: int | None = None) -> str:
+    """A hub with the dataset somebody/NAME on the loopback; gives the address path of its largest file.
+
+    `size` is what the hub says of the largest one, if not the truth.
+    """
     files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-    siblings = [{"rfilename": name, "size": len(body)} for name, body in files.items()]
-    about = json.dumps({"id": REPOSITORY, "sha": COMMIT, "siblings": siblings}).encode()
+    largest = max(files, key=lambda file: len(files[file]))
+    siblings: list[dict[str, Any]] = []
+    for file, body in files.items():
+        blob = hashlib.sha1(b"blob %d\0" % len(body) + body, usedforsecurity=False).hexdigest()
+        told = size or len(body) if file == largest else len(body)
+        lfs = {"sha256": hashlib.sha256(body).hexdigest(), "size": told, "pointerSize": 130}
+        siblings.append({"rfilename": file, "size": told, "blobId": blob})
+        siblings[-1] |= {"lfs": lfs} if file.endswith(".parquet") else {}
+    about = json.dumps({"id": f"somebody/{name}", "sha": COMMIT, "siblings": siblings}).encode()
     for ending in ("", f"/revision/{COMMIT}", f"/revision/{COMMIT}?blobs=true", "?blobs=true"):
-        server.files[f"/api/datasets/{REPOSITORY}{ending}"] = about
-        server.headers[f"/api/datasets/{REPOSITORY}{ending}"] = {"Content-Type": "application/json"}
-    tree = [{"type": "file", "path": name, "size": len(body), "oid": "0" * 40} for name, body in files.items()]
-    listing = f"/api/datasets/{REPOSITORY}/tree/{COMMIT}?recursive=true&expand=false"
+        server.files[f"/api/datasets/somebody/{name}{ending}"] = about
+        server.headers[f"/api/datasets/somebody/{name}{ending}"] = {"Content-Type": "application/json"}
+    tree = [{"type": "file", "path": file, "size": len(body), "oid": "0" * 40} for file, body in files.items()]
+    listing = f"/api/datasets/somebody/{name}/tree/{COMMIT}?recursive=true&expand=false"
     server.files[listing] = json.dumps(tree).encode()
     server.headers[listing] = {"Content-Type": "application/json"}
-    for name, body in files.items():
-        path = f"/datasets/{REPOSITORY}/resolve/{COMMIT}/{name}"
+    for file, body in files.items():
+        path = f"/datasets/somebody/{name}/resolve/{COMMIT}/{file}"
         server.files[path] = body
         digest = hashlib.sha256(body).hexdigest()
         server.headers[path] = {"ETag": f'"{digest}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-    return max(server.files, key=lambda path: len(server.files[path]))
+    return f"/datasets/somebody/{name}/resolve/{COMMIT}/{largest}"
 
 
-def from_hub(server: FileServer, folder: Path, cache: Path) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, which takes the loopback for the hub."""
-    environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(cache)}
-    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    command = [sys.executable, "-m", "revisit", "data", "get", "pope", str(folder), "--from", REPOSITORY]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+def from_hub(server: FileServer, root: Path, largest_file: int | None = None) -> dict[str, int | str]:
+    """Benchmark -> number of items, or the sentence; `largest_file` in bytes is what the process may write."""
+    environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(root / "cache")}
+    environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_DATASETS_CACHE": str(root / "rows")}
+
+    def limits() -> None:
+        if largest_file is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a failed write instead of the end of the process
+
+    command = [sys.executable, "-c", CLIENT, str(root), *ON_HUB]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400, preexec_fn=limits)
+    assert ended.returncode == 0, ended.stderr
+    return dict(map(json.loads, ended.stdout.splitlines()))
 
 
+def nothing_there(root: Path) -> bool:
+    return not [name for name in ON_HUB if (root / name).exists()]
+
+
+@pytest.mark.timeout(900)
 def test_a_hub_on_the_loopback_interrupted_and_resumed(
     made: Callable[[str], Path], tmp_path: Path, file_server: FileServer
 ) -> None:
-    largest = offer(file_server, made("pope"))
-    file_server.cut[largest] = [600] + [0] * 20
-    broken = from_hub(file_server, tmp_path / "data", tmp_path / "cache")
-    assert broken.returncode == 2, broken.stderr
-    assert "run the same command again" in broken.stderr
-    assert not (tmp_path / "data").exists()
+    largest = {name: offer(file_server, name, made(name)) for name in ON_HUB}
+    file_server.cut = {path: [600] + [0] * 20 for path in largest.values()}
+    for name, told in from_hub(file_server, tmp_path).items():
+        assert "run the same command again" in str(told), name
+    assert nothing_there(tmp_path)
     file_server.cut.clear()
     file_server.sent.clear()
-    whole = from_hub(file_server, tmp_path / "data", tmp_path / "cache")
-    assert whole.returncode == 0, whole.stderr
-    assert file_server.sent.count(largest) == 1
+    assert from_hub(file_server, tmp_path) == ITEMS
+    assert [file_server.sent.count(path) for path in largest.values()] == [1] * len(ON_HUB)
     assert not any(path.endswith("README.md") for path in file_server.sent)  # what had arrived is kept
-    assert "6 items and" in whole.stdout
-    assert COMMIT[:12] in whole.stdout
+
+
+@pytest.mark.timeout(900)
+def test_a_hub_on_the_loopback_that_sends_damaged_files(
+    made: Callable[[str], Path], tmp_path: Path, file_server: FileServer
+) -> None:
+    whole = {path: file_server.files[path] for name in ON_HUB for path in [offer(file_server, name, made(name))]}
+    for path, body in whole.items():
+        middle = len(body) // 2
+        file_server.files[path] = body[:middle] + bytes([body[middle] ^ 1]) + body[middle + 1 :]  # one bit
+    for name, told in from_hub(file_server, tmp_path).items():
+        assert "did not arrive as the hub has it" in str(told), name
+    assert nothing_there(tmp_path)
+    file_server.files |= whole
+    assert from_hub(file_server, tmp_path) == ITEMS  # the damaged files did not stay in the hub's cache
+
+
+@pytest.mark.timeout(900)
+def test_a_hub_on_the_loopback_and_a_full_disk(
+    made: Callable[[str], Path], tmp_path: Path, file_server: FileServer
+) -> None:
+    folders = {name: made(name) for name in ON_HUB}
+    for name, folder in folders.items():
+        offer(file_server, name, folder, size=10**18)
+    for name, told in from_hub(file_server, tmp_path).items():
+        assert "MB more, and the disk has" in str(told), name
+    assert not [path for path in file_server.sent if "/resolve/" in path]  # noticed before anything was sent
+    for name, folder in folders.items():
+        offer(file_server, name, folder)
+    for name, told in from_hub(file_server, tmp_path, largest_file=1500).items():  # filled up meanwhile
+        assert "File too large" in str(told), name
+        assert "run the same command again" in str(told), name
+    assert nothing_there(tmp_path)
+    assert from_hub(file_server, tmp_path) == ITEMS
 
 
 # ---------------------------------------------------------------------------------------------- whole or nothing

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import nltk
 import pytest
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 
 from http_files import FileServer
 from revisit.benchmarks import chair, language
+from revisit.benchmarks.io import download
 from revisit.cli.main import app
 from revisit.errors import RevisitError
 
@@ -89,10 +92,45 @@ def test_a_damaged_archive_leaves_nothing(tmp_path: Path, file_server: FileServe
     file_server.files["/corpora/wordnet.zip"] = b"not an archive"
     with pytest.raises(RevisitError, match=r"wordnet\.zip did not arrive as expected \(it is no zip archive"):
         language.get_data(tmp_path / "data", file_server.url)
-    with pytest.raises(RevisitError, match=r"punkt_tab\.zip is not there \(status 404\)"):
+    with pytest.raises(RevisitError, match=r"wordnet\.zip is not there \(status 404\)"):
         language.get_data(tmp_path / "data", f"{file_server.url}/nowhere")
     assert not (tmp_path / "data").exists()
-    assert not list(tmp_path.glob(".data*"))
+
+
+def test_interrupted_and_resumed(tmp_path: Path, file_server: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "PAUSE", 0.001)
+    serve(file_server, small_data(tmp_path / "source"))
+    path = "/corpora/wordnet.zip"
+    file_server.cut[path] = [100] + [0] * (download.ATTEMPTS - 1)
+    with pytest.raises(RevisitError, match="run the same command again to go on from here"):
+        language.get_data(tmp_path / "data", file_server.url)
+    assert not (tmp_path / "data").exists()
+    file_server.requests.clear()
+    language.get_data(tmp_path / "data", file_server.url)
+    assert (path, "bytes=100-") in file_server.requests
+    assert [asked for asked, _ in file_server.requests] == [path]  # the two that had arrived were kept
+    assert all((tmp_path / "data" / place).is_dir() for place in language.PACKAGES.values())
+
+
+def test_a_full_disk(tmp_path: Path, file_server: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(file_server, small_data(tmp_path / "source"))
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
+        with pytest.raises(RevisitError, match=r"needs 66 MB more, and the disk has 0 MB left"):
+            language.get_data(tmp_path / "data", file_server.url)
+    assert file_server.requests == []
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfileobj", full)  # filled up meanwhile
+        with pytest.raises(RevisitError, match=r"No space left on device\. What is complete was kept"):
+            language.get_data(tmp_path / "data", file_server.url)
+    assert not (tmp_path / "data").exists()
+    result = CliRunner().invoke(app, ["data", "get", "nltk", str(tmp_path / "data"), "--from", file_server.url])
+    assert result.exit_code == 0, result.output
+    assert "License of NLTK's data: WordNet's own" in result.output
 
 
 def test_other_benchmarks_run_meanwhile(tmp_path: Path) -> None:
