@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from golden_files import golden
 from revisit.benchmarks import amber, get
 from revisit.errors import RevisitError
 
@@ -104,3 +105,31 @@ def test_without_spacy_the_official_rule_is_refused(tmp_path: Path, nltk_data, m
     items = get("amber", part="generative").load(_folder(tmp_path))
     with pytest.raises(RevisitError, match="similarity=exact"):
         get("amber", part="generative").score(items, {"1": "A dog."})
+
+
+PRINTED = {  # as the script spells its headings -> ours
+    "Descriminative Task": "",
+    "Exsitence": "existence/",
+    **{name: f"{name.lower()}/" for name in ("Attribute", "State", "Number", "Action", "Relation")},
+}
+
+
+def test_what_the_official_script_printed(tmp_path: Path, nltk_data):
+    found = golden("amber")
+    for number, run in enumerate(found["runs"]):
+        data = tmp_path / str(number) / "amber/data"
+        (data / "query").mkdir(parents=True)
+        (data / "annotations.json").write_text(json.dumps(run["notes"]))
+        (data / "relation.json").write_text(json.dumps(found["words"]))
+        (data / "safe_words.txt").write_text("\n".join(found["safe_words"]) + "\n")
+        queries = [{"id": note["id"], "image": f"AMBER_{note['id']}.jpg", "query": "?"} for note in run["notes"]]
+        (data / "query/query_all.json").write_text(json.dumps(queries))
+        bench = get("amber", similarity="exact")
+        metrics = bench.score(bench.load(data.parents[1]), {str(i): text for i, text in run["answers"]}).metrics
+        printed = dict(run["printed"])
+        for name, value in printed.pop("Generative Task").items():
+            assert round(metrics[name], 1) == value, (number, name)
+        for heading, values in printed.items():
+            for name, value in values.items():
+                ours = PRINTED[heading] + (name if name == "F1" else name.lower())
+                assert round(metrics[ours], 1) == value, (number, ours)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from golden_files import golden
 from revisit.benchmarks import get, mme
 from revisit.benchmarks.base import ratio
 from revisit.errors import RevisitError
@@ -66,3 +67,11 @@ def test_missing_data_and_unknown_category(tmp_path: Path):
         get("mme").load(tmp_path)
     with pytest.raises(RevisitError, match="Did you mean 'count'"):
         get("mme", categories="counts")
+
+
+def test_what_the_official_script_gave():
+    for run in golden("mme")["runs"]:
+        metrics = mme.score_answers([tuple(row) for row in run["rows"]]).metrics
+        expected = {f"{category}/score": value for category, value in run["scores"].items()}
+        expected |= {total: run[total] for total in ("perception", "cognition")}
+        assert {name: metrics[name] for name in expected} == pytest.approx(expected)

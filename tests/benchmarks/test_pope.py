@@ -155,3 +155,14 @@ def test_vlmevalkit_pools_the_settings():
     assert scores.metrics["b/precision"] == scores.metrics["b/F1"] == 0
     assert scores.metrics["accuracy"] == 0.75
     assert set(scores.per_item["F1"]) == {"1", "2", "3", "4"}
+
+
+def test_what_the_official_script_of_repope_gave():
+    found = golden("repope")
+    for text, said in found["answers"]:
+        assert pope.PARSERS["repope"](text, "yes") == said, text
+    for run in found["runs"]:
+        rows = [(str(n), text, label) for n, (label, text) in enumerate(run["rows"])]
+        scores = pope.score_answers(rows, "repope")
+        assert {name: scores.metrics[name] for name in run["metrics"]} == pytest.approx(run["metrics"])
+        assert {name: scores.counts[name] for name in run["counts"]} == run["counts"]
