@@ -146,6 +146,18 @@ def test_the_row_of_eight_models_draws_its_figure(tmp_path: Path, nltk_data: Non
     assert "not run" not in text
 
 
+def test_qualitative_answers_have_decode_pages(tmp_path: Path, nltk_data: None) -> None:
+    words = ["reproduce", "qualitative", "--model", "tiny", "--limit", "1", "--data", "scenes:unusual:4:7", "--quiet"]
+    CliRunner().invoke(app, [*words, "--out", str(tmp_path)], catch_exceptions=False)
+    (page,) = (tmp_path / "pages").iterdir()
+    for report in ("report.md", "report.html"):
+        assert f"pages/{page.name}" in (tmp_path / report).read_text()
+    assert "m3id" in page.read_text().lower()
+    before = page.stat().st_mtime_ns
+    CliRunner().invoke(app, [*words, "--out", str(tmp_path)], catch_exceptions=False)
+    assert page.stat().st_mtime_ns == before  # made once
+
+
 def test_generated_data_fills_every_cell(tmp_path: Path) -> None:
     """Nine settings of POPE, thirty subjects of MMMU, LLaVA-Bench: what the embedded model's tables are made from."""
     folder = stand_in_data(tmp_path)

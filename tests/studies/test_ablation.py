@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from revisit import ReVisiT, RevisitError
 from revisit.decoding.plain import Plain
+from revisit.evaluation.config import EvalConfig
 from revisit.report import published
-from revisit.studies.ablation import all_methods, paper_panels, yaml_panels
+from revisit.studies.ablation import ablate, all_methods, paper_panels, yaml_panels
 
 BASE = ReVisiT(layers="all")
 
@@ -65,3 +68,16 @@ def test_a_grid_and_rows_from_yaml() -> None:
 def test_bad_grids_are_refused_in_one_sentence(described: object, message: str) -> None:
     with pytest.raises(RevisitError, match=message):
         yaml_panels(described, BASE, "grid.yaml")
+
+
+def test_seeds_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    settings = {
+        "benchmark": ["pope"],
+        "data": "scenes:unusual:2",
+        "sample": True,
+        "seeds": "0,1",
+        "output": str(tmp_path),
+    }
+    with pytest.raises(RevisitError, match=r"they have no seeds: leave `seeds` out"):
+        ablate(EvalConfig(**settings).plan(), paper_panels(BASE))
+    assert list(tmp_path.iterdir()) == []

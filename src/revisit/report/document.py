@@ -48,9 +48,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph."""
+    """A paragraph, and links below the report's folder as (title, address) after it."""
 
     text: str
+    links: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def to_markdown(document: Document, figures: str = "figures") -> str:
 def block_markdown(block: Block, source: str = "", figures: str = "figures") -> str:
     """One block as markdown."""
     if isinstance(block, Text):
-        return block.text
+        return " ".join([block.text, *(f"[{title}]({address})" for title, address in block.links)])
     if isinstance(block, Made):
         return f"Made by `{block.command}`" + (f" ({block.settings})" if block.settings else "") + "."
     if isinstance(block, Figure):
@@ -159,7 +160,8 @@ def to_html(document: Document) -> str:
 def _block_html(block: Block, source: str) -> str:
     e = html.escape
     if isinstance(block, Text):
-        return f"<p>{e(block.text)}</p>"
+        links = "".join(f' <a href="{e(address)}">{e(title)}</a>' for title, address in block.links)
+        return f"<p>{e(block.text)}{links}</p>"
     if isinstance(block, Made):
         settings = f" · {e(block.settings)}" if block.settings else ""
         return f'<p class="made"><code>{e(block.command)}</code>{settings}</p>'

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from revisit.benchmarks.base import Metric
+from revisit.benchmarks.base import Item, Metric
 from revisit.evaluation.config import SCENES, EvalConfig
 from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.runner import Reporter, run
-from revisit.evaluation.store import read_answers, read_results, read_scores, slug
+from revisit.evaluation.store import digest, read_answers, read_results, read_scores, slug
 from revisit.report import figures, paper, published
 from revisit.report.document import Block, Cell, Document, Section, Table, Text, rows_of
 from revisit.report.paper import Row
@@ -365,11 +365,46 @@ def _run_examples(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
         if row.key == "full-vocabulary" and headline is not None:
             blocks.append(headline)
         blocks.append(figures.examples(f"{row.key}-{slug(name)}", f"{row.title}, {name}", rows))
+        pages = _decode_pages(row, setup, plan, cells, [items[i] for i in chosen])
+        blocks.append(Text("How these answers came about, step by step:", tuple(pages)))
         lines = [[i, method, text[i]] for i in chosen for method, text in texts.items()]
         blocks.append(Table(("Item", "Method", "Answer"), rows_of(lines), "The answers in full.", left=3, folded=True))
         blocks.append(made({"command": command(), "settings": {"model": plan.models[0]}}))
         sections.append(Section(name, blocks, level=3))
     return sections
+
+
+def _decode_pages(
+    row: Row, setup: Setup, plan: Plan, cells: Mapping[str, Mapping[str, Any]], items: Sequence[Item]
+) -> list[tuple[str, str]]:
+    """(title, address) of a decode page for each item, with every method on it; pages of the same answers are made once."""
+    from revisit.explain import page
+    from revisit.explain.record import explain
+    from revisit.models.images import open_image
+
+    made = []
+    subject = setup.subject(row, next(name for name, place in setup.models.items() if place == plan.models[0]))
+    methods = list(plan.methods_for(plan.models[0]))[::-1]  # ReVisiT before the baselines
+    key = digest(sorted(Path(cell["folder"]).name for cell in cells.values()))[:12]
+    for item in items:
+        address = f"pages/{row.key}-{slug(item.id)}-{key}.html"
+        if not (setup.out / address).is_file():
+            model, processor = subject.loaded
+            decode = explain(
+                model,
+                processor,
+                [open_image(path) for path in item.images],
+                item.prompt,
+                methods,
+                model_name=plan.models[0],
+                shown=item.meta.get("ground_truth"),
+                max_new_tokens=plan.max_new_tokens,
+                do_sample=False,
+            )
+            half = page.write(setup.out / f"{address}.part", decode)  # a kill leaves no half page under the name
+            half.replace(setup.out / address)
+        made.append((item.id, address))
+    return made
 
 
 def _texts(folder: Path) -> dict[str, str]:

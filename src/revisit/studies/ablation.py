@@ -175,6 +175,11 @@ def ablate(
 ) -> dict[str, Any]:
     """Runs all panels of a plan whose methods are `all_methods(panels)`; returns what results.json then holds."""
     reporter = reporter or Silent()
+    if plan.seeds:
+        raise RevisitError(
+            "The panels of an ablation hold one value for each setting, so they have no seeds: leave `seeds` out, or compare settings over "
+            "seeds with `revisit eval --sample --seeds`."
+        )
     if plan.engine == "local":
         fill(plan, reporter)
     results = run(plan, reporter)
