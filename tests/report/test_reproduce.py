@@ -20,6 +20,7 @@ from revisit.evaluation.config import EvalConfig
 from revisit.methods.revisit import ReVisiT
 from revisit.methods.vcd import VCD
 from revisit.report import paper, published
+from revisit.report.reproduce import _values
 from revisit.report.stand_in import stand_in_data
 from revisit.report.verdicts import Ours, comparison_table, verdict
 
@@ -64,6 +65,13 @@ def test_estimates_follow_from_items_tokens_and_published_times() -> None:
 )
 def test_verdicts(theirs: float, ours: Ours | None, expected: str) -> None:
     assert verdict(theirs, ours) == expected
+
+
+def test_the_mean_over_subjects_is_the_papers_overall() -> None:
+    metric = {"value": 0.5, "low": 0.4, "high": 0.6, "show": 100}
+    cell = {"metrics": {"macro": metric, "Art_Theory/accuracy": {**metric, "value": 0.25}}}
+    found = _values(cell, ["Overall", "Art Theory", "Music"])
+    assert found == {"Overall": Ours(50.0, 40.0, 60.0), "Art Theory": Ours(25.0, 40.0, 60.0)}
 
 
 def test_a_table_counts_its_verdicts() -> None:

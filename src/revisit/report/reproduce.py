@@ -167,7 +167,8 @@ def _values(cell: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, O
         return {}
     found = {}
     for name in names:
-        keys = (name, f"{name.replace(' ', '_')}/accuracy")  # the paper prints MMMU's subjects with blanks
+        # the paper prints MMMU's subjects with blanks, and the mean over them as Overall
+        keys = ("macro",) if name == "Overall" else (name, f"{name.replace(' ', '_')}/accuracy")
         metric = next((cell["metrics"][key] for key in keys if key in cell["metrics"]), None)
         if metric is not None and metric["value"] is not None:
             show = metric["show"]
