@@ -28,8 +28,8 @@ from revisit.step.compiled import kernel
 from revisit.step.rule import RESOLUTION, Rule
 from revisit.step.states import StateBlocks
 
-SCORES = 1e-5  # of the largest number that is added up: by how much scores may differ
-DIVERGENCES = 1e-6  # of the largest logit: by how much divergences may differ
+SCORES = 1e-5  # of the sum of the absolute numbers that are added up: by how much scores may differ
+DIVERGENCES = 1e-6  # of the same for the logits: by how much divergences may differ
 
 Take = Callable[["Case"], Step | None]
 
@@ -174,10 +174,9 @@ def _compare_row(case: Case, step: Step, row: int) -> str:
         return "equal" if apart <= SCORES * _largest(expected.base) else f"scores differ by {apart:.3g}"
     assert expected.divergences is not None
     chosen, shares = reference.select(expected.divergences, expected.size, rule, case.uniform)
-    state = int(step.states[row])
+    state, weight = int(step.states[row]), torch.as_tensor(step.weights).expand(len(step.scores))[row]
     if rule.select in ("random", "soft") or rule.neighbors > 1 or state == expected.state:
-        outcome = _compare_scores(case, expected, got, states[chosen], shares)
-        weight = torch.as_tensor(step.weights).expand(len(step.scores))[row]
+        outcome = _compare_scores(case, expected, got, states[chosen], shares, weight)
         if rule.neighbors > 1 and outcome != "equal" and _among_near_ties(case, expected, got, states, chosen, weight):
             return "near tie"
         return outcome
@@ -185,21 +184,30 @@ def _compare_row(case: Case, step: Step, row: int) -> str:
         return f"state {state} for {expected.state}, which is nearer"
     alone = reference.refine(logits, states[state : state + 1], case.head, rule)
     assert alone is not None
-    outcome = _compare_scores(case, alone, got, states[state : state + 1], shares)
+    outcome = _compare_scores(case, alone, got, states[state : state + 1], shares, weight)
     return "near tie" if outcome == "equal" else outcome
 
 
-def _compare_scores(case: Case, expected: reference.Refinement, got: Tensor, states: Tensor, shares: Tensor) -> str:
-    """Scores may differ by rounding: by `SCORES` of the largest of the numbers that are added up."""
+def _compare_scores(
+    case: Case, expected: reference.Refinement, got: Tensor, states: Tensor, shares: Tensor, weight: Tensor
+) -> str:
+    """Scores may differ by rounding: by `SCORES` of the absolute numbers that are added up, with the weight that was told.
+
+    A weight may differ by 1e-5, or its square by 1e-6: "uncertainty" is a root, which makes much of rounding near zero.
+    """
+    rule, told = case.rule, float(weight)
+    if abs(told - expected.weight) > 1e-5 and abs(told**2 - expected.weight**2) > 1e-6:
+        return f"weight {told} for {expected.weight}"
     limit = _limit(case, expected, states, shares)
-    apart = _apart(got[expected.ids], expected.final, case.rule)
+    final = reference.fuse(expected.base, expected.vision, rule.fusion, weight, rule.normalize)
+    apart = _apart(got[expected.ids], final, rule)
     return "equal" if apart <= limit else f"scores differ by {apart:.3g} (limit {limit:.3g})"
 
 
 def _limit(case: Case, expected: reference.Refinement, states: Tensor, shares: Tensor) -> float:
-    x = case.head.logits(states, expected.ids).abs().amax(-1)  # (m,)
+    x = _summands(case, states, expected.ids)
     weight = case.rule.weight if isinstance(case.rule.weight, float) else 1.0
-    return SCORES * (_largest(expected.base) + weight * float(shares @ x.to(shares.dtype)))
+    return SCORES * (_largest(expected.base) + weight * float(shares.double() @ x))
 
 
 def _near(case: Case, expected: reference.Refinement, states: Tensor, state: int) -> Tensor:
@@ -209,7 +217,7 @@ def _near(case: Case, expected: reference.Refinement, states: Tensor, state: int
     """
     assert expected.divergences is not None
     values, size = expected.divergences, expected.size if case.rule.divergence == "official" else 1
-    logits = case.head.logits(states, expected.ids).abs().amax(-1)
+    logits = _summands(case, states, expected.ids)
     scale = {"official": 1 / size + values[state].abs(), "kl": 1 + values[state].abs()}
     step = RESOLUTION * scale.get(case.rule.divergence, torch.tensor(1.0))
     return (values - values[state]).abs() <= step + DIVERGENCES / size * torch.maximum(logits, logits[state])
@@ -230,6 +238,11 @@ def _among_near_ties(
     limit = _limit(case, expected, states[chosen], torch.full((len(chosen),), 1 / len(chosen)))
     scores = got[expected.ids]
     return bool(((low - limit <= scores) & (scores <= high + limit)).all())
+
+
+def _summands(case: Case, states: Tensor, ids: Tensor) -> Tensor:
+    """For each vision token the largest sum, over its logits, of the absolute terms that a logit is the sum of.  -> (n,)"""
+    return (states.double().abs() @ case.head.weight[ids].double().abs().mT).amax(-1)
 
 
 def _largest(log_p: Tensor) -> float:

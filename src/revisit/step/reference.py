@@ -16,7 +16,7 @@ model's dtype as the released code does. What is right where the formulas are si
 * Equal divergences go to the first vision token. Divergences count as equal when they differ by less than float32 can
   tell (1e-6 of their scale), so that the choice does not depend on the order of a sum; with `precision="model"`, which
   reproduces a program, only if they are the same number. Where they differ by about that much, or by what rounding
-  of the logits makes of them (1e-6 of the largest logit), either choice is right. A NaN divergence is never selected.
+  of the logits makes of them (1e-6 of the terms of the largest), either choice is right. A NaN divergence is never selected.
 """
 
 from __future__ import annotations
