@@ -148,6 +148,7 @@ REFUSED: dict[str, Damage] = {
     "width doubled": edit(CONFIG, text_config={"hidden_size": 64}),
     "width negative": edit(CONFIG, text_config={"hidden_size": -1}),
     "vocabulary huge": edit(CONFIG, text_config={"vocab_size": 10**12}),
+    "labels without end": edit(CONFIG, num_labels=10**9),
     "patches of no size": edit(CONFIG, vision_config={"patch_size": 0}),
     "weights missing": remove(WEIGHTS),
     "weights empty": cut(WEIGHTS, 0),

@@ -11,6 +11,7 @@ from revisit.models import families
 from revisit.models.checkpoint import brief, check_config, read_json
 
 EMBEDDED = "tiny"
+MAX_LABELS = 1_000_000  # of which each would be given a name
 
 
 def embedded_folder() -> Path:
@@ -73,6 +74,10 @@ def _raw(name: str, hub: dict[str, Any]) -> dict[str, Any]:
 
 def _check_type(name: str, raw: dict[str, Any], trust_remote_code: bool) -> None:
     """Refuses a configuration without a type, with an unknown one, or with one that runs code where a native twin exists."""
+    for part in (raw, raw.get("text_config"), raw.get("vision_config")):
+        labels = part.get("num_labels") if isinstance(part, dict) else None
+        if labels is not None and (type(labels) is not int or not 0 <= labels <= MAX_LABELS):
+            raise RevisitError(f"The config.json of {name!r} is damaged: num_labels is {str(labels)[:40]!r}.")
     from transformers import CONFIG_MAPPING, __version__
 
     kind = raw.get("model_type")
