@@ -227,6 +227,7 @@ def odd_image(dice: random.Random) -> tuple[bytes, dict[str, str]]:
     return json.dumps(body).encode(), JSON
 
 
+@functools.cache
 def bomb(width: int, height: int) -> bytes:
     """A gray PNG file of a few kilobytes at most that says it has this size; whole only if it is a strip."""
 
