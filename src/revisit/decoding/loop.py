@@ -20,13 +20,22 @@ from torch import Tensor
 from transformers import (
     EpsilonLogitsWarper,
     EtaLogitsWarper,
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    InfNanRemoveLogitsProcessor,
     LogitNormalization,
     LogitsProcessor,
     LogitsProcessorList,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     StoppingCriteriaList,
     StopStringCriteria,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
@@ -62,8 +71,24 @@ NEVER_EMPTY = (
     TypicalLogitsWarper,
     EpsilonLogitsWarper,
     EtaLogitsWarper,
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    InfNanRemoveLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     LogitNormalization,
+)
+# Processors that can be asked twice in a step: their answer depends on their arguments alone.
+REPEATABLE = (
+    *NEVER_EMPTY,
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    InfNanRemoveLogitsProcessor,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
 )
 
 
@@ -152,14 +177,20 @@ class TrackedCriteria(StoppingCriteriaList):
 
 
 class FallbackProcessor(LogitsProcessor):
-    """Where the others have ruled out all that the method left, the row is decoded plainly: the others on the raw logits."""
+    """Where the others have ruled out all that the method left, the row is decoded plainly: the others on the raw logits.
+
+    On a GPU the others are asked twice at every step, so that the host need not wait to know whether they must be; unless
+    they may count their calls.
+    """
 
     def __init__(self, run: Run, others: LogitsProcessorList) -> None:
         self.run, self.others = run, others
+        self.repeatable = all(type(other) in REPEATABLE for other in others)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
         nothing = ~(scores.amax(-1) > -torch.inf)  # (rows,), also where warpers made NaN of nothing
-        if not bool(nothing.any()):
+        ask_always = self.repeatable and not scores.is_cpu
+        if not ask_always and not bool(nothing.any()):
             return scores
         assert self.run.raw is not None
         plain: Tensor = self.others(input_ids, self.run.raw)  # type: ignore[arg-type]
