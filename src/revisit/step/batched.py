@@ -41,7 +41,7 @@ class Candidates(NamedTuple):
     ids: Tensor  # (B, K)
     inside: Tensor  # (B, K) whether it is plausible
     log_p: Tensor  # (B, K) the output distribution over the plausible ones, -inf elsewhere
-    sizes: Tensor  # (B,) how many are plausible: exact if below K; 0 where the logits are no distribution
+    sizes: Tensor  # (B,) how many are plausible, also beyond K; 0 where the logits are no distribution
 
 
 class Step(NamedTuple):
@@ -84,7 +84,7 @@ def refine(
 ) -> Step:
     """The step of all rows.  (B, V)
 
-    With a capacity no value is read by the host; rows whose size reaches it must be taken again. Without one the
+    With a capacity no value is read by the host; rows with a larger set must be taken again. Without one the
     capacity is the size of the largest set, which the host waits for.
     """
     return finish(logits, find_candidates(logits, rule, capacity), blocks, head, rule, uniform)
@@ -93,13 +93,20 @@ def refine(
 def find_candidates(logits: Tensor, rule: Rule, capacity: int | None) -> Candidates:
     """The plausible tokens, exactly as the reference finds them from log-probabilities, in `capacity` places."""
     logp = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    sizes = None
     if capacity is None:
-        keep = logp.isfinite() if rule.full_vocabulary else reference.plausible(logp, rule.alpha)
-        capacity = max(1, int(keep.sum(-1).max()))
+        sizes = plausible(logp, logp.amax(-1, keepdim=True) + math.log(rule.alpha), rule).sum(-1)
+        capacity = max(1, int(sizes.max()))
     top, ids = logp.topk(min(capacity, logp.shape[-1]))  # (B, K), descending
-    inside = top.isfinite() if rule.full_vocabulary else top >= top[:, :1] + math.log(rule.alpha)
+    least = top[:, :1] + math.log(rule.alpha)
+    inside = plausible(top, least, rule)
     log_p = torch.where(inside, top, MINUS_INFINITY).log_softmax(-1)
-    return Candidates(ids, inside, log_p, inside.sum(-1))
+    return Candidates(ids, inside, log_p, plausible(logp, least, rule).sum(-1) if sizes is None else sizes)
+
+
+def plausible(logp: Tensor, least: Tensor, rule: Rule) -> Tensor:
+    """Which tokens are in the set, from log-probabilities and the least that is enough.  (B, n), (B, 1) -> (B, n)"""
+    return logp.isfinite() if rule.full_vocabulary else logp >= least
 
 
 def finish(
@@ -123,7 +130,8 @@ def finish(
     fused = reference.fuse(some.log_p, log_q, rule.fusion, weights, rule.normalize)
 
     touched = some.inside[:, :1] if blocks.seen is None else some.inside[:, :1] & blocks.seen[:, None]  # (B, 1)
-    applied = (some.sizes[:, None] > 1) & (shares[:, :1] if shares.dtype == torch.bool else shares[:, :1] > 0)
+    several = some.inside[:, 1:2] if some.inside.shape[1] > 1 else some.sizes[:, None] > 1  # the likeliest come first
+    applied = several & (shares[:, :1] if shares.dtype == torch.bool else shares[:, :1] > 0)
     final = torch.where(applied, fused, some.log_p)
     kept = torch.where(touched, final.to(logits.dtype), logits.gather(-1, some.ids))
     scores = torch.where(touched, MINUS_INFINITY, logits).scatter_(-1, some.ids, kept)

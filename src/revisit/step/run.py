@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from revisit.models.head import Projection
-from revisit.step.batched import Step, find_candidates, finish
+from revisit.step.batched import Step, find_candidates, finish, refine
 from revisit.step.rule import Rule
 from revisit.step.states import StateBlocks
 
@@ -54,17 +54,14 @@ class BatchedStep:
     @torch.no_grad()
     def __call__(self, logits: Tensor, uniform: float | Tensor = 0.0, ended: Tensor | None = None) -> Step:
         """One step of all rows, ended ones too; on a GPU the host waits once, for sizes that were copied before most of the work."""
-        capacity = None if host_sync_is_cheap(logits.device) else self.capacity()
-        step, largest = self._take(logits, uniform, capacity)
-        if capacity is not None and capacity <= largest < logits.shape[-1]:
-            self.expected = 0.0
-            step, largest = self._take(logits, uniform, None)
-        self.expected = max(1.5 * largest, 0.9 * self.expected)
-        return step
-
-    def _take(self, logits: Tensor, uniform: float | Tensor, capacity: int | None) -> tuple[Step, int]:
-        """One step, and the size of the largest set where the host was told (0 on a CPU, which needs no capacity)."""
+        if host_sync_is_cheap(logits.device):
+            return refine(logits, self.blocks, self.head, self.rule, uniform=uniform)
+        capacity = self.capacity()
         candidates = find_candidates(logits, self.rule, capacity)
-        sizes = None if host_sync_is_cheap(logits.device) else HostCopy(candidates.sizes)
+        sizes = HostCopy(candidates.sizes)
         step = finish(logits, candidates, self.blocks, self.head, self.rule, uniform)
-        return step, 0 if sizes is None else max(sizes.read())
+        largest = max(sizes.read())
+        if capacity is not None and largest > capacity:  # rare, and the host knows by now how large the sets are
+            step = refine(logits, self.blocks, self.head, self.rule, uniform=uniform, capacity=largest)
+        self.expected = max(1.5 * largest, 0.95 * self.expected)
+        return step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from revisit.integrations.vllm.pool import to_device
 from revisit.models.head import Projection
-from revisit.step.batched import find_candidates, finish
+from revisit.step.batched import Candidates, find_candidates, finish
 from revisit.step.rule import Rule
 from revisit.step.run import CAPACITIES, HostCopy
 from revisit.step.states import StateBlocks
@@ -47,28 +48,26 @@ class SharedStep:
         """
         every = range(len(logits))
         vocabulary, capacity = logits.shape[-1], fitting(self.expected, self.room // max(1, sum(blocks)))
-        scores, facts, sizes = self._take(logits, view(every), capacity, uniform)
-        larger = [row for row in every if sizes[row] >= capacity]
-        while larger and capacity < vocabulary:
-            capacity = next((c for c in CAPACITIES if c > capacity), vocabulary)
-            for part in split(larger, blocks, self.room // capacity):
+        candidates = find_candidates(logits, self.rule, capacity)
+        copied = HostCopy(candidates.sizes)
+        scores, facts = self._take(logits, candidates, view(every), uniform)
+        sizes: list[int] = copied.read()
+        for small, large in pairwise([capacity, *(c for c in CAPACITIES if c > capacity), vocabulary]):
+            larger = [row for row in every if small < sizes[row] <= large]
+            for part in split(larger, blocks, self.room // large):
                 index = to_device(np.array(part), logits.device)
                 draws = None if uniform is None else uniform[index]
-                scores[index], facts[index], found = self._take(logits[index], view(part), capacity, draws)
-                for row, size in zip(part, found, strict=True):
-                    sizes[row] = size
-            larger = [row for row in larger if sizes[row] >= capacity]
-        self.expected = max(1.5 * usual_size(sizes), 0.9 * self.expected)
+                some = find_candidates(logits[index], self.rule, large)
+                scores[index], facts[index] = self._take(logits[index], some, view(part), draws)
+        self.expected = max(1.5 * usual_size(sizes), 0.95 * self.expected)
         return scores, facts.sum(0)
 
     def _take(
-        self, logits: Tensor, blocks: StateBlocks, capacity: int, uniform: Tensor | None
-    ) -> tuple[Tensor, Tensor, list[int]]:
-        """Scores (B, V), whether each row used a vision token and changed (B, 2), and sizes: exact below the capacity."""
-        candidates = find_candidates(logits, self.rule, capacity)
-        sizes = HostCopy(candidates.sizes)
-        step = finish(logits, candidates, blocks, self.head, self.rule, 0.0 if uniform is None else uniform)
-        return step.scores, torch.stack([step.applied, step.changed], 1), list(sizes.read())
+        self, logits: Tensor, some: Candidates, blocks: StateBlocks, uniform: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Scores (B, V), and whether each row used a vision token and changed (B, 2)."""
+        step = finish(logits, some, blocks, self.head, self.rule, 0.0 if uniform is None else uniform)
+        return step.scores, torch.stack([step.applied, step.changed], 1)
 
 
 def room(blocks: int, width: int) -> int:
