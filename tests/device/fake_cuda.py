@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
+import itertools
 import shutil
 import subprocess
 import sys
@@ -108,12 +109,20 @@ _STATE = SimpleNamespace(log=None)
 class _Event:
     """An event of a stream: recorded for nothing, waited for by the host."""
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
+    ticks = itertools.count()
 
-    def record(self, *_: Any) -> None: ...
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.tick = 0
+
+    def record(self, *_: Any) -> None:
+        self.tick = next(self.ticks)
 
     def query(self) -> bool:
         return True
+
+    def elapsed_time(self, later: _Event) -> float:
+        """Milliseconds; a device without time counts one for each event that was recorded since."""
+        return float(later.tick - self.tick)
 
     def synchronize(self) -> None:
         if _STATE.log is not None:
@@ -165,6 +174,9 @@ def load() -> None:
         "synchronize": _synchronize,
         "manual_seed_all": lambda _: None,
         "empty_cache": lambda: None,
+        "reset_peak_memory_stats": lambda *_: None,
+        "memory_allocated": lambda *_: 0,
+        "max_memory_allocated": lambda *_: 0,
         "is_current_stream_capturing": lambda: False,
         "is_bf16_supported": lambda *_, **__: True,
         "get_device_capability": lambda *_: (8, 0),

@@ -1,9 +1,10 @@
 """How long decoding takes with a method and without: the protocol, random models of real shapes, stated profiles.
 
 A call is timed from outside: the moment every token is known gives the time to the first token and the interval of
-each further one. The method's own time, spent inside its logits processor, is measured beside it: it is what the
-method adds, and noise of the machine does not hide it. Methods take turns within every repeat, so that a slow minute
-of the machine is everybody's; the processor time of a step is noted too, which neighbours on the machine inflate less.
+each further one; on a GPU by events in its queue, for which nothing waits before the call has ended. The method's own
+time, spent inside its logits processor, is measured beside it: it is what the method adds, and noise of the machine does
+not hide it. Methods take turns within every repeat, so that a slow minute of the machine is everybody's; the processor
+time of a step is noted too, which neighbours on the machine inflate less.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,6 +31,8 @@ from revisit.errors import RevisitError, unknown
 if TYPE_CHECKING:
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
+
+Moment = Any  # seconds of the host's clock, or an event in the queue of a GPU
 
 # -- random models of real shapes ---------------------------------------------------------------------------------
 
@@ -210,7 +214,7 @@ class Timed(Method):
 
     inner: Method
     profile: Profile | None = None
-    own: list[float] = field(default_factory=list, compare=False)  # seconds inside the method, step by step
+    spans: list[tuple[Moment, Moment]] = field(default_factory=list, compare=False)  # inside the method, step by step
     busy: list[float] = field(default_factory=list, compare=False)  # the same in processor time of all threads
 
     name = "timed"
@@ -230,11 +234,9 @@ class Timed(Method):
             if self.profile is not None:
                 logits = self.profile.at(step, logits)
             step += 1
-            wait(logits.device)
-            started, busy = time.perf_counter(), time.process_time()
+            started, busy = now(logits.device), time.process_time()
             scores = refine(input_ids, logits)
-            wait(logits.device)
-            self.own.append(time.perf_counter() - started)
+            self.spans.append((started, now(logits.device)))
             self.busy.append(time.process_time() - busy)
             return scores
 
@@ -247,16 +249,29 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def now(device: torch.device) -> Moment:
+    """This moment of the host, or, for a GPU, the moment when its queue gets here."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds(start: Moment, end: Moment) -> float:
+    """Between two moments that have passed."""
+    return float(end - start) if isinstance(start, float) else float(start.elapsed_time(end)) / 1e3
+
+
 class _Clock(StoppingCriteria):
     """Never stops anything; notes when each token was known."""
 
     def __init__(self) -> None:
-        self.times: list[float] = []
+        self.times: list[Moment] = []
         self.busy: list[float] = []
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Any:
-        wait(input_ids.device)
-        self.times.append(time.perf_counter())
+        self.times.append(now(input_ids.device))
         self.busy.append(time.process_time())
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
@@ -272,6 +287,7 @@ class Timing:
     own_first: list[float] = field(default_factory=list)  # and at the first
     busy: list[float] = field(default_factory=list)  # processor seconds of each further step, all threads
     own_busy: list[float] = field(default_factory=list)  # and of the method's part of it
+    rows: int = 1  # sequences that were decoded together
     peak: int = 0  # most bytes that a call needed beyond what was there before it
     counters: dict[str, Any] = field(default_factory=dict)
 
@@ -295,14 +311,17 @@ def time_call(
     clock, timed, trace = _Clock(), Timed(method, profile), Trace()
     memory = Memory(model.device)
     wait(model.device)
-    started = time.perf_counter()
+    started = now(model.device)
     out = revisit.generate(model, **inputs, method=timed, trace=trace, stopping_criteria=[clock], **kw)
+    wait(model.device)
+    timing.rows = len(out)
     timing.peak = max(timing.peak, memory.peak())
-    timing.first.append(clock.times[0] - started)
-    timing.intervals.append([b - a for a, b in zip(clock.times, clock.times[1:], strict=False)])
-    timing.own_first.append(timed.own[0])
-    timing.own.extend(timed.own[1:])
-    timing.busy.extend(b - a for a, b in zip(clock.busy, clock.busy[1:], strict=False))
+    timing.first.append(seconds(started, clock.times[0]))
+    timing.intervals.append([seconds(a, b) for a, b in pairwise(clock.times)])
+    own = [seconds(*span) for span in timed.spans]
+    timing.own_first.append(own[0])
+    timing.own.extend(own[1:])
+    timing.busy.extend(b - a for a, b in pairwise(clock.busy))
     timing.own_busy.extend(timed.busy[1:])
     timing.counters = trace.summary()
     return out
@@ -391,6 +410,7 @@ def table(timings: Sequence[Timing]) -> list[dict[str, Any]]:
                 "first_token_ratio": statistics.median(timing.first) / base_first,
                 "ms_per_token": 1e3 * mean,
                 "ms_per_token_std": 1e3 * deviation,
+                "tokens_per_second": timing.rows / mean,
                 "ratio": timing.quick / base.quick,
                 "own_first_ms": 1e3 * statistics.median(timing.own_first),
                 "own_ms_per_step": 1e3 * own,
@@ -412,6 +432,7 @@ def show(rows: Sequence[dict[str, Any]]) -> str:
         "×",
         "ms/token",
         "×",
+        "tokens/s",
         "own ms/step",
         "1 + own/rest",
         "same in CPU time",
@@ -425,6 +446,7 @@ def show(rows: Sequence[dict[str, Any]]) -> str:
             f"{row['first_token_ratio']:.3f}",
             f"{row['ms_per_token']:.1f} ± {row['ms_per_token_std']:.1f}",
             f"{row['ratio']:.3f}",
+            f"{row['tokens_per_second']:.1f}",
             f"{row['own_ms_per_step']:.2f}",
             f"{row['own_ratio']:.4f}",
             f"{row['own_cpu_ratio']:.4f}",

@@ -20,6 +20,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from revisit.errors import RevisitError
+from revisit.models.head import multiply
 from revisit.models.parts import ModelParts, describe
 from revisit.taps.hooks import paused
 
@@ -46,9 +47,9 @@ class Call:
     def last_scores(self) -> Tensor:
         """Scores of the last query before the softmax, -inf where hidden.  -> (rows, heads, columns), float32"""
         rows, heads, _, width = self.query.shape
-        grouped = self.query[:, :, -1].float().view(rows, self.key.shape[1], -1, width)  # (rows, key heads, group, d)
-        scores = grouped @ self.key.float().transpose(-1, -2) * self.scaling  # (rows, key heads, group, columns)
-        scores = scores.reshape(rows, heads, -1)
+        grouped = self.query[:, :, -1].reshape(rows * self.key.shape[1], -1, width)  # (rows · key heads, group, d)
+        scores = multiply(grouped, self.key.flatten(0, 1)).mul_(self.scaling)  # (rows · key heads, group, columns)
+        scores = scores.view(rows, heads, -1)
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
         if self.mask is None:
