@@ -1,11 +1,11 @@
 """What a step of ReVisiT would cost on a GPU, computed from the operators it runs at real shapes; nothing is timed.
 
 The batched step runs on torch's "meta" device, which keeps shapes and no numbers, and every operator is counted: one
-kernel, the bytes it reads and writes (a gather counts what it fetches), and the products of matrices. The predicted time
-is bytes / (0.85 · bandwidth), or the arithmetic if that takes longer, and for every kernel either 6 µs (the host's launch, if
-nothing hides it) or 2 µs (the least that a kernel takes on the device, if the host launches it while the device is still busy
-with the model, as it can wherever the model's own step takes longer than its 12 launches a layer). A greedy step reads the
-weights and the KV cache once.
+kernel (a few, such as topk, are several on a real GPU), the bytes it reads and writes (a gather counts what it fetches),
+and the products of matrices. The predicted time is bytes / (0.85 · bandwidth), or the arithmetic if that takes longer, and
+for every kernel either 6 µs (the host's launch, if nothing hides it) or 2 µs (the least that a kernel takes on the device,
+if the host launches it while the device is still busy with the model, as it can wherever the model's own step takes longer
+than its 12 launches a layer). A greedy step reads the weights and the KV cache once.
 
     python perf/roofline.py [--json]
 """
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from revisit.integrations.vllm.plan import block_size
 from revisit.models.head import LinearHead
 from revisit.step.batched import refine
 from revisit.step.rule import Rule
@@ -73,11 +74,12 @@ class Model:
     kv_width: int  # numbers of keys and values of a token and layer
     vision_tokens: int
     layers: int  # whose vision states are looked at
+    image: int | None = None  # tokens of an image, where the configuration says so
 
 
 MODELS = (
-    Model("LLaVA-1.5-7B, 576 tokens, last", 6.7e9, 32, 4096, 32064, 8192, 576, 1),
-    Model("InternVL3-8B, 3,328 tokens, last", 7.6e9, 28, 3584, 151674, 1024, 3328, 1),
+    Model("LLaVA-1.5-7B, 576 tokens, last", 6.7e9, 32, 4096, 32064, 8192, 576, 1, 576),
+    Model("InternVL3-8B, 3,328 tokens, last", 7.6e9, 28, 3584, 151674, 1024, 3328, 1, 256),
     Model("Qwen2.5-VL-7B, 1.2 k tokens, all", 7.6e9, 28, 3584, 152064, 1024, 1200, 15),
     Model("Qwen2.5-VL-7B, 16 k tokens, all", 7.6e9, 28, 3584, 152064, 1024, 16384, 15),
     Model("Qwen3-VL-8B, 1.2 k tokens, all", 8.2e9, 36, 4096, 151936, 2048, 1200, 19),
@@ -140,8 +142,9 @@ def own_step(model: Model, batch: int, pooled: bool) -> Cost:
     weight = torch.empty(model.vocabulary, model.width, dtype=torch.bfloat16, device=device)
     logits = torch.empty(batch, model.vocabulary, device=device)
     if pooled:
-        blocks = -(-count // 128)
-        pool = torch.empty(batch * blocks, 128, model.width, dtype=torch.bfloat16, device=device)
+        size = block_size(model.image, model.layers, batch * count * 100)
+        blocks = -(-count // size)
+        pool = torch.empty(batch * blocks, size, model.width, dtype=torch.bfloat16, device=device)
         lengths = torch.empty(batch * blocks, dtype=torch.long, device=device)
         table = torch.empty(batch, blocks, dtype=torch.long, device=device)
         states = StateBlocks.pooled(pool, lengths, table)
