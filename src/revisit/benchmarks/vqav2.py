@@ -1,7 +1,7 @@
 """VQAv2: open questions with ten human answers each, by the strict official rule and by the paper's token rule.
 
 `accuracy` is the official number (GT-Vision-Lab/VQA vqaEval.py), its surprises included: when all ten answers are equal
-nothing is normalised, so "Yes" scores 0 against ten times "yes". `token_max` is the ReVisiT paper's rule. They are
+nothing is normalized, so "Yes" scores 0 against ten times "yes". `token_max` is the ReVisiT paper's rule. They are
 different metrics and never replace each other. Data: the official v2 questions and annotations, COCO val2014 pictures.
 """
 
@@ -31,7 +31,7 @@ _SERVER = "https://s3.amazonaws.com/cvmlp/vqa/mscoco/vqa"
 _ZIPPED = ("v2_Questions_Val_mscoco.zip", "v2_Annotations_Val_mscoco.zip")
 SUFFIXES = {"none": "", "short": "\nAnswer the question using a single word or phrase."}
 
-# ----------------------------------------------------------------------------------------------- normalising
+# ----------------------------------------------------------------------------------------------- normalizing
 # The tables state the facts of vqaEval.py in our own form.
 
 _PUNCTUATION = ';/[]"{}()=+\\_->' + "<@`,?!"
@@ -114,7 +114,7 @@ def simple(matches: Sequence[bool]) -> float:
 
 
 def prepared(prediction: str, answers: Sequence[str], always: bool = False) -> tuple[str, list[str]]:
-    """Prediction and answers as they are compared: normalised only if the answers differ, or `always`."""
+    """Prediction and answers as they are compared: normalized only if the answers differ, or `always`."""
     said, truths = prepare(prediction), [prepare(answer) for answer in answers]
     if always or len(set(truths)) > 1:
         cleaned = {truth: normalize(truth) for truth in set(truths)}

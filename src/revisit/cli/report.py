@@ -32,7 +32,7 @@ def report(
     document = build(folder, beside=published, title=title, resamples=resamples)
     files = write(document, make_folder(out or folder))
     print(
-        f"Wrote {files[0]} ({files[0].stat().st_size / 1e6:.1f} MB), {files[1]} and {len(document.figures())} figures."
+        f"Wrote {files[0]} ({files[0].stat().st_size / 1e6:.2g} MB) and {files[1]}; figures: {len(document.figures())}."
     )
 
 

@@ -4,7 +4,7 @@ A call is timed from outside: the moment every token is known gives the time to 
 each further one; on a GPU by events in its queue, for which nothing waits before the call has ended. The method's own
 time, spent inside its logits processor, is measured beside it: it is what the method adds, and noise of the machine does
 not hide it. Methods take turns within every repeat, so that a slow minute of the machine is everybody's; the processor
-time of a step is noted too, which neighbours on the machine inflate less.
+time of a step is noted too, which neighbors on the machine inflate less.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from revisit.explain.record import Decode, MethodAnswer, Step
     from revisit.models.geometry import Layout
 
-BASE, VISION, FINAL = "#4b6a8f", "#b08a12", "#b3410e"  # told apart also in grey and by most colour-blind eyes
+BASE, VISION, FINAL = "#4b6a8f", "#b08a12", "#b3410e"  # told apart also in gray and by most color-blind eyes
 MAP = "inferno"
 STYLE: Any = {
     "font.size": 9,
@@ -96,7 +96,7 @@ def lens_figure(lens: Lens, reading: int = -1, layer: int = -1) -> Figure:
         drawn = None
         for number, word in enumerate(read.words):
             place = axes[number + 1]
-            place.imshow(_grey(lens.images[0]))
+            place.imshow(_gray(lens.images[0]))
             drawn = _heat(place, lens.layout, read.maps[layer, :, number].numpy(), low=0.0, high=1.0) or drawn
             place.set_title(word, fontsize=9)
         if drawn is not None:
@@ -125,14 +125,14 @@ def _image(axes: Axes, decode: Decode, step: Step) -> None:
     region = decode.layout.region(step.index) if step.index is not None else None
     number = region.image if region is not None else 0
     heated = step.heat is not None and region is not None
-    axes.imshow(_grey(decode.images[number]) if heated else decode.images[number])
+    axes.imshow(_gray(decode.images[number]) if heated else decode.images[number])
     axes.axis("off")
     if step.heat is not None and region is not None:
         _heat(axes, decode.layout, -step.heat, region.image, region.view)
     if region is not None:
         x0, y0, x1, y1 = region.box
-        for width, colour in ((3.2, "black"), (1.6, "white")):
-            axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=colour, linewidth=width))
+        for width, color in ((3.2, "black"), (1.6, "white")):
+            axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=color, linewidth=width))
 
 
 def _heat(
@@ -168,8 +168,8 @@ def _heat(
     return drawn
 
 
-def _grey(image: Image) -> Image:
-    """Without colours of its own, so that those of a heat map can be read."""
+def _gray(image: Image) -> Image:
+    """Without colors of its own, so that those of a heat map can be read."""
     return image.convert("L").convert("RGB")
 
 
@@ -180,9 +180,9 @@ def _bars(axes: Axes, step: Step, most: int = 6) -> None:
     middle = "vision token" if step.index is not None else "contrast"
     for k, candidate in enumerate(shown):
         pairs = [("model", candidate.base, BASE), (middle, candidate.vision, VISION), ("after", candidate.final, FINAL)]
-        for j, (name, value, colour) in enumerate(pairs):
+        for j, (name, value, color) in enumerate(pairs):
             if value is not None:
-                axes.barh(k + (j - 1) * 0.26, value, height=0.24, color=colour, label=name if k == 0 else None)
+                axes.barh(k + (j - 1) * 0.26, value, height=0.24, color=color, label=name if k == 0 else None)
     axes.set_yticks(range(len(shown)), [_word(c.text) for c in shown])
     axes.invert_yaxis()
     axes.set_xlim(0, 1)

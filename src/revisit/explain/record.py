@@ -42,7 +42,7 @@ class Step:
     text: str  # what it adds to the answer
     token: int
     shift: float = 0.0  # share of probability that the method moved, 0 to 1 (total variation)
-    instead_of: str | None = None  # what the model alone would have put here, where the method's favourite is another
+    instead_of: str | None = None  # what the model alone would have put here, where the method's favorite is another
     set_size: int = 0
     layer: int | None = None
     index: int | None = None  # the vision token that spoke
@@ -71,7 +71,7 @@ class MethodAnswer:
 
     @property
     def changed(self) -> list[int]:
-        """Steps at which the method's favourite was not the model's."""
+        """Steps at which the method's favorite was not the model's."""
         return [number for number, step in enumerate(self.steps) if step.instead_of is not None]
 
 
@@ -201,9 +201,9 @@ def step_of(tokenizer: Any, token: int, text: str, record: StepRecord | None, me
     """One step as it is shown; without a record, its text alone."""
     if record is None:
         return Step(text, token)
-    favourite = max(range(len(record.base)), key=record.base.__getitem__)
+    favorite = max(range(len(record.base)), key=record.base.__getitem__)
     best = max(range(len(record.final)), key=record.final.__getitem__)
-    shown = _shown(record, token, favourite)
+    shown = _shown(record, token, favorite)
     candidates = [
         Candidate(
             record.ids[k],
@@ -218,7 +218,7 @@ def step_of(tokenizer: Any, token: int, text: str, record: StepRecord | None, me
         text=text,
         token=token,
         shift=shift(record.base, record.final),
-        instead_of=token_text(tokenizer, record.ids[favourite]) if record.ids[best] != record.ids[favourite] else None,
+        instead_of=token_text(tokenizer, record.ids[favorite]) if record.ids[best] != record.ids[favorite] else None,
         set_size=record.set_size,
         layer=record.layer,
         index=record.index,
@@ -229,10 +229,10 @@ def step_of(tokenizer: Any, token: int, text: str, record: StepRecord | None, me
     )
 
 
-def _shown(record: StepRecord, token: int, favourite: int) -> list[int]:
-    """The best candidates after the method, always with the chosen token and the model's own favourite."""
+def _shown(record: StepRecord, token: int, favorite: int) -> list[int]:
+    """The best candidates after the method, always with the chosen token and the model's own favorite."""
     order = sorted(range(len(record.ids)), key=lambda k: -record.final[k])
-    needed = [k for k in order[SHOWN_CANDIDATES:] if k == favourite or record.ids[k] == token]
+    needed = [k for k in order[SHOWN_CANDIDATES:] if k == favorite or record.ids[k] == token]
     return order[: SHOWN_CANDIDATES - len(needed)] + needed
 
 

@@ -48,7 +48,7 @@ class ReVisiT(Method):
         1 − JSD(P, Q) / ln 2 at every step, "uncertainty" is √(1 − max P), "both" is their product.
     vocabulary: "subset" (the plausible tokens) or "full" (no constraint; an ablation).
     norm: apply the decoder's "final" norm to states of intermediate layers, or "none".
-    normalize: return a distribution; the released code returns the unnormalised sum.
+    normalize: return a distribution; the released code returns the unnormalized sum.
     precision: "float32", or "model" to round vision distributions like the released code.
     """
 
@@ -95,7 +95,7 @@ class ReVisiT(Method):
 
     @classmethod
     def official(cls, **overrides: Any) -> ReVisiT:
-        """The released code, to the token: its divergence, its rounding, its unnormalised scores."""
+        """The released code, to the token: its divergence, its rounding, its unnormalized scores."""
         return cls(**{"divergence": "official", "normalize": False, "precision": "model", **overrides})
 
     @classmethod

@@ -9,7 +9,7 @@ from typing import Any
 
 from revisit.report.document import Figure
 
-# Okabe and Ito's palette, in an order whose neighbours differ in lightness too
+# Okabe and Ito's palette, in an order whose neighbors differ in lightness too
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", ":", "-", "--", "-.")
@@ -211,11 +211,11 @@ def bars(
         labels = [label for label, _ in rows][::-1]
         for number, (panel, (metric, heading)) in enumerate(zip(panels, metrics, strict=True)):
             values = [found[metric] for _, found in rows][::-1]
-            centre = [v if v == v else 0 for v, _, _ in values]
+            center = [v if v == v else 0 for v, _, _ in values]
             errors = [[max(0.0, v - low) if v == v and low == low else 0 for v, low, _ in values]]
             errors.append([max(0.0, high - v) if v == v and high == high else 0 for v, _, high in values])
             panel.barh(
-                labels, centre, xerr=errors, color=COLORS[5], edgecolor=COLORS[0], error_kw={"lw": 0.9, "capsize": 2}
+                labels, center, xerr=errors, color=COLORS[5], edgecolor=COLORS[0], error_kw={"lw": 0.9, "capsize": 2}
             )
             if metric in baseline:
                 panel.axvline(baseline[metric], color="#333333", linestyle=(0, (4, 3)), linewidth=1, label="greedy")

@@ -1,7 +1,7 @@
 """Which generated tokens wrote which object word of a caption.
 
 Two sets of character offsets meet here. Those of the tokens come from decoding the sequence piece by piece; those of
-CHAIR's words from walking its word tokeniser's output along the lower-cased caption. Both are exact or refused.
+CHAIR's words from walking its word tokenizer's output along the lower-cased caption. Both are exact or refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from revisit.errors import RevisitError
 
 Span = tuple[int, int]  # start and end in characters, end excluded
 
-_QUOTES = {"``": ('"', "``"), "''": ('"', "''")}  # what the word tokeniser writes for a quotation mark
+_QUOTES = {"``": ('"', "``"), "''": ('"', "''")}  # what the word tokenizer writes for a quotation mark
 _UNFINISHED = "�"  # how a decoder shows the first bytes of a character
 
 
@@ -101,7 +101,7 @@ def _exact_ends(tokenizer: Any, tokens: Sequence[int], text: str) -> list[int]:
 
 
 def word_spans(caption: str, words: Sequence[str]) -> list[Span]:
-    """Where each token of CHAIR's word tokeniser stands in the caption it was made from (which it lower-cased)."""
+    """Where each token of CHAIR's word tokenizer stands in the caption it was made from (which it lower-cased)."""
     lowered = caption.lower()
     starts = _lowered_starts(caption)
     spans: list[Span] = []

@@ -79,7 +79,7 @@ def _kind(token: int, shown: set[int], names: dict[int, str]) -> str:
 def rows_of(record: StepRecord, method: ReVisiT, tokenizer: Any) -> list[dict[str, Any]]:
     """The best candidates: log-probability and probability (%) of base and vision, fused score and final probability.
 
-    The fused score is printed as in the paper, before it is normalised: log base + weight · log vision.
+    The fused score is printed as in the paper, before it is normalized: log base + weight · log vision.
     """
     rows = []
     for place, token in list(enumerate(record.ids))[:ROWS]:

@@ -143,7 +143,7 @@ class Stage {
       if (canvas.width !== w || canvas.height !== h) { canvas.width = w; canvas.height = h; }
       const pen = canvas.getContext("2d");
       pen.clearRect(0, 0, w, h);
-      stage.classList.toggle("heated", Boolean(this.heat && this.values)); // greyed, so that the heat map's colours can be read
+      stage.classList.toggle("heated", Boolean(this.heat && this.values)); // grayed, so that the heat map's colors can be read
       for (const grid of this.grids) {
         if (grid.image !== image || (this.view && grid.view !== this.view)) continue;
         for (let r = 0; r < grid.rows; r++) for (let c = 0; c < grid.columns; c++) {
