@@ -39,6 +39,12 @@ def test_a_cap_does_not_hide_that_a_product_overflowed(backend: str, seed: int) 
     assert not differences, counts
 
 
+def test_a_mixture_is_applied_also_where_the_first_of_equals_has_no_share() -> None:
+    """A random case that once differed: divergences of 1e30, of which the softmax takes one."""
+    counts, differences = random_cases.run(range(50071706, 50071707), "batched")
+    assert not differences, counts
+
+
 def batch(items: int = 3, copies: int = 1, spread: float = 2.0) -> tuple[torch.Tensor, list[torch.Tensor], LinearHead]:
     generator = torch.Generator().manual_seed(items)
     states = [torch.randn(5 + 7 * number, 16, generator=generator) for number in range(items)]

@@ -131,7 +131,7 @@ def finish(
 
     touched = some.inside[:, :1] if blocks.seen is None else some.inside[:, :1] & blocks.seen[:, None]  # (B, 1)
     several = some.inside[:, 1:2] if some.inside.shape[1] > 1 else some.sizes[:, None] > 1  # the likeliest come first
-    applied = several & (shares[:, :1] if shares.dtype == torch.bool else shares[:, :1] > 0)
+    applied = several & (shares if shares.dtype == torch.bool else shares.amax(-1, keepdim=True) > 0)
     final = torch.where(applied, fused, some.log_p)
     kept = torch.where(touched, final.to(logits.dtype), logits.gather(-1, some.ids))
     scores = torch.where(touched, MINUS_INFINITY, logits).scatter_(-1, some.ids, kept)
