@@ -1,9 +1,9 @@
 """ReVisiT's step for a whole batch at once, in torch, on any device.
 
-All items of a batch are one padded tensor of states in the model's dtype. The candidates of every sequence are its
-likeliest tokens, as many as `capacity`; those that are not plausible are masked. One gather of head rows and one
-batched product give the logits of all vision tokens; nothing loops over images or sequences, and no value is read by
-the host. A sequence with more plausible tokens than the capacity says so by its `size`, and the step is taken again.
+The states of all items are one tensor (`StateBlocks`), in the model's dtype on a GPU. The candidates of every sequence are
+its likeliest tokens, as many as `capacity`; those that are not plausible are masked. One gather of head rows and one
+batched product give the logits of all vision tokens; nothing loops over images or sequences, and with a given capacity
+no value is read by the host. Where `sizes` tells of more plausible tokens than that, the step must be taken again.
 
 `refine_logits` is for people with their own decoding loop; `run.BatchedStep` takes the steps of one run.
 """
@@ -32,7 +32,8 @@ from revisit.step.divergence import (
 from revisit.step.rule import Rule
 from revisit.step.states import StateBlocks
 
-CPU_NUMBERS, DEVICE_NUMBERS = 1 << 19, 1 << 22  # logits of vision tokens compared at a time, on a GPU at least
+# How many logits of vision tokens are compared at a time: what stays in a CPU's cache, and on a GPU 64 MB.
+CPU_NUMBERS, DEVICE_NUMBERS = 1 << 19, 1 << 24
 
 
 class Candidates(NamedTuple):
