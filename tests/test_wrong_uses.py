@@ -114,6 +114,21 @@ def ask(pair: Any, *arguments: Any, **named: Any) -> Any:
     return revisit.ask(pair, *arguments, max_new_tokens=2, **named)
 
 
+def generate(pair: Any, **named: Any) -> Any:
+    return revisit.generate(pair[0], **{**inputs(pair), **named}, method="revisit", max_new_tokens=2)
+
+
+def prepare(pair: Any, device: Any) -> Any:
+    return revisit.prepare(pair[1], "?", PICTURE, device=device)
+
+
+def closed(*, copied: bool = False) -> Image.Image:
+    image = Image.open("photo.png")
+    image = image.copy() if copied else image
+    image.close()
+    return image
+
+
 PICTURE = Image.new("RGB", (40, 40), (200, 30, 30))
 Call = Callable[[tuple[Any, Any]], Any]
 CALLS: list[tuple[str, Call, str]] = [
@@ -162,11 +177,43 @@ CALLS: list[tuple[str, Call, str]] = [
         lambda pair: revisit.generate(pair[0], **inputs(pair), method="revisit:layers=99", max_new_tokens=2),
         "Layer 99 does not exist",
     ),
+    ("generate: a method twice", lambda pair: generate(pair, custom_generate=3), "give the method as method="),
+    ("generate: vision_mask", lambda pair: generate(pair, vision_mask="a"), "vision_mask must be a tensor"),
+    ("generate: no pixels", lambda pair: generate(pair, pixel_values=None), "no pixels came with it"),
+    ("ask: trace", lambda pair: ask(pair, PICTURE, "?", trace=True), "the trace is always kept"),
+    ("ask: input_ids", lambda pair: ask(pair, PICTURE, "?", input_ids=3), "input_ids is given to generate already"),
+    ("ask: custom_generate", lambda pair: ask(pair, PICTURE, "?", custom_generate=3), "leave it out"),
+    ("ask: misspelled", lambda pair: ask(pair, PICTURE, "?", temprature=2), "temprature"),
+    ("ask: a number is shown", lambda pair: ask(pair, PICTURE, "?", shown=3), "shown must be a list"),
+    ("ask: a text is shown", lambda pair: ask(pair, PICTURE, "?", shown="cat"), "shown must be a list"),
+    ("ask: the base class", lambda pair: ask(pair, PICTURE, "?", revisit.Method), "Method needs a name"),
+    (
+        "ask: two answers",
+        lambda pair: ask(pair, PICTURE, "?", num_return_sequences=2, do_sample=True),
+        "leave out num_return_sequences",
+    ),
+    ("ask: saved to a number", lambda pair: ask(pair, PICTURE, "?").save(3), "named by a path"),
+    ("load: a number", lambda pair: revisit.load(3), "named by a path or a hub id"),  # type: ignore[arg-type]
+    ("load: None", lambda pair: revisit.load(None), "named by a path or a hub id"),  # type: ignore[arg-type]
+    ("load: a zero byte", lambda pair: revisit.load("a\0b"), "named by a path or a hub id"),
+    ("prepare: device", lambda pair: prepare(pair, "nodevice"), "There is no device 'nodevice'"),
+    ("prepare: object", lambda pair: prepare(pair, object()), "There is no device"),
+    ("prepare: no GPU", lambda pair: prepare(pair, "cuda:99"), "The device asks for 'cuda:99'"),
+    ("answers: no output", lambda pair: revisit.answers(pair[1], None, inputs(pair)), "what generate returned"),
+    ("answers: no inputs", lambda pair: revisit.answers(pair[1], inputs(pair)["input_ids"], None), "what generate"),
+    ("answers: no processor", lambda pair: revisit.answers(None, None, None), "must be the model's processor"),
     ("settings: alpha", lambda pair: revisit.ReVisiT(alpha=0), "alpha must be above 0"),
     ("settings: layers", lambda pair: revisit.ReVisiT(layers="lats"), "Did you mean 'last'"),  # type: ignore[arg-type]
     ("settings: select", lambda pair: revisit.ReVisiT(select="mni"), "Did you mean 'min'"),  # type: ignore[arg-type]
     ("settings: seed", lambda pair: revisit.ReVisiT(select="random", seed=-1), "seed must be"),
     ("open_image: None", lambda pair: revisit.open_image(None), "not NoneType"),
+    ("open_image: an odd mode", lambda pair: revisit.open_image(Image.new("La", (9, 9))), "of mode La, cannot be read"),
+    ("open_image: closed", lambda pair: revisit.open_image(closed()), "cannot be read"),
+    ("open_image: closed, from memory", lambda pair: revisit.open_image(closed(copied=True)), "cannot be read"),
+    ("open_image: NaN", lambda pair: revisit.open_image(Image.new("F", (9, 9), float("nan"))), "no numbers"),
+    ("open_image: infinite", lambda pair: revisit.open_image(Image.new("F", (9, 9), float("inf"))), "infinite"),
+    ("Trace.load: a number", lambda pair: Trace.load(3), "named by a path"),  # type: ignore[arg-type]
+    ("Trace.save: a number", lambda pair: Trace().save(3), "named by a path"),  # type: ignore[arg-type]
     ("Trace.load: no file", lambda pair: Trace.load("nope.json"), "nope.json"),
     ("Trace.load: no trace", lambda pair: Trace.load("trace.json"), "trace"),
 ]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 from importlib.util import find_spec
+from pathlib import Path
 
 
 class RevisitError(ValueError):
@@ -37,6 +39,13 @@ EXTRAS = {
     "vllm": "vllm",
     "ray": "ray",
 }
+
+
+def as_path(path: object) -> Path:
+    """A path from text or a path; one sentence for anything else."""
+    if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
+        raise RevisitError(f"A file is named by a path, not by {path!r}.")
+    return Path(path)
 
 
 def need(*packages: str) -> None:

@@ -430,7 +430,7 @@ def test_counters_and_record() -> None:
         assert row.steps == len(row.records) == len(row.set_sizes)
         changed = 0
         for record in row.records:
-            p = out.logits[record.step][number].softmax(-1)
+            p = out.logits[record.step - 1][number].softmax(-1)
             kept = p >= METHOD.alpha * p.max()
             assert record.set_size == int(kept.sum())
             assert record.base[0] == pytest.approx(float(p[record.ids[0]] / p[kept].sum()), rel=1e-4)

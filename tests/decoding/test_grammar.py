@@ -59,6 +59,32 @@ def test_a_chain_is_one_method_for_every_reader() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("revisit:alpha=1e-5,alpha=1e-2", "'alpha' is given twice"),
+        ("chain:methods=[revisit", "does not end with ]"),
+        ("revisit:layers=(0,2]", "Unknown ReVisiT layer set"),
+        ("chain:methods=revisit]", "Unknown method"),
+    ],
+)
+def test_settings_that_could_be_misread_are_refused(text: str, said: str) -> None:
+    with pytest.raises(RevisitError, match=said):
+        as_method(text)
+
+
+def test_a_link_that_is_named_takes_what_is_recommended_and_an_object_stays() -> None:
+    wanted = revisit.ReVisiT.recommended("qwen2_5_vl")
+    assert wanted != revisit.ReVisiT()
+    for named in ("chain:methods=vcd,revisit", "chain:methods=[vcd,revisit]", revisit.Chain(["vcd", "revisit"])):
+        assert as_method(named, "qwen2_5_vl") == revisit.Chain([revisit.VCD(), wanted])
+    assert as_method(revisit.Chain([revisit.VCD, revisit.ReVisiT]), "qwen2_5_vl") == revisit.Chain(["vcd", wanted])
+    fixed = revisit.Chain([revisit.VCD(), revisit.ReVisiT()])
+    assert as_method(fixed, "qwen2_5_vl") == fixed
+    assert as_method({"name": "chain", **fixed.settings()}, "qwen2_5_vl") == fixed  # as a trace keeps it
+    assert as_method("chain:methods=revisit:layers=low", "qwen2_5_vl").methods[0].layers == "low"  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("text", ["alpha", "=3", " = 3"])
 def test_an_assignment_needs_a_key_and_a_value(text: str) -> None:
     with pytest.raises(RevisitError, match="Settings are written"):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import families
 import revisit
 from revisit.decoding import plugins, registry
 from revisit.decoding.plain import Plain
@@ -126,11 +127,94 @@ def test_classes_of_a_file_that_cannot_be_used(file: Path, cls: str, sentence: s
         as_method(f"{file}:{cls}")
 
 
-def test_a_file_that_does_not_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("code", "said"), [("1 / 0", "ZeroDivisionError"), ("raise SystemExit(0)", "SystemExit")])
+def test_a_file_that_does_not_run(tmp_path: Path, code: str, said: str) -> None:
     broken = tmp_path / "broken.py"
-    broken.write_text("1 / 0")
-    with pytest.raises(RevisitError, match="could not be run: ZeroDivisionError"):
+    broken.write_text(code)
+    with pytest.raises(RevisitError, match=f"could not be run: {said}"):
         as_method(f"{broken}:Mine")
+
+
+BROKEN = """
+from __future__ import annotations
+from dataclasses import dataclass
+from revisit import Method
+from revisit.decoding.plain import Plain
+
+@dataclass(frozen=True)
+class NoBegin(Method):
+    name = "no-begin"
+
+@dataclass(frozen=True)
+class Required(Plain):
+    weight: float
+    name = "required"
+
+@dataclass(frozen=True)
+class Raises(Plain):
+    name = "raises"
+
+    def __post_init__(self) -> None:
+        {}["missing"]
+
+@dataclass(frozen=True)
+class Unresolved(Plain):
+    weight: Nowhere = 1
+    name = "unresolved"
+
+@dataclass(frozen=True)
+class Nothing(Method):
+    name = "nothing"
+
+    def begin(self, run):
+        run.find_vision_tokens()
+
+@dataclass(frozen=True)
+class Short(Method):
+    name = "short"
+
+    def begin(self, run):
+        return lambda input_ids, logits: logits[:, :5]
+
+@dataclass(frozen=True)
+class Number(Method):
+    name = "number"
+
+    def begin(self, run):
+        return lambda input_ids, logits: 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("cls", "said"),
+    [
+        ("NoBegin", "NoBegin cannot decode: it must have a method begin"),
+        ("Required", "Required must have a default for 'weight'"),
+        ("Raises", "The method 'raises' cannot be made: KeyError: 'missing'"),
+        ("Unresolved", "Unresolved has an annotation that means nothing: NameError"),
+        ("Nothing", "The method 'nothing' cannot decode: its begin.* not NoneType"),
+        ("Short", r"The method 'short' must return logits of the shape that it was given, \(1, 512\), not \(1, 5\)"),
+        ("Number", r"The method 'number' must return logits .* not int"),
+    ],
+)
+@pytest.mark.parametrize("chained", [False, True], ids=["alone", "in a chain"])
+def test_broken_classes_of_a_file_are_one_sentence(tmp_path: Path, cls: str, said: str, chained: bool) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    model, _ = families.build("llava")
+    inputs = families.inputs("llava", ["What is it?"], [[families.picture(1)]])
+    named = f"{tmp_path}/broken.py:{cls}"
+    with pytest.raises(RevisitError, match=said):
+        revisit.generate(model, **inputs, method=f"chain:methods={named}" if chained else named, max_new_tokens=2)
+
+
+def test_a_class_without_begin_that_nobody_registered() -> None:
+    class Mine(revisit.Method):
+        name = "mine"
+
+    with pytest.raises(RevisitError, match="Mine cannot decode"):
+        as_method(Mine())
+    with pytest.raises(RevisitError, match="has no begin"):
+        Mine().begin(None)  # type: ignore[arg-type]
 
 
 def test_the_decorator() -> None:

@@ -99,7 +99,7 @@ def test_the_table_of_steps(decoded: tuple[Any, Trace]) -> None:
     table = trace.to_pandas()
     assert table["token"].tolist() == output.flatten().tolist()
     assert table["row"].tolist() == [0] * 4 + [1] * 4
-    assert table["step"].tolist() == [0, 1, 2, 3] * 2
+    assert table["step"].tolist() == [1, 2, 3, 4] * 2
     first = trace.rows[0].records[0]
     assert table.loc[0, "final"] == first.final[first.ids.index(first.token)]  # type: ignore[arg-type]
     assert table.loc[0, "favorite"] == first.favorite
@@ -112,6 +112,8 @@ def test_the_table_of_steps(decoded: tuple[Any, Trace]) -> None:
         ("[]", "no saved trace"),
         ('{"rows": []}', "no saved trace"),
         (json.dumps({**Trace().to_dict(), "schema": 99}), "format 99"),
+        (json.dumps({**Trace().to_dict(), "schema": "1"}), "no `schema`, the number of its format"),
+        ("[" * 100_000 + "]" * 100_000, "it is not JSON"),
     ],
 )
 def test_what_is_no_trace(tmp_path: Path, content: str, sentence: str) -> None:
@@ -119,6 +121,40 @@ def test_what_is_no_trace(tmp_path: Path, content: str, sentence: str) -> None:
     path.write_text(content)
     with pytest.raises(RevisitError, match=sentence):
         Trace.load(path)
+
+
+DAMAGES: list[tuple[str, Any, str]] = [  # of the trace, its first row, or that row's first step
+    ("method", 3, "method: Input should be"),
+    ("layers", ["1"], "layers.0: Input should be"),
+    ("links", [3], "links.0: Input should be"),
+    ("steps", "3", "rows.0.steps: Input should be"),
+    ("vision_tokens", None, "rows.0.vision_tokens: Input should be"),
+    ("set_sizes", 3, "rows.0.set_sizes: Input should be"),
+    ("grids", [{"first": 0}], "rows.0.grids.0.rows: Field required"),
+    ("base", None, "rows.0.records.0.base: Input should be"),
+    ("base", [], "step 1 has lists of different lengths"),
+    ("ids", [], "step 1 has lists of different lengths"),
+    ("texts", [], "step 1 has lists of different lengths"),
+    ("vision", [0.5], "step 1 has lists of different lengths"),
+    ("divergences", [[1.0, 2.0], [1.0]], "the divergences of step 1 are no table"),
+    ("divergences", [], "the divergences of step 1 are no table"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "said"), DAMAGES, ids=[f"{d[0]}={d[1]}" for d in DAMAGES])
+def test_a_damaged_trace_is_refused_when_it_is_read(
+    decoded: tuple[Any, Trace], tmp_path: Path, name: str, value: Any, said: str
+) -> None:
+    data = json.loads(json.dumps(decoded[1].to_dict()))
+    row = data["rows"][0]
+    place = next(part for part in (data, row, row["records"][0]) if name in part)
+    place[name] = value
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(RevisitError, match=said) as raised:
+        Trace.load(path)
+    assert str(path) in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:

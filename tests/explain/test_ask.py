@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,26 @@ def test_it_saves_itself_in_each_format(answer: revisit.Answer, tmp_path: Path) 
         assert figure.width > 500
 
 
+def test_the_warning_is_seen_in_a_program_that_keeps_its_log_elsewhere() -> None:
+    code = """
+import logging
+import numpy as np
+import revisit
+
+logging.basicConfig(level=logging.ERROR)
+print(revisit.ask("tiny", np.random.default_rng(0).random((60, 60, 3)), max_new_tokens=2))
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "knows only generated scenes" in ran.stderr
+
+
+def test_steps_are_counted_alike_from_1(answer: revisit.Answer) -> None:
+    table = answer.trace.to_pandas()
+    assert table["step"].tolist() == list(range(1, len(table) + 1))
+    assert table.loc[table["changed"], "step"].tolist() == [step for step, _, _ in answer.changed]
+    assert [record.step for record in answer.trace.rows[0].records] == table["step"].tolist()
+
+
 def test_it_shows_itself_in_a_notebook(answer: revisit.Answer) -> None:
     shown = answer._repr_html_()
     _, new, old = answer.changed[0]
@@ -68,13 +89,13 @@ def test_it_shows_itself_in_a_notebook(answer: revisit.Answer) -> None:
     assert str(answer) == answer.text
 
 
-def test_a_picture_the_embedded_model_cannot_know_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_picture_the_embedded_model_cannot_know_is_said() -> None:
     noise = np.random.default_rng(0).random((60, 60, 3))
-    with caplog.at_level(logging.WARNING):
+    with pytest.warns(UserWarning, match="knows only generated scenes") as warned:
         answer = revisit.ask("tiny", noise, max_new_tokens=2)
+    assert warned[0].filename == __file__
     assert "knows only generated scenes" in answer.notes[0]
     assert "SmolVLM-256M-Instruct (0.5 GB)" in answer.notes[0]
-    assert answer.notes[0] in caplog.text
     assert revisit.ask("tiny", sample("usual").path, max_new_tokens=2).notes == []
 
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import families
 import revisit
-from revisit import methods
+from revisit import Trace, methods
 from revisit.cli.main import app
 from revisit.decoding.loop import generate
 from revisit.decoding.plain import Plain
@@ -50,6 +50,22 @@ def test_existing_files_are_kept(tmp_path: Path) -> None:
     assert "'layers': [1, 2]" in (tmp_path / "custom_generate" / "generate.py").read_text()
 
 
+def test_what_the_folder_does_not_say_is_recommended_for_the_model(tmp_path: Path) -> None:
+    """Qwen's recommendation is every second layer; a method that was given whole keeps its own."""
+    model, _ = families.build("qwen2_5_vl")
+    inputs = families.inputs("qwen2_5_vl", ["What is this?"], [[families.picture(1)]])
+    options = {"max_new_tokens": 8, "do_sample": False}
+    CliRunner().invoke(app, ["export", "custom-generate", str(tmp_path / "named"), "--set", "alpha=0.01"])
+    write(tmp_path / "whole", ReVisiT(alpha=0.01))
+    for folder, method in (("named", "revisit:alpha=0.01"), ("whole", ReVisiT(alpha=0.01))):
+        seen, wanted = Trace(), Trace()
+        where = str(tmp_path / folder)
+        model.generate(**inputs, custom_generate=where, trust_remote_code=True, trace=seen, **options)
+        generate(model, **inputs, method=method, trace=wanted, **options)
+        assert seen.method == wanted.method
+    assert wanted.method["layers"] == "last"
+
+
 def test_settings_in_a_generation_config_are_those_of_revisit(tmp_path: Path) -> None:
     """The embedded model recommends settings for ReVisiT; another method does not take them for its own."""
     model, processor = revisit.load("tiny")
@@ -57,7 +73,7 @@ def test_settings_in_a_generation_config_are_those_of_revisit(tmp_path: Path) ->
     inputs = revisit.prepare(processor, ["Describe this image."], [[families.picture(0, (96, 96))]])
     options = {"max_new_tokens": 4, "do_sample": False}
     for name in ("vcd", "greedy", "revisit"):
-        write(tmp_path / name, methods.get(name))
+        write(tmp_path / name, methods.get(name), settings={})
         got = model.generate(**inputs, custom_generate=str(tmp_path / name), trust_remote_code=True, **options)
         want = revisit.generate(model, **inputs, method=methods.recommended(name, model), **options)
         assert got.tolist() == want.tolist()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import families
-from revisit import methods
+from revisit import M3ID, PAI, DeCo, DoLa, ReVisiT, methods
 from revisit.decoding.loop import generate
 from revisit.errors import RevisitError
 from revisit.models.prompts import prepare
+
+NO_LAYERS: list[Any] = [None, 1.5, object(), b"last", [], [True]]
 
 
 @pytest.mark.parametrize(
@@ -39,6 +42,40 @@ from revisit.models.prompts import prepare
 def test_a_value_of_another_type_is_refused(name: str, settings: dict[str, Any]) -> None:
     with pytest.raises(RevisitError):
         methods.get(name, **settings)
+
+
+@pytest.mark.parametrize(
+    ("cls", "settings", "said"),
+    [
+        (ReVisiT, {"normalize": "no"}, "normalize must be true or false, not 'no'"),
+        (ReVisiT, {"normalize": None}, "normalize must be true or false, not None"),
+        (DoLa, {"per_row": 1}, "per_row must be true or false"),
+        (M3ID, {"normalize": "yes"}, "normalize must be true or false"),
+        (PAI, {"at_prompt": "no"}, "at_prompt must be true or false"),
+        *((cls, {"layers": bad}, "layers must be one of") for cls in (ReVisiT, DoLa, DeCo) for bad in NO_LAYERS),
+        (ReVisiT, {"select": "random", "neighbors": 8}, "neighbors acts with"),
+        (ReVisiT, {"select": "soft", "neighbors": 2}, "neighbors acts with"),
+        (ReVisiT, {"select": ["min"]}, "Unknown ReVisiT select"),
+    ],
+)
+def test_objects_check_their_settings_too(cls: Any, settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(RevisitError, match=said):
+        cls(**settings)
+
+
+def test_a_layer_counts_once() -> None:
+    assert methods.get("revisit", layers="0,0,2,0") == ReVisiT(layers=(0, 2))
+    assert DoLa(layers=(1, 1)) == DoLa(layers=(1,))
+
+
+def test_the_number_of_vision_tokens_that_a_model_recommends_goes_with_a_selection_that_has_one() -> None:
+    model = SimpleNamespace(
+        config=SimpleNamespace(model_type="llava"), generation_config=SimpleNamespace(revisit={"neighbors": 8})
+    )
+    assert ReVisiT.recommended(model, select="max").neighbors == 8
+    assert ReVisiT.recommended(model, select="random").neighbors == 1
+    with pytest.raises(RevisitError, match="needs a loaded model"):
+        ReVisiT.recommended(None)
 
 
 def test_lists_become_tuples_and_one_number_a_list_of_one() -> None:

@@ -33,7 +33,7 @@ def custom_generate(
     from revisit.integrations.custom_generate import write
 
     name, settings = chosen_method(method, set_)
-    for path in write(folder, methods.get(name, **settings), overwrite=overwrite):
+    for path in write(folder, methods.get(name, **settings), settings=settings, overwrite=overwrite):
         print(path)
 
 

@@ -35,14 +35,27 @@ def parse_entry(entry: Any, kind: str = "method") -> tuple[str, dict[str, Any]]:
 
 
 def parse_assignments(texts: Iterable[str], wanted: str = "--set key=value") -> dict[str, str]:
-    """`key=value` strings as a mapping, the last one of a key counts."""
-    settings = {}
+    """`key=value` strings as a mapping; each key may be given once."""
+    settings: dict[str, str] = {}
     for text in texts:
         key, sign, value = text.partition("=")
         if not sign or not key.strip():
             raise RevisitError(f"Settings are written {wanted}, not {text!r}; for example alpha=1e-3.")
+        if key.strip() in settings:
+            raise RevisitError(f"The setting {key.strip()!r} is given twice; leave one out.")
         settings[key.strip()] = value.strip()
     return settings
+
+
+def without_brackets(text: str) -> str:
+    """A list without the brackets around it, if there are any; one sentence where only one of them is there."""
+    text = text.strip()
+    closing = {"[": "]", "(": ")"}.get(text[:1])
+    if closing is None:
+        return text
+    if not text.endswith(closing):
+        raise RevisitError(f"The list {text[:60]!r} begins with {text[0]} and does not end with {closing}.")
+    return text[1:-1].strip()
 
 
 def parse_list(given: Any, is_name: Callable[[str], bool]) -> list[Any]:

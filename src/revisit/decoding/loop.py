@@ -46,7 +46,7 @@ from transformers.generation.utils import GENERATION_MODES_MAPPING
 
 from revisit.decoding.method import Method
 from revisit.decoding.registry import as_method
-from revisit.decoding.run import Run
+from revisit.decoding.run import PIXEL_INPUTS, Run
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
 from revisit.models.checkpoint import brief
@@ -116,7 +116,10 @@ def generate(
         )
     if not isinstance(trace, (Trace, bool, NoneType)):
         raise RevisitError(f"trace must be a revisit.Trace, or True to have one made, not {_kind(trace)}.")
+    if "custom_generate" in kwargs:
+        raise RevisitError("custom_generate is how a method reaches transformers: give the method as method=… instead.")
     chosen = as_method(method, model)
+    kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in PIXEL_INPUTS}
     if kwargs.get("stop_strings") is not None:
         kwargs = _stopping_at_strings(kwargs)
     made = Trace(record=True) if trace is True else trace
@@ -222,7 +225,7 @@ def decode(
         run = Run.begin(method, model, input_ids, model_kwargs, inputs, generation_config, trace, stack, vision_mask)
         others = LogitsProcessorList(logits_processor or [])
         last = [FallbackProcessor(run, others)] if any(type(other) not in NEVER_EMPTY for other in others) else []
-        processors = LogitsProcessorList([MethodProcessor(run, run.method.begin(run)), *others, *last])
+        processors = LogitsProcessorList([MethodProcessor(run, run.method.start(run)), *others, *last])
         loop = getattr(type(model), GENERATION_MODES_MAPPING[mode])
         streaming = {} if streamer is None else {"streamer": streamer}
         output = loop(

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_type_hints
 
+from revisit.decoding.options import fits
 from revisit.errors import RevisitError, unknown
 
 if TYPE_CHECKING:
@@ -31,7 +32,34 @@ class Method:
 
     def begin(self, run: Run) -> Refine:
         """Prepare for one call: what returns is given the raw logits of every step, before any other processor."""
-        raise NotImplementedError  # every method defines it
+        raise RevisitError(
+            f"The method {self.name!r} cannot decode: its class {type(self).__name__} has no begin(run)."
+        )
+
+    def start(self, run: Run) -> Refine:
+        """`begin`, with one sentence where it, or later what it returned, does not return what it should."""
+        refine: Any = self.begin(run)
+        if not callable(refine):
+            raise RevisitError(
+                f"The method {self.name!r} cannot decode: its begin(run) must return a function of (input_ids, logits), not "
+                f"{type(refine).__name__}."
+            )
+
+        def checked(input_ids: Tensor, logits: Tensor) -> Tensor:
+            scores = refine(input_ids, logits)
+            if getattr(scores, "shape", None) != logits.shape:  # known without waiting for the device
+                got = getattr(scores, "shape", None)
+                raise RevisitError(
+                    f"The method {self.name!r} must return logits of the shape that it was given, {tuple(logits.shape)}, not "
+                    f"{type(scores).__name__ if got is None else tuple(got)}."
+                )
+            return scores  # type: ignore[no-any-return]
+
+        return checked
+
+    def for_model(self, model: Any) -> Self:
+        """This method as it decodes a model: itself, unless settings of it were left to the model."""
+        return self
 
     def bind(self, processor: Any) -> Self:
         """This method with whatever it needs of the model's processor (words as token ids); itself if it needs nothing."""
@@ -83,6 +111,12 @@ class Method:
             )
             raise RevisitError(f"{type(self).__name__}: {field} must be {bounds}, not {value!r}.")
 
+    def check_flags(self) -> None:
+        """One sentence unless every setting that is true or false is one of the two (or None, where that is allowed)."""
+        for field, hint in get_type_hints(type(self)).items():
+            if bool in (hint, *get_args(hint)) and not fits(value := getattr(self, field), hint):
+                raise RevisitError(f"{type(self).__name__}: {field} must be true or false, not {value!r}.")
+
     def check_seed(self) -> None:
         """One sentence unless `seed` is a whole number that generators take."""
         self.check_range("seed", 0, 2**63 - 1)
@@ -91,5 +125,23 @@ class Method:
         """One sentence unless the value is one of the field's Literal choices."""
         choices = get_args(get_type_hints(type(self))[field])
         value = getattr(self, field)
-        if value not in choices:
+        if not isinstance(value, str) or value not in choices:
             raise unknown(f"{type(self).__name__} {field}", str(value), map(str, choices))
+
+
+def layer_numbers(method: str, layers: Any, named: tuple[str, ...]) -> str | tuple[int, ...]:
+    """A named set of layers, or layer numbers, each once; one sentence otherwise."""
+    if isinstance(layers, str):
+        if layers not in named:
+            raise unknown(f"{method} layer set", layers, named)
+        return layers
+    numbers = (
+        (layers,) if isinstance(layers, int) else tuple(layers) if isinstance(layers, (list, tuple, range)) else ()
+    )
+    if not numbers or any(isinstance(i, bool) or not isinstance(i, int) for i in numbers):
+        raise RevisitError(
+            f"{method}: layers must be one of {', '.join(named)} or a list of layer numbers, not {layers!r}."
+        )
+    if min(numbers) < 0:
+        raise RevisitError(f"{method}: layer {min(numbers)} does not exist; layers are numbered from 0.")
+    return tuple(dict.fromkeys(numbers))

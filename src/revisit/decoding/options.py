@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from revisit.decoding.grammar import without_brackets
 from revisit.errors import RevisitError, unknown
 
 
@@ -87,7 +88,7 @@ def _parse(text: str, hint: Any, what: str, alone: bool = True) -> Any:
         inner = get_args(hint)[0]
         if inner is Any:
             return text  # left to the settings' own reading
-        return tuple(_parse(part.strip(), inner, what) for part in text.strip("[]()").split(",") if part.strip())
+        return tuple(_parse(part.strip(), inner, what) for part in without_brackets(text).split(",") if part.strip())
     elif hint is Path:
         return Path(text)
     elif hint is str or hint is Any or (get_origin(hint) is Literal and (alone or text in get_args(hint))):

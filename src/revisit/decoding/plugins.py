@@ -8,7 +8,7 @@ import sys
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from revisit.errors import RevisitError
 
@@ -28,15 +28,22 @@ def load_installed(point: EntryPoint, kind: str) -> Any:
     """What an entry point names."""
     try:
         return point.load()
-    except Exception as error:  # whatever another package may raise
+    except (Exception, SystemExit) as error:  # whatever another package may raise
         raise RevisitError(f"{describe(point, kind)} could not be loaded: {type(error).__name__}: {error}.") from error
 
 
 def check_fields(cls: type, where: str, what: str) -> None:
-    """One sentence unless every annotated attribute of the class is a dataclass field or a ClassVar."""
+    """One sentence unless every annotated attribute is a ClassVar or a dataclass field with a default, of a type that exists."""
     own = [key for key, hint in vars(cls).get("__annotations__", {}).items() if "ClassVar" not in str(hint)]
     if not set(own) <= {field.name for field in dataclasses.fields(cls)}:  # type: ignore[arg-type]
         raise RevisitError(f"{where} has {what} but is no dataclass: put @dataclass(frozen=True) above it.")
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if field.init and field.default is field.default_factory is dataclasses.MISSING:
+            raise RevisitError(f"{where} must have a default for {field.name!r}, so that its name alone can be used.")
+    try:
+        get_type_hints(cls)
+    except Exception as error:  # an annotation is an expression, which may raise anything
+        raise RevisitError(f"{where} has an annotation that means nothing: {type(error).__name__}: {error}.") from error
 
 
 def class_from_file(path: Path, name: str, kind: str) -> Any:
@@ -53,7 +60,7 @@ def class_from_file(path: Path, name: str, kind: str) -> Any:
         sys.modules[module] = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(sys.modules[module])
-        except Exception as error:  # whatever a user's file may raise
+        except (Exception, SystemExit) as error:  # whatever a user's file may raise
             del sys.modules[module]
             raise RevisitError(f"{path} could not be run: {type(error).__name__}: {error}.") from error
     if not hasattr(sys.modules[module], name):

@@ -188,7 +188,7 @@ class Recorder:
         order = with_favorite(after.topk(min(size, self.trace.candidates)).indices, before.argmax())
         between = None if other is None else other.float().masked_fill(outside, -torch.inf).softmax(-1)[order].tolist()
         return StepRecord(
-            step=self.trace.rows[row].steps,
+            step=self.trace.rows[row].steps + 1,
             token=None,
             ids=order.tolist(),
             base=before[order].tolist(),
@@ -202,7 +202,7 @@ class Recorder:
         best = final.argsort(descending=True, stable=True)[: self.trace.candidates]
         order = with_favorite(best, result.base.argmax())
         record = StepRecord(
-            step=self.trace.rows[row].steps,
+            step=self.trace.rows[row].steps + 1,
             token=None,
             ids=result.ids[order].tolist(),
             base=result.base.exp()[order].tolist(),

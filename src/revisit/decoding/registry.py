@@ -10,7 +10,7 @@ from __future__ import annotations
 import copyreg
 import dataclasses
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -74,8 +74,7 @@ def find(name: str) -> type[Method]:
 
 def get(name: str, /, **settings: Any) -> Method:
     """A method with the given settings; values may be strings, as typed on a command line."""
-    cls = find(name)
-    return cls(**parse_settings(cls, settings))
+    return _recommended(find(name), None, settings)
 
 
 def recommended(name: str, model: Any, /, **settings: Any) -> Method:
@@ -113,8 +112,11 @@ def as_method(method: Any, model: Any = None, /, **settings: Any) -> Method:
     if method is None:
         method = "greedy"
     if isinstance(method, Method):
-        return dataclasses.replace(method, **parse_settings(type(method), settings)) if settings else method
+        check_class(type(method), type(method).__name__)
+        made = partial(dataclasses.replace, method) if settings else lambda: method
+        return _made(type(method), made, model, settings)
     if isinstance(method, type) and issubclass(method, Method):
+        check_class(method, method.__name__)
         return _recommended(method, model, settings)
     if not isinstance(method, (str, Mapping)):
         raise RevisitError(
@@ -125,11 +127,20 @@ def as_method(method: Any, model: Any = None, /, **settings: Any) -> Method:
 
 
 def _recommended(cls: type[Method], model: Any, settings: Mapping[str, Any]) -> Method:
-    parsed = parse_settings(cls, dict(settings))
-    if model is None or not hasattr(cls, "recommended"):
-        return cls(**parsed)
-    made: Method = cls.recommended(model, **parsed)
-    return made
+    knows = model is not None and hasattr(cls, "recommended")
+    return _made(cls, partial(cls.recommended, model) if knows else cls, model, settings)  # type: ignore[attr-defined]
+
+
+def _made(cls: type[Method], make: Callable[..., Method], model: Any, settings: Mapping[str, Any]) -> Method:
+    """What `make` makes of settings, for a model if there is one; one sentence whatever the class raises."""
+    parsed = parse_settings(cls, settings)
+    try:
+        made = make(**parsed)
+        return made if model is None else made.for_model(model)
+    except RevisitError:
+        raise
+    except Exception as error:  # a class from outside may raise anything
+        raise RevisitError(f"The method {cls.name!r} cannot be made: {type(error).__name__}: {error}.") from error
 
 
 def check_class(cls: Any, where: str) -> None:
@@ -140,6 +151,8 @@ def check_class(cls: Any, where: str) -> None:
     if not isinstance(name, str) or not name.replace("-", "_").isidentifier():
         raise RevisitError(f"{where} needs a name that can be typed, such as name = 'mine', not {name!r}.")
     check_fields(cls, where, "settings")
+    if cls.begin is Method.begin:
+        raise RevisitError(f"{where} cannot decode: it must have a method begin(self, run).")
 
 
 def _origin(cls: type) -> tuple[str, str]:

@@ -60,8 +60,9 @@ class Run:
     ) -> Run:
         """A call that is about to decode; the trace is emptied for it, and names the method as it was asked for.
 
-        The method is bound to the processor that the model was loaded with.
+        The method takes what it left to the model, and is bound to the processor that the model was loaded with.
         """
+        method = method.for_model(model)
         ended = EndedRows(input_ids.shape[1], generation_config.num_beams > 1)
         processor = processor_of(model)
         return cls(
@@ -120,6 +121,10 @@ class Run:
         embeds = self.model_kwargs.get("inputs_embeds")
         only_embeds = embeds is not None and self.input_ids.shape[1] == 0
         if self.user_mask is not None:
+            if not isinstance(self.user_mask, Tensor):
+                raise RevisitError(
+                    f"vision_mask must be a tensor (batch, length), True at vision positions, not {type(self.user_mask).__name__}."
+                )
             mask = self.user_mask.to(self.input_ids.device).bool()
             length = embeds.shape[1] if embeds is not None and only_embeds else self.input_ids.shape[1]
             wanted = (self.input_ids.shape[0] // self.copies, length)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from revisit.errors import RevisitError, need
+from revisit.errors import RevisitError, as_path, need
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +24,7 @@ SCHEMA = 1  # of saved traces
 class StepRecord:
     """One step of one row. Probabilities run over `ids`, the plausible set, most probable (final) first."""
 
-    step: int
+    step: int  # from 1
     token: int | None  # what the loop then chose; None until known
     ids: list[int]
     base: list[float]  # probability before the method
@@ -135,24 +136,33 @@ class Trace:
 
     @classmethod
     def from_dict(cls, data: Any) -> Trace:
-        """The trace that `to_dict` wrote."""
+        """The trace that `to_dict` wrote, every value of the type that it must have."""
+        from pydantic import ValidationError
+
+        schema = data.get("schema") if isinstance(data, dict) else None
+        if type(schema) is not int:
+            raise RevisitError("This is no saved trace: it has no `schema`, the number of its format.")
+        if schema != SCHEMA:
+            raise RevisitError(f"This trace has format {schema}, and only {SCHEMA} is known: decode again.")
         try:
-            if data["schema"] != SCHEMA:
-                raise RevisitError(f"This trace has format {data['schema']}, and only {SCHEMA} is known: decode again.")
-            return cls(
-                record=data["record"],
-                candidates=data["candidates"],
-                rows=[_row_from_dict(row) for row in data["rows"]],
-                method=data["method"],
-                layers=tuple(data["layers"]),
-                links=[cls.from_dict(link) for link in data["links"]],
-            )
-        except (KeyError, TypeError, AttributeError) as error:
+            saved = _saved_trace().model_validate_json(json.dumps(data))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise RevisitError(f"This is no saved trace, or a damaged one: {where}: {first['msg']}.") from None
+        except (TypeError, ValueError, RecursionError) as error:
             raise RevisitError(f"This is no saved trace ({type(error).__name__}: {error}).") from None
+        return cls(
+            **{
+                **dict(saved),
+                "rows": list(map(_row, saved.rows)),
+                "links": [cls.from_dict(link) for link in saved.links],
+            }
+        )
 
     def save(self, path: str | Path) -> Path:
         """Write the trace as JSON; returns the path."""
-        path = Path(path)
+        path = as_path(path)
         text = json.dumps(self.to_dict(), ensure_ascii=False)
         try:
             path.write_text(text, encoding="utf-8")
@@ -163,17 +173,20 @@ class Trace:
     @classmethod
     def load(cls, path: str | Path) -> Trace:
         """Read a trace that `save` wrote."""
+        path = as_path(path)
         try:
-            return cls.from_dict(json.loads(Path(path).read_text(encoding="utf-8")))
+            data = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise RevisitError(f"The trace {path} could not be read: {error.strerror}.") from None
-        except ValueError as error:
-            if isinstance(error, RevisitError):
-                raise
+        except (ValueError, RecursionError) as error:
             raise RevisitError(f"{path} is no saved trace: it is not JSON ({error}).") from None
+        try:
+            return cls.from_dict(data)
+        except RevisitError as error:
+            raise RevisitError(f"{path}: {error}") from None
 
     def to_pandas(self) -> Any:
-        """A table with one line per recorded step; needs pandas and `Trace(record=True)`."""
+        """A table with one line per recorded step, counted from 1 in each row; needs pandas and `Trace(record=True)`."""
         need("pandas")
         import pandas
 
@@ -185,7 +198,7 @@ class Trace:
         return pandas.DataFrame(lines, columns=list(_line(0, _EMPTY)))
 
 
-_EMPTY = StepRecord(0, None, [0], [1.0], None, [1.0], 1)
+_EMPTY = StepRecord(1, None, [0], [1.0], None, [1.0], 1)
 
 
 def _line(row: int, record: StepRecord) -> dict[str, Any]:
@@ -223,22 +236,48 @@ def _row_to_dict(row: RowTrace) -> dict[str, Any]:
     return made
 
 
-def _row_from_dict(data: dict[str, Any]) -> RowTrace:
+# -- reading --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _saved_trace() -> Any:
+    """The model of a saved trace: the fields of its dataclasses, tensors as lists, links as they are."""
     from revisit.models.patch_maps import ImageGrid
 
-    records = []
-    for record in data["records"]:
-        if record["divergences"] is not None:
-            import torch
-
-            record = {**record, "divergences": torch.tensor(record["divergences"], dtype=torch.float32)}
-        records.append(StepRecord(**record))
-    return RowTrace(**{**data, "records": records, "grids": [ImageGrid(**_tuples(grid)) for grid in data["grids"]]})
+    grid = _model_of(ImageGrid)
+    record = _model_of(StepRecord, Tensor=list[list[float]])
+    row = _model_of(RowTrace, StepRecord=record, ImageGrid=grid)
+    return _model_of(Trace, RowTrace=row, Trace=dict[str, Any])
 
 
-def _tuples(data: dict[str, Any]) -> dict[str, Any]:
-    return {key: _tupled(value) for key, value in data.items()}
+def _model_of(cls: Any, **named: Any) -> Any:
+    """A strict model with the fields of a dataclass, whose annotations may use these names."""
+    from pydantic import ConfigDict, create_model
+
+    hints = get_type_hints(cls, localns=named)
+    required = {f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING}
+    fields: dict[str, Any] = {
+        f.name: (hints[f.name], ... if f.name in required else f.default) for f in dataclasses.fields(cls)
+    }
+    return create_model(cls.__name__, __config__=ConfigDict(strict=True), **fields)
 
 
-def _tupled(value: Any) -> Any:
-    return tuple(_tupled(part) for part in value) if isinstance(value, list) else value
+def _row(saved: Any) -> RowTrace:
+    from revisit.models.patch_maps import ImageGrid
+
+    records = [_record(record) for record in saved.records]
+    return RowTrace(**{**dict(saved), "records": records, "grids": [ImageGrid(**dict(grid)) for grid in saved.grids]})
+
+
+def _record(saved: Any) -> StepRecord:
+    lists = [values for values in (saved.base, saved.vision, saved.final, saved.texts) if values is not None]
+    if not saved.ids or any(len(values) != len(saved.ids) for values in lists):
+        raise RevisitError(f"This trace is damaged: step {saved.step} has lists of different lengths, or none.")
+    table = saved.divergences
+    if table is not None:
+        import torch
+
+        if len({len(line) for line in table}) != 1:
+            raise RevisitError(f"This trace is damaged: the divergences of step {saved.step} are no table.")
+        table = torch.tensor(table, dtype=torch.float32)
+    return StepRecord(**{**dict(saved), "divergences": table})

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import html
-import logging
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, as_path
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from revisit.decoding.trace import Trace
     from revisit.explain.record import Decode, Step
-
-log = logging.getLogger(__name__)
 
 
 def ask(
@@ -52,6 +50,10 @@ def ask(
     given = list(image) if isinstance(image, (list, tuple)) else [image]
     if not given:
         raise RevisitError("No image was given: ask needs at least one.")
+    if shown is not None and (
+        not isinstance(shown, (list, tuple, set, frozenset)) or not all(isinstance(name, str) for name in shown)
+    ):
+        raise RevisitError(f"shown must be a list of the objects in the picture, such as ['cat'], not {shown!r}.")
     as_method(method)  # before the model is loaded: a wrong setting fails at once
     pictures = [open_image(entry) for entry in given]
     loaded, processor = _loaded(model)
@@ -60,7 +62,7 @@ def ask(
     methods = [as_method(entry, loaded) for entry in (method, *others)]
     notes = _notes(name, loaded, processor, pictures)
     for note in notes:
-        log.warning(note)
+        warnings.warn(note, stacklevel=2)
     options = {"max_new_tokens": max_new_tokens, "do_sample": False, **generate_kwargs}
     return Answer(
         explain(loaded, processor, pictures, question, methods, model_name=name, shown=shown, **options), notes
@@ -111,7 +113,7 @@ class Answer:
 
     def save(self, path: str | Path) -> Path:
         """Write the page (.html), a figure (.png, .svg, .pdf) or the trace (.json); returns the path."""
-        path = Path(path)
+        path = as_path(path)
         if path.suffix.lower() == ".json":
             return self.trace.save(path)
         if path.suffix.lower() in (".png", ".svg", ".pdf"):

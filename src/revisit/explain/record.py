@@ -117,7 +117,14 @@ def explain(
         raise RevisitError(
             "Beam search cannot be shown step by step, because beams change places; leave out num_beams."
         )
+    if (generate_kwargs.get("num_return_sequences") or 1) != 1:
+        raise RevisitError(
+            "One answer is shown for each method: leave out num_return_sequences, and ask again for another."
+        )
     inputs = prepare(processor, [prompt], [list(images)], model.device)
+    for name in generate_kwargs:
+        if name in ("method", "trace", "custom_generate", *inputs):
+            raise RevisitError(f"{name} is given to generate already; leave it out (the trace is always kept).")
     answers = [answer_with(model, processor, inputs, method, **generate_kwargs) for method in methods]
     return Decode(
         list(images),

@@ -32,14 +32,13 @@ SETTINGS = {settings}
 def generate(model: Any, *args: Any, method: str = METHOD, settings: dict[str, Any] | None = None, **kwargs: Any) -> Any:
     """`model.generate(...)` decoded by a method.
 
-    Settings come from the `settings` argument, else, for ReVisiT, from `generation_config.revisit` (a mapping), else from this file;
-    those that are not given keep this file's values.
+    Settings come from the `settings` argument, else, for ReVisiT, from `revisit` (a mapping) of the `generation_config` argument;
+    those that are not given keep this file's values, and the rest is what is recommended for the model.
     """
     if settings is None:
-        config = kwargs.get("generation_config") or model.generation_config
-        settings = (getattr(config, "revisit", None) or {{}}) if method == "revisit" else {{}}
+        settings = (getattr(kwargs.get("generation_config"), "revisit", None) or {{}}) if method == "revisit" else {{}}
     own = SETTINGS if method == METHOD else {{}}
-    chosen = methods.as_method(method, **{{**own, **settings}})
+    chosen = methods.as_method(method, model, **{{**own, **settings}})
     return GenerationMixin.generate(model, *args, custom_generate=chosen, **kwargs)
 '''
 
@@ -67,9 +66,14 @@ Needs `pip install revisit-decoding`.
 """
 
 
-def write(folder: Path, method: Method, *, overwrite: bool = False) -> list[Path]:
-    """Write the folder; returns its files. Existing files are kept unless `overwrite`."""
-    settings: dict[str, Any] = method.settings()
+def write(
+    folder: Path, method: Method, *, settings: dict[str, Any] | None = None, overwrite: bool = False
+) -> list[Path]:
+    """Write the folder; returns its files. Existing files are kept unless `overwrite`.
+
+    The files hold these settings of the method, all of them unless given; the others are left to each model's recommendation.
+    """
+    settings = method.settings() if settings is None else settings
     files = {
         folder / "custom_generate" / "generate.py": CODE.format(method=method.name, settings=_python(settings)),
         folder / "custom_generate" / "requirements.txt": f"revisit-decoding>={__version__}\n",

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from revisit.decoding.grammar import without_brackets
 from revisit.decoding.method import Method
-from revisit.decoding.registry import as_method, find, get, parse_methods
+from revisit.decoding.registry import as_method, find, parse_methods
 from revisit.errors import RevisitError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Chain(Method):
     """Settings of a chain.
 
     methods: the methods in the order in which they act; also their names, as in "vcd,revisit", or what `settings()` says.
+        A name or a class takes what is recommended for the model that is decoded; until then it stands for the defaults.
     """
 
     methods: tuple[Any, ...] = ("vcd", "revisit")
@@ -39,28 +41,28 @@ class Chain(Method):
     source = "—"
 
     def __post_init__(self) -> None:
-        given: Any = self.methods
-        if isinstance(given, str):
-            given = [get(name, **settings) for name, settings in parse_methods(given.strip("[]() "))]
-        if not isinstance(given, Sequence) or not given:
-            raise RevisitError(
-                "Chain: methods must be a list of methods or of their names, such as [VCD(), ReVisiT()]."
-            )
+        given = _entries(self.methods)
         made = tuple(as_method(method) for method in given)
         for method in made:
             if isinstance(method, Chain):
                 raise RevisitError("Chain: a chain cannot be a link of another; list its methods instead.")
         object.__setattr__(self, "methods", made)
+        object.__setattr__(self, "_given", given)  # names among them are looked up again for a model
+
+    def for_model(self, model: Any) -> Chain:
+        """This chain with what is recommended for the model wherever a link was given by its name or class."""
+        given: tuple[Any, ...] = self.__dict__["_given"]
+        return dataclasses.replace(self, methods=tuple(as_method(method, model) for method in given))
 
     @classmethod
-    def official(cls, methods: Sequence[Any], **overrides: Any) -> Chain:
+    def official(cls, methods: str | Sequence[Any], **overrides: Any) -> Chain:
         """The published settings of each named method."""
-        return cls(methods=tuple(find(m).official() if isinstance(m, str) else m for m in methods), **overrides)  # type: ignore[attr-defined]
+        links: list[Any] = [find(m).official() if isinstance(m, str) else m for m in _entries(methods)]  # type: ignore[attr-defined]
+        return cls(methods=tuple(links), **overrides)
 
     def settings(self) -> dict[str, Any]:
-        """Every link in order: its name, with its settings where they are not the defaults."""
-        links = [m.name if m == type(m)() else {"name": m.name, **m.settings()} for m in self.methods]
-        return {"methods": links}
+        """Every link in order: its name, with its settings unless the name alone means them for every model."""
+        return {"methods": [m.name if _plainly_named(m) else {"name": m.name, **m.settings()} for m in self.methods]}
 
     def bind(self, processor: Any) -> Chain:
         """This chain with every link bound."""
@@ -71,7 +73,7 @@ class Chain(Method):
         links: list[tuple[Recorder, Refine]] = []
         for method in self.methods:
             run.recorder = whole.link(method)
-            links.append((run.recorder, method.begin(run)))
+            links.append((run.recorder, method.start(run)))
             for mine, own in zip(whole.trace.rows, run.trace.rows, strict=True):
                 mine.vision_tokens = max(mine.vision_tokens, own.vision_tokens)
             whole.trace.layers = whole.trace.layers or run.trace.layers
@@ -87,3 +89,16 @@ class Chain(Method):
             return scores
 
         return refine
+
+
+def _entries(given: Any) -> tuple[Any, ...]:
+    """The links of a chain as they were given: methods, classes, mappings, or texts with one name each."""
+    if isinstance(given, str):
+        given = [{"name": name, **settings} for name, settings in parse_methods(without_brackets(given))]
+    if not isinstance(given, (list, tuple)) or not given:
+        raise RevisitError("Chain: methods must be a list of methods or of their names, such as [VCD(), ReVisiT()].")
+    return tuple(given)
+
+
+def _plainly_named(method: Method) -> bool:
+    return not hasattr(method, "recommended") and method == type(method)()

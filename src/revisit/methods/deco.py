@@ -14,8 +14,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from revisit.decoding.method import Method
-from revisit.errors import RevisitError, unknown
+from revisit.decoding.method import Method, layer_numbers
+from revisit.errors import RevisitError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,14 +72,8 @@ class DeCo(Method):
     source = "Wang et al., DeCo, arXiv:2410.11779"
 
     def __post_init__(self) -> None:
-        if isinstance(self.layers, str):
-            if self.layers != "late":
-                raise unknown("DeCo layer set", self.layers, ("late",))
-        else:
-            layers = (self.layers,) if isinstance(self.layers, int) else tuple(self.layers)
-            if not layers or any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in layers):
-                raise RevisitError(f"DeCo: layers must be late or a list of layer numbers, not {self.layers!r}.")
-            object.__setattr__(self, "layers", tuple(sorted(set(layers))))
+        layers = layer_numbers("DeCo", self.layers, ("late",))
+        object.__setattr__(self, "layers", layers if isinstance(layers, str) else tuple(sorted(layers)))
         self.check_range("alpha", 0, float("inf"))
         self.check_range("top_p", 0, 1, low_open=True)
         self.check_range("top_k", 1, float("inf"))

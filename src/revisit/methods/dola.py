@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from revisit.decoding.method import Method
-from revisit.errors import RevisitError, unknown
+from revisit.decoding.method import Method, layer_numbers
+from revisit.errors import RevisitError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,13 +104,8 @@ class DoLa(Method):
     source = "Chuang et al., DoLa, arXiv:2309.03883"
 
     def __post_init__(self) -> None:
-        layers = (self.layers,) if isinstance(self.layers, int) else self.layers
-        if isinstance(layers, str):
-            if layers not in ("low", "high", "all"):
-                raise unknown("DoLa layer set", layers, ("low", "high", "all"))
-        elif not layers or any(isinstance(i, bool) or not isinstance(i, int) for i in layers):
-            raise RevisitError(f"DoLa: layers must be low, high, all or a list of layer numbers, not {self.layers!r}.")
-        object.__setattr__(self, "layers", layers if isinstance(layers, str) else tuple(layers))
+        object.__setattr__(self, "layers", layer_numbers("DoLa", self.layers, ("low", "high", "all")))
+        self.check_flags()
         self.check_range("relative_top", 0, 1)
         self.check_choice("norm")
         self.check_choice("precision")

@@ -71,6 +71,7 @@ class M3ID(Boundaries, Contrastive):
 
     def __post_init__(self) -> None:
         self.check_mode()
+        self.check_flags()
         self.check_range("decay", 0, float("inf"))
         self.check_range("beta", 0, 1)
         self.check_range("start", 0, float("inf"))

@@ -62,6 +62,7 @@ class PAI(Boundaries, Contrastive):
 
     def __post_init__(self) -> None:
         self.check_mode()
+        self.check_flags()
         self.check_range("alpha", 0, float("inf"))
         self.check_range("beta", 0, 1)
         self.check_range("first_layer", 0, float("inf"))

@@ -11,11 +11,10 @@ No training, no extra forward pass.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from revisit.decoding.method import Method
+from revisit.decoding.method import Method, layer_numbers
 from revisit.decoding.options import parse_settings
 from revisit.errors import RevisitError, unknown
 from revisit.models import families
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from revisit.step.backend import Backend
     from revisit.taps.vision import VisionStates
 
+ONE_OR_ALL = ("random", "soft")  # selections that have no number of vision tokens
 LAYER_SETS = ("last", "all", "low", "high")
 
 
@@ -77,9 +77,14 @@ class ReVisiT(Method):
         self.check_seed()
         self.check_weight()
         self.check_range("neighbors", 1, 1024)
+        self.check_flags()
         for name in ("divergence", "select", "fusion", "vocabulary", "norm", "precision"):
             self.check_choice(name)
         object.__setattr__(self, "layers", check_layers(self.layers))
+        if self.neighbors > 1 and self.select in ONE_OR_ALL:
+            raise RevisitError(
+                f'ReVisiT: neighbors acts with select="min" and "max" only; leave it out, or at 1, with "{self.select}".'
+            )
 
     def check_weight(self) -> None:
         """One sentence unless the weight is a number in range or the name of an adaptive weight."""
@@ -105,9 +110,14 @@ class ReVisiT(Method):
         A model's own recommendation (`revisit` in its generation_config.json) comes first; otherwise the paper's choice
         of layers: all for the Qwen-VL family, last for the others.
         """
-        kind = model if isinstance(model, str) else model.config.model_type
+        kind = model if isinstance(model, str) else getattr(getattr(model, "config", None), "model_type", None)
+        if not isinstance(kind, str):
+            raise RevisitError(f"ReVisiT.recommended needs a loaded model, or its model_type, not {model!r}.")
         own = getattr(getattr(model, "generation_config", None), "revisit", None)
-        return cls(**{"layers": families.of(kind).layers, **cls._declared(own), **overrides})
+        settings = {"layers": families.of(kind).layers, **cls._declared(own)}
+        if overrides.get("select") in ONE_OR_ALL:
+            settings.pop("neighbors", None)
+        return cls(**{**settings, **overrides})
 
     @classmethod
     def _declared(cls, entry: Any) -> dict[str, Any]:
@@ -169,19 +179,6 @@ class ReVisiT(Method):
         return refine
 
 
-def check_layers(layers: str | int | Sequence[int]) -> Any:
+def check_layers(layers: Any) -> Any:
     """A named layer set, or a tuple of indices; one clear sentence otherwise."""
-    if isinstance(layers, str):
-        if layers not in LAYER_SETS:
-            raise unknown("layer set", layers, LAYER_SETS)
-        return layers
-    indices = (layers,) if isinstance(layers, int) else tuple(layers)
-    if not indices or any(isinstance(i, bool) or not isinstance(i, int) for i in indices):
-        raise RevisitError(
-            f"ReVisiT: layers must be one of {', '.join(LAYER_SETS)} or a list of layer numbers, not {layers!r}."
-        )
-    if min(indices) < 0:
-        raise RevisitError(
-            f"ReVisiT: layer {min(indices)} does not exist; layers are numbered from 0 (projector output)."
-        )
-    return indices
+    return layer_numbers("ReVisiT", layers, LAYER_SETS)

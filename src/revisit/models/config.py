@@ -24,6 +24,8 @@ def embedded_folder() -> Path:
 
 def resolve(name_or_path: str | Path) -> str:
     """A local path or hub id; "tiny" is the embedded model."""
+    if not isinstance(name_or_path, (str, Path)) or "\0" in str(name_or_path):
+        raise RevisitError(f"A model is named by a path or a hub id, not by {name_or_path!r}.")
     if is_embedded(name_or_path):
         return str(embedded_folder())
     name = str(name_or_path)

@@ -35,7 +35,13 @@ def open_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image:
 
     if isinstance(source, Image.Image):
         _check_size(source.size, "given", max_pixels)
-        return _to_rgb(upright(source))
+        try:
+            source.load()
+            return _to_rgb(upright(source))
+        except (OSError, SyntaxError, ValueError, AttributeError) as error:  # closed, cut off, of an odd mode
+            if isinstance(error, RevisitError):
+                raise
+            raise RevisitError(f"The PIL image, of mode {source.mode}, cannot be read: {error}.") from error
     if isinstance(source, (bytes, bytearray, memoryview)):
         _check_bytes(len(source), "given as bytes")
         return read_image(bytes(source), "given as bytes", max_pixels=max_pixels)
@@ -184,6 +190,8 @@ def _to_rgb(image: Image) -> Image:
         from PIL import Image as pil
 
         values = np.asarray(image).astype("float32")
+        if not np.isfinite(values).all():
+            raise RevisitError("The image holds values that are no numbers, or infinite.")
         top = 65535.0 if image.mode.startswith("I;16") else max(float(values.max(initial=0.0)), 255.0)
         values.clip(0, top, out=values)  # in place: large pictures are many megabytes
         values /= top

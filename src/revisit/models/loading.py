@@ -112,19 +112,24 @@ def _device_map(asked: Any, *, quantized: bool) -> Any:
     for place in asked.values() if isinstance(asked, dict) else [asked]:
         if isinstance(place, str) and place in ("auto", "balanced", "balanced_low_0", "sequential", "disk"):
             continue
-        try:
-            device = torch.device(place)
-        except (RuntimeError, TypeError, ValueError):
-            raise RevisitError(
-                f"There is no device {str(place)[:60]!r}: give auto, cpu, cuda or cuda:0 as the device map."
-            ) from None
-        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            have = f"has {torch.cuda.device_count()} GPU(s)" if torch.cuda.is_available() else "sees no GPU"
-            raise RevisitError(
-                f"The device map asks for {str(place)!r}, but torch {torch.__version__} {have} here; leave the device map out, or install "
-                "a torch built for your GPU."
-            )
+        check_device(place, "device map", "auto, cpu, cuda or cuda:0")
     return asked
+
+
+def check_device(place: Any, what: str, such_as: str) -> None:
+    """One sentence unless torch knows this device, and has it if it is a GPU."""
+    import torch
+
+    try:
+        device = torch.device(place)
+    except (RuntimeError, TypeError, ValueError):
+        raise RevisitError(f"There is no device {str(place)[:60]!r}: give {such_as} as the {what}.") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        have = f"has {torch.cuda.device_count()} GPU(s)" if torch.cuda.is_available() else "sees no GPU"
+        raise RevisitError(
+            f"The {what} asks for {str(place)!r}, but torch {torch.__version__} {have} here; leave the {what} out, or install a torch "
+            "built for your GPU."
+        )
 
 
 def _check_takes_images(name: str, config: Any, trust_remote_code: bool) -> None:

@@ -9,6 +9,7 @@ from revisit.errors import RevisitError
 from revisit.models import families, templates
 from revisit.models.checkpoint import brief
 from revisit.models.images import ImageSource, open_image
+from revisit.models.loading import check_device
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -41,6 +42,8 @@ def prepare(
     of prompts, a list with one of these for each.
     """
     prompts, given = _paired(processor, prompts, images)
+    if device is not None:
+        check_device(device, "device", "cpu, cuda or model.device")
     for token in vision_texts(processor):
         if any(token in prompt for prompt in prompts):
             raise RevisitError(f"The prompt contains {token!r}, which stands for an image in this model; leave it out.")
@@ -113,9 +116,16 @@ def _bos(processor: Any) -> str | None:
 def new_tokens(output: Any, inputs: Any) -> Any:
     """The generated part of what `generate` returned, (rows, new)."""
     sequences = output if not hasattr(output, "sequences") else output.sequences
+    if not hasattr(sequences, "shape") or not hasattr(inputs, "keys") or "input_ids" not in inputs:
+        raise RevisitError(
+            "Generated texts are read from what generate returned and the inputs it was given: answers(processor, output, inputs), not "
+            f"from {type(output).__name__} and {type(inputs).__name__}."
+        )
     return sequences[:, inputs["input_ids"].shape[1] :]
 
 
 def answers(processor: Any, output: Any, inputs: Any) -> list[str]:
     """The generated texts, without special tokens or surrounding blanks."""
+    if not hasattr(processor, "batch_decode"):
+        raise RevisitError(f"The first argument must be the model's processor, not {type(processor).__name__}.")
     return [text.strip() for text in processor.batch_decode(new_tokens(output, inputs), skip_special_tokens=True)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
-from revisit.decoding.grammar import LIST_OF_METHODS, parse_entry, parse_list
+from revisit.decoding.grammar import LIST_OF_METHODS, parse_entry, parse_list, without_brackets
 from revisit.decoding.plain import Plain
 from revisit.errors import RevisitError, unknown
 from revisit.models.images import image_from_data_uri
@@ -204,7 +204,7 @@ def _links(given: Any, limits: Limits) -> list[dict[str, Any]]:
     from revisit import methods
 
     entries = parse_list(
-        given.strip("[]() ") if isinstance(given, str) else given, lambda name: name in methods.names()
+        without_brackets(given) if isinstance(given, str) else given, lambda name: name in methods.names()
     )
     if len(entries) > limits.chain_links:
         raise RevisitError(f"The chain has {len(entries):,} methods; at most {limits.chain_links} are allowed.")

@@ -32,7 +32,7 @@ from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.records import AblationRecord
 from revisit.evaluation.runner import Checksums, Reporter, Silent, batches, identity, line_of, load_questions, run
 from revisit.evaluation.store import Cell, locked, read_record, write_record
-from revisit.methods.revisit import ReVisiT
+from revisit.methods.revisit import ONE_OR_ALL, ReVisiT
 
 FILE = "ablation.json"
 ALPHAS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
@@ -101,7 +101,7 @@ def paper_panels(base: ReVisiT) -> dict[str, Panel]:
             "a",
             "Vocabulary constraint × token selection",
             ("vocabulary", "select"),
-            [vary(select="max"), vary(select="random"), base, vary(vocabulary="full")],
+            [vary(select="max"), vary(select="random", neighbors=1), base, vary(vocabulary="full")],
         ),
         "b": panel(
             "b",
@@ -159,6 +159,8 @@ def _replaced(base: ReVisiT, settings: Mapping[Any, Any], place: str) -> ReVisiT
     parsed = parse_settings(ReVisiT, {str(key): value for key, value in settings.items()})
     if "fusion" in parsed and "weight" not in parsed and parsed["fusion"] != base.fusion:
         parsed["weight"] = None  # each fusion's own default
+    if parsed.get("select") in ONE_OR_ALL:
+        parsed.setdefault("neighbors", 1)
     try:
         return dataclasses.replace(base, **parsed)
     except RevisitError as error:

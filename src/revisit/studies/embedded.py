@@ -241,7 +241,7 @@ def measure(name: str, plan: Plan, say: Say = print) -> dict[str, Any]:
     best = chosen(base, tried, dict(zip(grid, repeats[1:], strict=True)))
     result["chosen"] = asdict(best)
 
-    methods = [best, replace(best, select="random"), replace(best, select="max")]
+    methods = [best, replace(best, select="random", neighbors=1), replace(best, select="max")]
     methods += [m for m in grid if m != best] if plan.grid_on_test else []
     told = list(describe_all(name, test, [None, *methods], plan))
     rows = [
