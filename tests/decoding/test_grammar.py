@@ -82,7 +82,7 @@ def test_a_link_that_is_named_takes_what_is_recommended_and_an_object_stays() ->
     fixed = revisit.Chain([revisit.VCD(), revisit.ReVisiT()])
     assert as_method(fixed, "qwen2_5_vl") == fixed
     assert as_method({"name": "chain", **fixed.settings()}, "qwen2_5_vl") == fixed  # as a trace keeps it
-    assert as_method("chain:methods=revisit:layers=low", "qwen2_5_vl").methods[0].layers == "low"  # type: ignore[attr-defined]
+    assert as_method("chain:methods=[revisit:layers=low]", "qwen2_5_vl").methods[0].layers == "low"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("text", ["alpha", "=3", " = 3"])

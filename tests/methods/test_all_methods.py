@@ -222,7 +222,8 @@ def test_a_chain_of_contrasts_shares_one_batch() -> None:
 def test_chains_by_name() -> None:
     chain = revisit.methods.get("chain", methods="vcd, revisit")
     assert chain == Chain([VCD(), ReVisiT()])
-    assert chain.settings() == {"methods": ["vcd", "revisit"]}
+    # ReVisiT's settings are written out: its name alone means what is recommended for a model
+    assert chain.settings() == {"methods": ["vcd", {"name": "revisit", **ReVisiT().settings()}]}
     mild = Chain([VCD(alpha=0.5), DoLa(layers=(1, 2))])
     assert revisit.methods.get("chain", **mild.settings()) == mild
     with pytest.raises(RevisitError, match="Chain: methods must be a list"):

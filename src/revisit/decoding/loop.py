@@ -225,7 +225,7 @@ def decode(
         run = Run.begin(method, model, input_ids, model_kwargs, inputs, generation_config, trace, stack, vision_mask)
         others = LogitsProcessorList(logits_processor or [])
         last = [FallbackProcessor(run, others)] if any(type(other) not in NEVER_EMPTY for other in others) else []
-        processors = LogitsProcessorList([MethodProcessor(run, run.method.start(run)), *others, *last])
+        processors = LogitsProcessorList([MethodProcessor(run, run.method.begin_checked(run)), *others, *last])
         loop = getattr(type(model), GENERATION_MODES_MAPPING[mode])
         streaming = {} if streamer is None else {"streamer": streamer}
         output = loop(

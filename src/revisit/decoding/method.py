@@ -36,7 +36,7 @@ class Method:
             f"The method {self.name!r} cannot decode: its class {type(self).__name__} has no begin(run)."
         )
 
-    def start(self, run: Run) -> Refine:
+    def begin_checked(self, run: Run) -> Refine:
         """`begin`, with one sentence where it, or later what it returned, does not return what it should."""
         refine: Any = self.begin(run)
         if not callable(refine):

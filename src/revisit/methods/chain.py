@@ -73,7 +73,7 @@ class Chain(Method):
         links: list[tuple[Recorder, Refine]] = []
         for method in self.methods:
             run.recorder = whole.link(method)
-            links.append((run.recorder, method.start(run)))
+            links.append((run.recorder, method.begin_checked(run)))
             for mine, own in zip(whole.trace.rows, run.trace.rows, strict=True):
                 mine.vision_tokens = max(mine.vision_tokens, own.vision_tokens)
             whole.trace.layers = whole.trace.layers or run.trace.layers
