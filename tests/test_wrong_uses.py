@@ -32,6 +32,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "text").mkdir()
     (tmp_path / "text/config.json").write_text('{"model_type": "gpt2"}')
     (tmp_path / "trace.json").write_text("{}")
+    (tmp_path / "odd.yaml").write_text("limit: five")
+    (tmp_path / "panels.yaml").write_text("panels: {p: {rows: [{select: max}]}}\nmodel: 3")
+    (tmp_path / "mine.py").write_text("raise SystemExit('this file was run')\nclass Mine: pass\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REVISIT_CACHE", str(tmp_path / "cache"))
     return tmp_path
@@ -64,6 +67,16 @@ COMMANDS = [
     ("generate photo.png --stream --json", "--stream goes with neither"),
     ("generate photo.png --beams 2 --trace", "leave out --beams"),
     ("generate photo.png --max-new-tokens 0", "--max-new-tokens"),
+    ("generate photo.png --beams 100000", "less than or equal to 64"),
+    ("generate photo.png --seed -1", "--seed"),
+    ("generate photo.png --sample --seed 99999999999999999999999", "--seed"),
+    ("generate photo.png --sample --temperature nan", "temperature must be a number from 1e-05"),
+    ("generate photo.png --sample --temperature inf", "temperature must be a number from 1e-05"),
+    ("generate photo.png --sample --temperature 1e-320", "temperature must be a number from 1e-05"),
+    ("generate photo.png --versus nope", "Unknown method 'nope'"),
+    ("generate photo.png --html /proc/page.html", "/proc/page.html cannot be written"),
+    ("generate photo.png --method mine.py", "mine.py needs the class of the method after it: mine.py:Mine."),
+    ("eval --benchmark mine.py", "mine.py needs the class of the benchmark after it: mine.py:Mine."),
     ("generat photo.png", "generate"),
     ("generate photo.png --promt hello", "--prompt"),
     ("explain photo.png --png figure.txt", ".png, .svg or .pdf"),
@@ -71,6 +84,11 @@ COMMANDS = [
     ("lens photo.png --png maps.png", "name the words"),
     ("eval --benchmark popee", "Did you mean 'pope'"),
     ("eval --method nope", "Unknown method 'nope'"),
+    ("eval --data scenes:unusual:99999999999", "it must be from 1 to 1,000,000"),
+    ("eval --verify --out nothing", "--verify takes the run folder itself"),
+    ("eval --config odd.yaml", "odd.yaml: limit must be a whole number, not 'five'"),
+    ("ablate --config panels.yaml", "panels.yaml: model must be a text"),
+    ("view nothing --out page.html", "--out names a folder"),
     ("compare nowhere", "nowhere"),
     ("report nowhere", "nowhere is no folder"),
     ("scenes build photo.png", "photo.png is a file"),
@@ -147,6 +165,13 @@ CALLS: list[tuple[str, Call, str]] = [
     ("no method", lambda pair: ask(pair, PICTURE, "?", 3), "method must be a decoding method"),
     ("a bad setting", lambda pair: ask(pair, PICTURE, "?", "revisit:alpha=2"), "alpha must be above 0"),
     ("beams", lambda pair: ask(pair, PICTURE, "?", num_beams=2), "Beam search cannot be shown"),
+    ("too many beams", lambda pair: revisit.generate(pair[0], **inputs(pair), num_beams=1000), "from 1 to 64"),
+    ("temperature 0", lambda pair: ask(pair, PICTURE, "?", do_sample=True, temperature=0.0), "temperature must be"),
+    (
+        "no temperature",
+        lambda pair: ask(pair, PICTURE, "?", do_sample=True, temperature=float("nan")),
+        "temperature must be",
+    ),
     ("no such format", lambda pair: ask(pair, PICTURE, "?").save("answer.docx"), "saved as .html"),
     ("a folder to save to", lambda pair: ask(pair, PICTURE, "?").save("nothing.html/"), "nothing.html"),
     ("load: no such model", lambda pair: revisit.load("./nope"), "nope"),

@@ -94,13 +94,55 @@ def test_flags_beat_the_file(tmp_path: Path, model: Path) -> None:
         ("metod: greedy", "Did you mean 'method'"),
         ("a: [", "is not valid YAML"),
         ("- 1", "must hold keys and values"),
+        ("a: 2024-99-99", "is not valid YAML"),
+        ("sample: 'maybe'", "sample must be true or false, not 'maybe'"),
+        ("max_new_tokens: 0", "max_new_tokens must be a whole number from 1 to"),
+        ("seeds: [0.5]", "seeds must be a list, each a whole number"),
+        ("seed: -1", "seed must be a whole number from 0 to"),
+        ("limit: true", "limit must be a whole number .* not True"),
+        ("limit: five", "limit must be a whole number, not 'five'"),
+        ("skip_bad_images: maybe", "skip_bad_images must be true or false"),
+        ("batch_size: 2.5", "batch_size must be a whole number"),
+        ("set: 3", "set must be keys with values"),
+        ("set: [a=b]", "set must be keys with values"),
+        ("set: {3: 4}", "set must be keys with values"),
+        ("temperature: hot", "temperature must be a number"),
+        ("temperature: .nan", "temperature must be a number"),
+        ("top_p: 0", "top_p must be a number above 0 and at most 1"),
+        ("beams: 100000", "beams must be a whole number from 1 to 64"),
+        ("data: 3", "data must be a text"),
+        ("out: 3", "out must be a text"),
+        ("out: [a]", "out must be a text"),
+        ("engine: 3", "engine must be a text"),
+        ("preset: 3", "preset must be a text"),
+        ("dtype: 3", "dtype must be a text"),
+        ("method: 3", "method must be a text"),
+        ("model: 3", "model must be a text"),
     ],
 )
 def test_a_bad_file_is_one_sentence(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "grid.yaml"
     file.write_text(text)
-    with pytest.raises(RevisitError, match=words):
+    with pytest.raises(RevisitError, match=words) as raised:
         load_config(file, {})
+    assert str(file) in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_text_in_a_file_is_read_by_the_type_of_its_key(tmp_path: Path) -> None:
+    file = tmp_path / "grid.yaml"
+    file.write_text(
+        "sample: 'no'\nbeams: '3'\nseeds: 1,2\ndata: a,b\nmethod: vcd,revisit:layers=1,2\ntemperature: 1e-3\n"
+    )
+    made = load_config(file, {})
+    assert (made.sample, made.beams, made.seeds, made.data, made.temperature) == (False, 3, (1, 2), "a,b", 0.001)
+    assert made.method == "vcd,revisit:layers=1,2"
+
+
+def test_a_file_that_is_not_utf_8_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "grid.yaml").write_bytes(b"model: \xff\xfe")
+    with pytest.raises(RevisitError, match=r"grid\.yaml is not text in UTF-8"):
+        load_config(tmp_path / "grid.yaml", {})
 
 
 def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
@@ -113,9 +155,10 @@ def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
     [
         ({"method": "revist"}, "Unknown method 'revist'. Did you mean 'revisit'"),
         ({"benchmark": "pop"}, "Unknown benchmark 'pop'. Did you mean 'pope'"),
+        ({"dtype": "int8"}, "must be float32, float16, bfloat16 or auto"),
         ({"engine": "locl"}, "Unknown engine 'locl'. Did you mean 'local'"),
         ({"temperature": 0.5}, "add --sample"),
-        ({"sample": True, "temperature": 0.0}, "temperature must be above 0"),
+        ({"sample": True, "temperature": 0.0}, "temperature must be a number from 1e-05"),
         ({"sample": True, "beams": 2}, "either a temperature or num_beams"),
         ({"data": "nowhere/at/all"}, "'nowhere/at/all' does not exist"),
         ({"data": None, "model": "org/model"}, "Say where the benchmarks' files are"),
@@ -154,6 +197,10 @@ def test_scenes_by_name() -> None:
     for bad in ("scenes:usual:x", "scenes:usual:0", "scenes:usual:1:2:3"):
         with pytest.raises(RevisitError, match="scenes:SPLIT:NUMBER:SEED"):
             parse_scenes(bad)
+    with pytest.raises(RevisitError, match="it must be from 1 to 1,000,000"):
+        parse_scenes("scenes:usual:99999999999")
+    with pytest.raises(RevisitError, match="The seed of the scenes is -1"):
+        parse_scenes("scenes:usual:2:-1")
     with pytest.raises(RevisitError, match="Did you mean 'unusual'"):
         parse_scenes("scenes:unusal")
 
@@ -166,7 +213,7 @@ def test_seeds_are_whole_numbers_and_go_with_sampling() -> None:
     plan = EvalConfig(seeds="0, 1,2", sample=True, data="scenes:unusual:2").plan()
     assert plan.seeds == (0, 1, 2)
     assert [one.seed for one in plan.by_seed()] == [0, 1, 2]
-    for seeds, sentence in (("0,x", "--seeds wants whole numbers"), ("-1", "from 0 to"), ("1,1", "given twice")):
+    for seeds, sentence in (("0,x", "seeds must be a whole number"), ("-1", "from 0 to"), ("1,1", "given twice")):
         with pytest.raises(RevisitError, match=sentence):
             EvalConfig(seeds=seeds, sample=True, data="scenes:unusual:2").plan()
     with pytest.raises(RevisitError, match="add --sample, or leave out --seeds"):
@@ -177,4 +224,4 @@ def test_the_files_keys_are_the_flags_names(tmp_path: Path) -> None:
     for key in ("out", "output"):  # the second is the name of before
         (tmp_path / "grid.yaml").write_text(f"{key}: runs/mine\nlimit: 3\n")
         config = load_config(tmp_path / "grid.yaml", {})
-        assert (config.output, config.limit) == ("runs/mine", 3)
+        assert (config.out, config.limit) == ("runs/mine", 3)

@@ -12,9 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 import families
-from revisit import RevisitError
+from revisit import ReVisiT, RevisitError
 from revisit.cli.generate import numbered
 from revisit.cli.main import app
+from revisit.models.config import describe_model
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,18 @@ def test_generate_writes_a_page_per_answer_and_a_table(folder: Path, tmp_path: P
         assert data["answers"][0]["method"]["alpha"] == 0.05
         assert str(folder) not in data["answers"][0]["label"]
     assert numbered(Path("x.html"), 0, 1) == Path("x.html")
+
+
+@pytest.mark.parametrize("command", ["generate", "explain"])
+def test_a_method_shown_beside_has_what_is_recommended_for_the_model(
+    command: str, folder: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    common = ("--max-new-tokens", "2", "--method", "greedy", "--versus", "revisit", "--html", str(page))
+    assert run(command, str(folder / "b.png"), *common).exit_code == 0
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page.read_text("utf-8"), re.S)[1])  # type: ignore[index]
+    assert data["answers"][1]["method"]["neighbors"] == ReVisiT.recommended(describe_model("tiny")).neighbors
+    assert data["answers"][1]["method"]["neighbors"] != ReVisiT().neighbors
 
 
 def test_explain_writes_pictures_and_a_page(folder: Path, tmp_path: Path) -> None:

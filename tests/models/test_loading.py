@@ -96,6 +96,22 @@ def test_a_path_that_is_not_there_is_no_hub_id() -> None:
         assert refusal(path) == f"There is no model folder {path!r}; check the path."
 
 
+def test_a_hub_that_cannot_be_reached_is_said_at_the_first_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = (
+        "There is no model 'nobody/nothing' on this machine, and the hub cannot be reached: check the network, or give "
+    )
+    assert refusal("nobody/nothing").startswith(said)  # switched off: the suite never asks the hub
+
+    def no_network(*_: Any, **__: Any) -> None:
+        raise type("ConnectError", (Exception,), {})("Name or service not known")
+
+    tried: list[str] = []
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", no_network)
+    monkeypatch.setattr(transformers.PreTrainedConfig, "get_config_dict", lambda name, **_: tried.append(name))
+    assert refusal("nobody/nothing").startswith(said)
+    assert tried == []  # transformers would try it again for more than a minute
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 @pytest.mark.parametrize("place", ["cuda", "cuda:1", {"": "cuda:0"}, torch.device("cuda")])
 def test_a_gpu_that_is_not_there_is_said_before_anything_is_loaded(place: Any) -> None:

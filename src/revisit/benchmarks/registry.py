@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from revisit.benchmarks.base import Benchmark
 from revisit.decoding.options import parse_settings
-from revisit.decoding.plugins import check_fields, class_from_file, describe, installed, load_installed
+from revisit.decoding.plugins import check_fields, class_from_file, class_missing, describe, installed, load_installed
 from revisit.errors import RevisitError, unknown
 
 GROUP = "revisit.benchmarks"
@@ -49,6 +49,8 @@ def find(name: str) -> type[Benchmark]:
     file, _, cls = name.rpartition(":")
     if file.endswith(".py"):
         return _from_file(Path(file), cls)
+    if name.endswith(".py"):
+        raise class_missing(Path(name), "benchmark")
     key = name if name in _registered else name.lower().replace("-", "_")
     if key in _registered:
         return _registered[key]

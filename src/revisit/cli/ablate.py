@@ -30,7 +30,7 @@ def ablate(
     limit: int = typer.Option(None, min=1, help="Only the first items of each benchmark."),
     batch_size: int = typer.Option(8, min=1, help="Answers made together."),
     max_new_tokens: int = typer.Option(None, min=1, help="Longest answer; each benchmark's own if not given."),
-    output: Path = typer.Option(Path("ablation"), "--out", "-o", help="Where answers and results are kept."),
+    out: Path = typer.Option(Path("ablation"), "--out", "-o", help="Where answers and results are kept."),
     config: Path = typer.Option(
         None, "--config", "-c", help="YAML file with `panels` of your own; see docs/studies.md."
     ),
@@ -51,7 +51,8 @@ def ablate(
 
       revisit ablate --config grid.yaml
     """
-    from revisit.evaluation.config import EvalConfig, load_config, read_yaml
+    from revisit.decoding.options import parse_settings
+    from revisit.evaluation.config import EvalConfig, merge, read_yaml
     from revisit.evaluation.progress import Bars
     from revisit.evaluation.runner import Silent
     from revisit.evaluation.store import read_results
@@ -68,26 +69,23 @@ def ablate(
         "limit": limit,
         "batch_size": batch_size,
         "max_new_tokens": max_new_tokens,
-        "output": str(output),
+        "out": str(out),
         "dtype": dtype,
         "device_map": device_map,
     }
     own = dict(read_yaml(config)) if config else {}
-    described = own.pop("panels", None)
+    described, own_base = own.pop("panels", None), own.pop("base", {})
     if config and described is None:
         raise RevisitError(f"{config} has no `panels`; `revisit eval --config` runs a file without.")
-    base = _base(own.pop("base", {}), set_, model if typed(context, "model") else own.get("model", model))
+    known = [key for key in EvalConfig.__dataclass_fields__ if key != "method"]
+    for key in own:
+        if key not in known:
+            raise unknown(f"key in {config}:", str(key), ["panels", "base", *known])
+    own = parse_settings(EvalConfig, own, str(config))
+    base = _base(own_base, set_, model if typed(context, "model") else own.get("model", model))
     if described is not None:
         chosen = yaml_panels(described, base, str(config))
-        known = EvalConfig.__dataclass_fields__
-        for key in own:
-            if key not in known or key == "method":
-                raise unknown(f"key in {config}:", str(key), ["panels", "base", *(k for k in known if k != "method")])
-        flags = {
-            **flags,
-            **own,
-            **{name: flags[name] for name in flags if typed(context, name)},
-        }  # what is typed beats the file
+        flags = {name: value for name, value in flags.items() if typed(context, name) or name not in own}
     else:
         every = paper_panels(base)
         names = [name.strip() for name in panels.split(",") if name.strip()]
@@ -95,7 +93,7 @@ def ablate(
             if name not in every:
                 raise unknown("panel", name, every)
         chosen = {name: every[name] for name in names}
-    settings = load_config(None, {key: value for key, value in flags.items() if value is not None})
+    settings = merge(own, {key: value for key, value in flags.items() if value is not None}, str(config))
     plan = _with_methods(settings, all_methods(chosen))
     try:
         if quiet:

@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from revisit.decoding.settings import MAX_SEED
 from revisit.errors import RevisitError
 
 MODEL = typer.Option("tiny", "--model", "-m", help="Local folder or hub id; 'tiny' is the embedded model.")
@@ -181,7 +182,9 @@ def fusion(
     validation: int = typer.Option(400, help="Unusual scenes on which a setting is chosen."),
     test: int = typer.Option(1000, help="Other unusual scenes on which it is measured."),
     usual: int = typer.Option(500, help="Usual scenes on which it is measured too."),
-    seed: int = typer.Option(301, help="Of the validation scenes; the test scenes have the two seeds after it."),
+    seed: int = typer.Option(
+        301, min=0, max=MAX_SEED, help="Of the validation scenes; the test scenes have the two seeds after it."
+    ),
     workers: int = typer.Option(1, help="Processes that decode side by side."),
 ) -> None:
     """Adaptive fusion: choose a weight and a number of vision tokens by a fixed rule, then test the choice.

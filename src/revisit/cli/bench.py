@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from revisit.cli.generate import chosen_method
+from revisit.decoding.settings import MAX_BEAMS
 from revisit.errors import RevisitError
 
 
@@ -28,7 +29,7 @@ def bench(
     warmups: int = typer.Option(1, min=0, help="Short calls before anything counts."),
     repeats: int = typer.Option(3, min=1, help="Calls per method; methods take turns."),
     batch: int = typer.Option(1, "--batch-size", min=1, help="Rows per call."),
-    beams: int = typer.Option(1, min=1, help="Beam search with this many beams."),
+    beams: int = typer.Option(1, min=1, max=MAX_BEAMS, help="Beam search with this many beams."),
     threads: int = typer.Option(None, min=1, help="CPU threads."),
     dtype: str = typer.Option(None, help="float32, float16 or bfloat16."),
     device: str = typer.Option("cpu", help="With --random-weights: cpu, cuda, ..."),

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from revisit.errors import Incomplete, Interrupted, need
+from revisit.decoding.settings import MAX_BEAMS, MAX_SEED
+from revisit.errors import Incomplete, Interrupted, RevisitError, need
 from revisit.evaluation.config import DEFAULT_SCENES, EvalConfig
 
 if TYPE_CHECKING:
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
 
 DEFAULT = EvalConfig()  # the one place where defaults are written
 MODELS, METHODS, BENCHMARKS = list(DEFAULT.model), [",".join(DEFAULT.method)], [",".join(DEFAULT.benchmark)]
+
+
+def _a_folder(value: Path | None) -> Path | None:
+    """What --verify was given, unless that is the next option: then one sentence, before the parser stumbles over the rest."""
+    if value is not None and str(value).startswith("-"):
+        raise RevisitError("--verify takes the run folder itself: revisit eval --verify FOLDER, without --out.")
+    return value
 
 
 def evaluate(
@@ -39,13 +47,16 @@ def evaluate(
         DEFAULT.max_new_tokens, min=1, help="Longest answer; each benchmark's own if not given."
     ),
     seed: int = typer.Option(
-        DEFAULT.seed, help="Seed of --sample; every item draws with a seed of its own made from it."
+        DEFAULT.seed,
+        min=0,
+        max=MAX_SEED,
+        help="Seed of --sample; every item draws with a seed of its own made from it.",
     ),
     seeds: str = typer.Option(
         "",
         help="With --sample: several seeds, such as 0,1,2; tables then have mean ± standard deviation and every seed.",
     ),
-    output: Path = typer.Option(Path(DEFAULT.output), "--out", "-o", help="Where answers and results are kept."),
+    out: Path = typer.Option(Path(DEFAULT.out), "--out", "-o", help="Where answers and results are kept."),
     preset: str = typer.Option(None, help="A protocol by name: paper; what is typed comes on top."),
     config: Path = typer.Option(None, "--config", "-c", help="YAML file with these options as keys; flags beat it."),
     set_: list[str] = typer.Option(
@@ -54,7 +65,7 @@ def evaluate(
     sample: bool = typer.Option(False, "--sample", help="Sample instead of taking the best token."),
     temperature: float = typer.Option(DEFAULT.temperature, help="With --sample."),
     top_p: float = typer.Option(DEFAULT.top_p, help="With --sample."),
-    beams: int = typer.Option(DEFAULT.beams, min=1, help="Beam search with this many beams."),
+    beams: int = typer.Option(DEFAULT.beams, min=1, max=MAX_BEAMS, help="Beam search with this many beams."),
     engine: str = typer.Option(DEFAULT.engine, help="What runs the model: local, ray or vllm."),
     workers: int = typer.Option(
         DEFAULT.workers, min=1, help="With --engine ray: models loaded; one per GPU or node if not given."
@@ -72,7 +83,9 @@ def evaluate(
         False, "--skip-bad-images", help="Score without the items whose image cannot be read, and list them."
     ),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress, only the table."),
-    verify: Path = typer.Option(None, help="Check a whole run folder instead: checksums, answers, scores."),
+    verify: Path = typer.Option(
+        None, callback=_a_folder, help="Check a whole run folder instead: checksums, answers, scores."
+    ),
     schema: bool = typer.Option(False, "--schema", help="Print the stored records as JSON Schema instead."),
 ) -> None:
     """Measure methods on benchmarks; killed at any moment, the same command goes on where it stopped.

@@ -55,7 +55,7 @@ def explain(
     if html is not None:
         check_writable(html)
     method, settings = chosen_method(method, set_)
-    chosen = [methods.get(method, **settings), *beside(method, versus)]
+    wanted = [(method, settings), *beside(method, versus)]
     pictures = [open_image(path) for path in images]
 
     from revisit import load
@@ -65,7 +65,7 @@ def explain(
 
     loaded, processor = load(model, trust_remote_code=trust_remote_code, allow_incomplete=allow_incomplete)
     tell_embedded(model, loaded, processor, list(zip(images, pictures, strict=True)))
-    chosen[0] = methods.recommended(method, loaded, **settings)
+    chosen = [methods.recommended(name, loaded, **own) for name, own in wanted]
     decode = record(
         loaded,
         processor,

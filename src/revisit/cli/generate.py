@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from revisit.decoding.settings import MAX_BEAMS, MAX_SEED
 from revisit.errors import RevisitError
 
 if TYPE_CHECKING:
-    from revisit.decoding.method import Method
     from revisit.explain.record import MethodAnswer
     from revisit.models.geometry import Layout
 
@@ -53,8 +53,8 @@ def generate(
     sample: bool = typer.Option(False, "--sample", help="Sample instead of taking the best token."),
     temperature: float = typer.Option(1.0, help="With --sample."),
     top_p: float = typer.Option(1.0, help="With --sample."),
-    beams: int = typer.Option(1, min=1, help="Beam search with this many beams."),
-    seed: int = typer.Option(0, help="Seed for --sample."),
+    beams: int = typer.Option(1, min=1, max=MAX_BEAMS, help="Beam search with this many beams."),
+    seed: int = typer.Option(0, min=0, max=MAX_SEED, help="Seed for --sample."),
     together: bool = typer.Option(False, "--together", help="Put all images into one prompt instead of one each."),
     html: Path = typer.Option(None, help="Write a self-contained page of the decode here."),
     trace_: bool = typer.Option(False, "--trace", help="Print the steps at which the method mattered."),
@@ -93,7 +93,7 @@ def generate(
         check_writable(html)
     check_sampling(sample, temperature, top_p)
     method, settings = chosen_method(method, set_)
-    others = beside(method, versus) if html else []
+    others = beside(method, versus)
     paths = find_images(images, allow_url=allow_url)
     if not prompt.strip():
         raise RevisitError("The prompt is empty; say what to ask with --prompt.")
@@ -119,6 +119,7 @@ def generate(
     named = [pair for group, shown in zip(groups, pictures, strict=True) for pair in zip(group, shown, strict=True)]
     tell_embedded(model, loaded, processor, named)
     chosen = methods.recommended(method, loaded, **settings)
+    versus_it = [methods.recommended(name, loaded, **own) for name, own in others]
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample, "num_beams": beams}
     if sample:
         options |= {"temperature": temperature, "top_p": top_p}
@@ -161,7 +162,7 @@ def generate(
         if html:
             from revisit.explain import page
 
-            beside_it = [record.answer_with(loaded, processor, inputs, other, **options) for other in others]
+            beside_it = [record.answer_with(loaded, processor, inputs, other, **options) for other in versus_it]
             decode_ = record.Decode(
                 pictures[number],
                 prompt,
@@ -174,12 +175,12 @@ def generate(
             print(f"Wrote {path}", file=sys.stderr)
 
 
-def beside(method: str, versus: list[str]) -> list[Method]:
-    """The methods to show beside `method`: those named, without itself; "none" names none."""
+def beside(method: str, versus: list[str]) -> list[tuple[str, dict[str, Any]]]:
+    """The methods to show beside `method`, by name and settings: those named, checked, without itself; "none" names none."""
     from revisit import methods
 
     wanted = [(name, own) for name, own in methods.parse_methods(versus) if name not in (method, "none")]
-    return list(dict.fromkeys(methods.get(name, **own) for name, own in wanted))
+    return list({methods.get(name, **own): (name, own) for name, own in wanted}.values())
 
 
 def numbered(path: Path, number: int, count: int) -> Path:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import typer
 
+from revisit.decoding.settings import MAX_SEED
+
 
 def train(
     folder: Path = typer.Argument(
@@ -14,7 +16,7 @@ def train(
     out: Path = typer.Option(None, help="Where to write the finished model; by default FOLDER/model."),
     steps: int = typer.Option(None, help="At most this many steps a stage, for a trial."),
     stage: list[str] = typer.Option(None, help="Only these stages (vision, language, projector, tune), in this order."),
-    seed: int = typer.Option(0, help="Seed of everything."),
+    seed: int = typer.Option(0, min=0, max=MAX_SEED, help="Seed of everything."),
     threads: int = typer.Option(None, help="CPU threads; by default torch's choice."),
 ) -> None:
     """Train the embedded model from scratch: vision tower, language model, projector, light tuning.
@@ -53,7 +55,9 @@ def evaluate(
     grid: bool = typer.Option(False, "--grid", help="Report every combination of settings on the test scenes too."),
     batch_size: int = typer.Option(32, min=1, help="Captions generated at once."),
     workers: int = typer.Option(1, help="Processes that decode side by side."),
-    seed: int = typer.Option(101, help="Of the usual scenes; validation and test have the two after it."),
+    seed: int = typer.Option(
+        101, min=0, max=MAX_SEED, help="Of the usual scenes; validation and test have the two after it."
+    ),
     threads: int = typer.Option(None, help="CPU threads; by default torch's choice."),
 ) -> None:
     """Measure a model: quality, the lens, and ReVisiT with settings chosen on one split and reported on another.

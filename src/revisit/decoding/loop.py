@@ -45,8 +45,10 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GENERATION_MODES_MAPPING
 
 from revisit.decoding.method import Method
+from revisit.decoding.options import parse_settings
 from revisit.decoding.registry import as_method
 from revisit.decoding.run import PIXEL_INPUTS, Run
+from revisit.decoding.settings import Decoding
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
 from revisit.models.checkpoint import brief
@@ -120,6 +122,7 @@ def generate(
         raise RevisitError("custom_generate is how a method reaches transformers: give the method as method=… instead.")
     chosen = as_method(method, model)
     kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in PIXEL_INPUTS}
+    _check_drawing(kwargs)
     if kwargs.get("stop_strings") is not None:
         kwargs = _stopping_at_strings(kwargs)
     made = Trace(record=True) if trace is True else trace
@@ -139,6 +142,15 @@ def generate(
             f"transformers cannot generate with these arguments, or with the model's generation_config.json: {brief(error)}"
         ) from error
     return (output, made) if trace is True else output
+
+
+def _check_drawing(kwargs: Mapping[str, Any]) -> None:
+    """One sentence for beams without bound, and for sampling with numbers that give no probabilities."""
+    config = kwargs.get("generation_config")
+    given = {name: kwargs.get(name, getattr(config, name, None)) for name in ("num_beams", "temperature", "top_p")}
+    if not kwargs.get("do_sample", getattr(config, "do_sample", None)):
+        given = {"num_beams": given["num_beams"]}
+    parse_settings(Decoding, {name: value for name, value in given.items() if value is not None}, "generate")
 
 
 def _kind(value: Any) -> str:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from revisit.decoding.grammar import parse_entry, parse_list
 from revisit.decoding.method import Method
 from revisit.decoding.options import parse_settings
-from revisit.decoding.plugins import check_fields, class_from_file, describe, installed, load_installed
+from revisit.decoding.plugins import check_fields, class_from_file, class_missing, describe, installed, load_installed
 from revisit.errors import RevisitError, unknown
 
 GROUP = "revisit.methods"
@@ -91,6 +91,8 @@ def parse_method(text: Any) -> tuple[str, dict[str, Any]]:
     file, _, cls = name.rpartition(":")
     if file.endswith(".py"):
         return _from_file(Path(file), cls).name, settings
+    if name.endswith(".py"):
+        raise class_missing(Path(name), "method")
     if ":" in name:
         raise RevisitError(
             f"A method's settings are key=value, as in revisit:alpha=1e-3,layers=all, not {name.partition(':')[2]!r}."

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from revisit.decoding.options import Bounds, read_fields
 from revisit.errors import RevisitError
+
+MAX_BEAMS = 64
+MAX_SEED = 2**63 - 1
+
+Count = Annotated[int, Bounds(1)]
+Beams = Annotated[int, Bounds(1, MAX_BEAMS)]  # each has a key-value cache of its own
+Seed = Annotated[int, Bounds(0, MAX_SEED)]
+Temperature = Annotated[float, Bounds(1e-5, 1e5)]  # logits divided by less could overflow
+TopP = Annotated[float, Bounds(0, 1, above=True)]
 
 
 @dataclass(frozen=True)
 class Decoding:
     """How text is drawn, apart from the method. Without `temperature` decoding is greedy (or beam search)."""
 
-    max_new_tokens: int = 512
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    num_beams: int = 1
+    max_new_tokens: Count = 512
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: Count | None = None
+    num_beams: Beams = 1
 
     def __post_init__(self) -> None:
         """Refuses values that generation would ignore or misread."""
-        if self.max_new_tokens < 1:
-            raise RevisitError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}.")
-        if self.num_beams < 1:
-            raise RevisitError(f"num_beams must be at least 1, not {self.num_beams}.")
-        if self.temperature is not None and self.temperature <= 0:
-            raise RevisitError(
-                f"temperature must be above 0, not {self.temperature}; leave it out for greedy decoding."
-            )
+        read_fields(self)
         if self.temperature is None and (self.top_p is not None or self.top_k is not None):
             raise RevisitError("top_p and top_k act on sampling only: give a temperature as well, or leave them out.")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise RevisitError(f"top_p must lie in (0, 1], not {self.top_p}.")
-        if self.top_k is not None and self.top_k < 1:
-            raise RevisitError(f"top_k must be at least 1, not {self.top_k}.")
         if self.temperature is not None and self.num_beams > 1:
             raise RevisitError("Sampling with beams is not offered here: give either a temperature or num_beams.")

@@ -19,8 +19,8 @@ from typing import Any
 
 from revisit import benchmarks
 from revisit.decoding.grammar import parse_entry, parse_list
-from revisit.decoding.options import parse_settings
-from revisit.decoding.settings import Decoding
+from revisit.decoding.options import parse_settings, read_fields
+from revisit.decoding.settings import Beams, Count, Decoding, Seed, Temperature, TopP
 from revisit.errors import RevisitError, unknown
 from revisit.evaluation import presets
 from revisit.evaluation.engines.base import ENGINES
@@ -32,26 +32,29 @@ DOWNLOAD = "download"
 DEFAULT_SCENES = "scenes:unusual:100"
 
 
+Entry = str | Mapping[str, Any]  # a name with settings in its text, or a mapping with a name
+
+
 @dataclass(frozen=True)
 class EvalConfig:
     """Everything `revisit eval` can be told; the defaults are those of the command line."""
 
-    model: Sequence[str] = ("tiny",)
-    method: Sequence[Any] = ("greedy", "revisit")
-    benchmark: Sequence[Any] = ("chair", "pope")
-    data: Any = None
-    output: str = "results"
-    limit: int | None = None
-    batch_size: int = 8
-    max_new_tokens: int | None = None
-    seed: int = 0
-    seeds: Any = ()
+    model: str | tuple[str, ...] = ("tiny",)
+    method: Entry | tuple[Entry, ...] = ("greedy", "revisit")
+    benchmark: Entry | tuple[Entry, ...] = ("chair", "pope")
+    data: str | tuple[str, ...] | Mapping[str, str] | None = None
+    out: str = "results"
+    limit: Count | None = None
+    batch_size: Count = 8
+    max_new_tokens: Count | None = None
+    seed: Seed = 0
+    seeds: tuple[Seed, ...] = ()
     sample: bool = False
-    temperature: float = 1.0
-    top_p: float = 1.0
-    beams: int = 1
+    temperature: Temperature = 1.0
+    top_p: TopP = 1.0
+    beams: Beams = 1
     engine: str = "local"
-    workers: int | None = None
+    workers: Count | None = None
     address: str | None = None
     dtype: str | None = None
     device_map: str | None = None
@@ -60,6 +63,10 @@ class EvalConfig:
     skip_bad_images: bool = False
     preset: str | None = None
     set: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Every value is of its type afterwards, whether it came from a file, a flag or Python."""
+        read_fields(self)
 
     def plan(self) -> Plan:
         """The plan, every name looked up and every setting checked; nothing is loaded."""
@@ -76,8 +83,10 @@ class EvalConfig:
         if not self.sample and (self.temperature != 1 or self.top_p != 1):
             raise RevisitError("temperature and top_p act on sampling only: add --sample, or leave them out.")
         data = self._data(models, [b.name for b in chosen])
-        from revisit.models.loading import describe_model
+        from revisit.models.loading import as_dtype, describe_model
 
+        if self.dtype not in (None, "auto"):
+            as_dtype(self.dtype)
         abouts = {model: describe_model(model, self.trust_remote_code) for model in models}
         return Plan(
             models=models,
@@ -85,14 +94,14 @@ class EvalConfig:
             tuned={model: self._methods_and_benchmarks(about)[0] for model, about in abouts.items()},
             benchmarks=chosen,
             data=data,
-            output=Path(self.output),
+            output=Path(self.out),
             limit=self.limit,
             batch_size=self.batch_size,
             limits=dict(preset.items) if preset else {},
             max_new_tokens=self.max_new_tokens or (preset.max_new_tokens if preset else None),
             decoding=decoding,
             seed=self.seed,
-            seeds=parse_seeds(self.seeds),
+            seeds=self.seeds,
             skip_bad_images=self.skip_bad_images,
             engine=self.engine,
             engine_options={
@@ -165,31 +174,18 @@ class EvalConfig:
         return {name: resolve_data(places[name], name, limits[name]) for name in names}
 
 
-def parse_seeds(given: Any) -> tuple[int, ...]:
-    """Whole numbers from a list, or from text with commas."""
-    parts = given.split(",") if isinstance(given, str) else [given] if isinstance(given, int) else list(given)
-    try:
-        seeds = tuple(int(part) for part in parts if str(part).strip())
-    except (TypeError, ValueError) as error:
-        raise RevisitError(
-            f"--seeds wants whole numbers with commas between them, such as 0,1,2, not {given!r}."
-        ) from error
-    if any(not 0 <= seed < 2**63 for seed in seeds):
-        raise RevisitError(f"--seeds wants numbers from 0 to 2^63 - 1, not {given!r}.")
-    return seeds
-
-
 def load_config(file: Path | None, flags: Mapping[str, Any]) -> EvalConfig:
-    """The file's values with the given flags on top; `set` merges key by key."""
-    values = {"output" if key == "out" else key: value for key, value in read_yaml(file).items()} if file else {}
-    known = {f.name for f in dataclasses.fields(EvalConfig)}
-    for key in values:
-        if key not in known:
-            raise unknown(f"key in {file}:", str(key), known)
-    merged = {**values, **flags}
-    if "set" in values and "set" in flags:
-        merged["set"] = {**values["set"], **flags["set"]}
-    return EvalConfig(**merged)
+    """The file's values with the given flags on top."""
+    return merge(read_yaml(file) if file else {}, flags, str(file))
+
+
+def merge(values: Mapping[str, Any], flags: Mapping[str, Any], where: str) -> EvalConfig:
+    """The values found in the file `where` with the given flags on top; `set` merges key by key."""
+    read = parse_settings(EvalConfig, values, where)
+    both = {**read, **flags}
+    if "set" in read and "set" in flags:
+        both["set"] = {**read["set"], **flags["set"]}
+    return EvalConfig(**both)
 
 
 def read_yaml(path: Path) -> Mapping[str, Any]:
@@ -197,14 +193,18 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     import yaml
 
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RevisitError(f"{path} cannot be read: {error.strerror}.") from error
-    except yaml.YAMLError as error:
-        raise RevisitError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    except UnicodeDecodeError as error:
+        raise RevisitError(f"{path} is not text in UTF-8; save it as UTF-8.") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise RevisitError(f"{path} is not valid YAML: {' '.join(str(error).split())[:300]}.") from error
+    if value is None:  # an empty file
+        return {}
     if not isinstance(value, dict):
         raise RevisitError(f"{path} must hold keys and values such as `model: tiny`, not a {type(value).__name__}.")
-    return value
+    return {"out" if key == "output" else key: read for key, read in value.items()}  # output: its name in version 0.1
 
 
 def scope(

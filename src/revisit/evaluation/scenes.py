@@ -15,7 +15,7 @@ NAMING = "Scenes are named scenes:SPLIT:NUMBER:SEED, for example scenes:unusual:
 
 def parse_scenes(text: str) -> tuple[str, int, int]:
     """(split, number of pictures, seed) of `scenes[:split[:n[:seed]]]`."""
-    from revisit.tiny.scenes import SPLITS
+    from revisit.tiny.scenes import SPLITS, check_size
 
     parts = text.split(":")[1:]
     split = parts[0] if parts and parts[0] else "unusual"
@@ -28,6 +28,7 @@ def parse_scenes(text: str) -> tuple[str, int, int]:
         raise RevisitError(f"{NAMING} {text!r}.") from error
     if n < 1 or len(parts) > 3:
         raise RevisitError(f"{NAMING} {text!r}.")
+    check_size(n, seed)
     return split, n, seed
 
 

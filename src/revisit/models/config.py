@@ -55,6 +55,7 @@ def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False, **
 
 def _raw(name: str, hub: dict[str, Any]) -> dict[str, Any]:
     """What config.json says, before any class reads it."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
     from transformers import PreTrainedConfig
 
     local = Path(name)
@@ -65,13 +66,39 @@ def _raw(name: str, hub: dict[str, Any]) -> dict[str, Any]:
         return read_json(folder / "config.json")
     if not name.strip() or name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
         raise RevisitError(f"There is no model folder {name!r}; check the path.")
+    if not _hub_answers(name, hub):
+        raise _unreachable(name)
     try:
         found: dict[str, Any] = PreTrainedConfig.get_config_dict(name, **hub)[0]
     except (OSError, ValueError) as error:
+        if isinstance(error.__cause__, LocalEntryNotFoundError):
+            raise _unreachable(name) from None
         raise RevisitError(
-            f"There is no model {name!r}: it is neither a local folder nor a hub id that can be reached ({brief(error)})."
+            f"There is no model {name!r}, neither as a local folder nor on the hub: {brief(error)}"
         ) from None
     return found
+
+
+def _hub_answers(name: str, hub: dict[str, Any]) -> bool:
+    """Whether the hub answers at all, where it has to be asked: one request, while a download is tried for minutes."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+
+    wanted = {"repo_id": name, "filename": "config.json", "revision": hub.get("revision")}
+    try:
+        if hub.get("local_files_only") or try_to_load_from_cache(**wanted, cache_dir=hub.get("cache_dir")):
+            return True
+        get_hf_file_metadata(hf_hub_url(**wanted), token=hub.get("token"))
+    except (OSError, ValueError):  # an answer, though a refusal; the download says which
+        return True
+    except Exception:  # of the HTTP library below the hub's, which is not ours to know
+        return False
+    return True
+
+
+def _unreachable(name: str) -> RevisitError:
+    return RevisitError(
+        f"There is no model {name!r} on this machine, and the hub cannot be reached: check the network, or give the folder of a model."
+    )
 
 
 def _check_type(name: str, raw: dict[str, Any], trust_remote_code: bool) -> None:

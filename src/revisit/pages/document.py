@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
+import tempfile
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
@@ -99,10 +99,13 @@ def check_writable(path: str | Path) -> Path:
     if path.is_dir():
         raise RevisitError(f"{path} is a folder: give the name of a file in it, such as {path / 'page.html'}.")
     parent = next(parent for parent in path.absolute().parents if parent.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise RevisitError(
-            f"{path} cannot be written: {parent} {'may not be changed' if parent.is_dir() else 'is a file'}."
-        )
+    if not parent.is_dir():
+        raise RevisitError(f"{path} cannot be written: {parent} is a file.")
+    try:  # a trial: rights alone do not tell what a file system allows
+        with path.open("ab") if path.exists() else tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        raise RevisitError(f"{path} cannot be written: {error.strerror}; give another place.") from error
     return path
 
 

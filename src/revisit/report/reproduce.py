@@ -65,7 +65,7 @@ class Setup:
             method=methods,
             benchmark=[self.benchmark(row)],
             data=self.data[row.benchmark],
-            output=str(self.out / output),
+            out=str(self.out / output),
             limit=self.limit_of(row),
             batch_size=self.batch_size,
             preset="paper",

@@ -42,7 +42,7 @@ from revisit.errors import RevisitError, unknown
 from revisit.tiny import text
 from revisit.tiny.catalog import BY_NOUN, CATEGORIES, OTHER_COCO
 from revisit.tiny.dice import Dice
-from revisit.tiny.scenes import SIZE, SPLITS, Scene, all_seen, render, scene
+from revisit.tiny.scenes import SIZE, SPLITS, Scene, all_seen, check_size, render, scene
 
 GENERATOR = 1  # raised whenever the same seed would give other pictures or questions
 Progress = Callable[[int, int], None]
@@ -52,8 +52,7 @@ def build(folder: Path, split: str, n: int, seed: int, progress: Progress | None
     """Write the whole folder for n held-out scenes of a split."""
     if split not in SPLITS:
         raise unknown("scene split", split, SPLITS)
-    if n < 1:
-        raise RevisitError(f"The number of scenes is {n}; it must be at least 1.")
+    check_size(n, seed)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RevisitError(f"{folder} is {'not empty' if folder.is_dir() else 'a file'}; choose a new folder.")
     with drafting(folder) as draft:  # whole or not at all

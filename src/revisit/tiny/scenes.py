@@ -23,6 +23,7 @@ SIZE = 128
 PATCH = 16
 GRID = SIZE // PATCH
 SPLITS = ("usual", "unusual", "flat")
+MAX_SCENES = 1_000_000  # made at once: they are in memory until their files are written
 VISIBLE = PATCH * PATCH * 3 // 10  # pixels of a patch that an object must cover to be its word
 
 
@@ -237,3 +238,11 @@ def render(scene: Scene) -> Image.Image:
         alpha = rgba[..., 3:]
         window[...] = (rgba[..., :3] * alpha + window * (255 - alpha) + 127) // 255
     return Image.fromarray(canvas.astype(np.uint8))
+
+
+def check_size(n: int, seed: int) -> None:
+    """One sentence for a number of scenes or a seed out of bounds."""
+    if not 1 <= n <= MAX_SCENES:
+        raise RevisitError(f"The number of scenes is {n}; it must be from 1 to {MAX_SCENES:,}.")
+    if not 0 <= seed < 2**63:
+        raise RevisitError(f"The seed of the scenes is {seed}; it must be from 0 to 2^63 - 1.")
