@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from revisit.evaluation.plan import Plan
 
 DEFAULT = EvalConfig()  # the one place where defaults are written
-MODELS, METHODS, BENCHMARKS = list(DEFAULT.model), [",".join(DEFAULT.method)], [",".join(DEFAULT.benchmark)]
+MODELS, METHODS, BENCHMARKS = (
+    list(DEFAULT.model),
+    [",".join(map(str, DEFAULT.method))],
+    [",".join(map(str, DEFAULT.benchmark))],
+)
 
 
 def _a_folder(value: Path | None) -> Path | None:

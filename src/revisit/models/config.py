@@ -83,7 +83,7 @@ def _hub_answers(name: str, hub: dict[str, Any]) -> bool:
     """Whether the hub answers at all, where it has to be asked: one request, while a download is tried for minutes."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
-    wanted = {"repo_id": name, "filename": "config.json", "revision": hub.get("revision")}
+    wanted: dict[str, Any] = {"repo_id": name, "filename": "config.json", "revision": hub.get("revision")}
     try:
         if hub.get("local_files_only") or try_to_load_from_cache(**wanted, cache_dir=hub.get("cache_dir")):
             return True

@@ -61,9 +61,9 @@ class Setup:
         alpha = paper.ALPHAS.get((row.benchmark, name))
         methods = [f"revisit:alpha={alpha:g}" if m == "revisit" and alpha else m for m in dict.fromkeys(row.methods)]
         config = EvalConfig(
-            model=[self.models[name]],
-            method=methods,
-            benchmark=[self.benchmark(row)],
+            model=(self.models[name],),
+            method=tuple(methods),
+            benchmark=(self.benchmark(row),),
             data=self.data[row.benchmark],
             out=str(self.out / output),
             limit=self.limit_of(row),
