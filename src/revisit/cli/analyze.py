@@ -212,9 +212,10 @@ def _subject(
     cls: Any = None,
 ) -> Any:
     from revisit.evaluation.config import DEFAULT_SCENES
+    from revisit.models.config import OF_SCENES
     from revisit.studies.study import Subject
 
-    if data is None and model != "tiny":
+    if data is None and model not in OF_SCENES:
         raise RevisitError(f"Say where the pictures are: --data DIR, or --data {DEFAULT_SCENES} for generated scenes.")
     return (cls or Subject)(
         model=model,

@@ -17,13 +17,14 @@ PROMPT = "Please describe this image in detail."
 
 def demo(
     output: Path = typer.Option(Path("out"), "--out", "-o", help="Folder for the picture and the page."),
+    model: str = typer.Option("tiny", "--model", "-m", help="'tiny', or 'smol', which has a real language model."),
     scene: int = typer.Option(
         None,
         min=0,
         help="Another scene of the unusual split, by its number; needs the extra `tiny`, which draws scenes.",
     ),
 ) -> None:
-    """Describe a picture with and without ReVisiT, on the embedded model; nothing is downloaded.
+    """Describe a picture with and without ReVisiT, on an embedded model; nothing is downloaded.
 
     The picture is a scene of the unusual split: things in places where the model has hardly ever seen them, so that
     what it has learnt to expect misleads it. It is the first such scene at which ReVisiT corrects a mistake and the patch
@@ -44,9 +45,9 @@ def demo(
         picture.save(output / "demo.png")
     except OSError as error:
         raise RevisitError(f"The folder {str(output)!r} cannot be written to: {error.strerror}.") from None
-    model, processor = load("tiny")
-    methods = [ReVisiT.recommended(model), Plain()]
-    decode = record.explain(model, processor, [picture], PROMPT, methods, max_new_tokens=128, shown=nouns)
+    loaded, processor = load(model)
+    methods = [ReVisiT.recommended(loaded), Plain()]
+    decode = record.explain(loaded, processor, [picture], PROMPT, methods, max_new_tokens=128, shown=nouns)
     console = Console()
     console.print(f"\nThe picture ({output / 'demo.png'}) shows: [bold]{', '.join(nouns)}[/] (place: {place}).\n")
     table = Table("decoding", f"“{PROMPT}”", box=None, padding=(0, 2, 1, 0))

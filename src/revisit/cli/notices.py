@@ -1,4 +1,4 @@
-"""What a command says on stderr about the embedded model, so that nobody takes its answers for a real model's."""
+"""What a command says on stderr about the embedded models, so that nobody takes their answers for a real model's."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ if TYPE_CHECKING:
 
 
 def tell_embedded(name: str, model: Any, processor: Any, images: Sequence[tuple[str, Image]]) -> None:
-    """For the embedded model: what it knows, and which of the named pictures are not like that."""
-    from revisit.models.config import is_embedded
+    """For an embedded model: what it knows, and, for the first one, which of the named pictures are not like that."""
+    from revisit.models.config import is_embedded, knows_scenes_only
     from revisit.tiny.familiar import KNOWS, advice
 
-    if not is_embedded(name):
+    if not knows_scenes_only(name):
         return
     print(f"note: {KNOWS}", file=sys.stderr)
+    if not is_embedded(name):
+        return
     unlike = [(what, said) for what, image in images if (said := advice(model, processor, image, what)) is not None]
     if unlike:
         more = f" (and {len(unlike) - 1} more)" if len(unlike) > 1 else ""

@@ -163,6 +163,7 @@ def _run(
     from revisit.evaluation.progress import Bars
     from revisit.evaluation.runner import Silent
     from revisit.evaluation.store import make_folder
+    from revisit.models.config import OF_SCENES
     from revisit.report.document import write
     from revisit.report.reproduce import Setup
     from revisit.report.reproduce import reproduce as run
@@ -171,7 +172,7 @@ def _run(
     need("scipy", "statsmodels", "matplotlib")
     if any(row.benchmark in ("chair", "llava_bench") for row in rows):
         require_data()
-    place = data or (str(stand_in_data(make_folder(out))) if model == "tiny" else DOWNLOAD)
+    place = data or (str(stand_in_data(make_folder(out))) if model in OF_SCENES else DOWNLOAD)
     places = parse_data(place, list(dict.fromkeys(row.benchmark for row in rows)))
     setup = Setup(make_folder(out), chosen, places, model is not None, limit, batch_size, options)
     try:

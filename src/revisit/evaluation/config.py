@@ -25,6 +25,7 @@ from revisit.errors import RevisitError, unknown
 from revisit.evaluation import presets
 from revisit.evaluation.engines.base import ENGINES
 from revisit.evaluation.plan import Plan
+from revisit.models.config import OF_SCENES
 
 SCENES = "scenes"
 HUB = "hub"
@@ -163,7 +164,7 @@ class EvalConfig:
         """Each benchmark's folder; scenes and hub datasets go into the cache when they are asked for the first time."""
         given = self.data
         if given is None:
-            if set(models) != {"tiny"}:
+            if not set(models) <= set(OF_SCENES):
                 raise RevisitError(
                     f"Say where the benchmarks' files are: --data DIR, or --data {DEFAULT_SCENES} for generated scenes."
                 )

@@ -151,12 +151,11 @@ def patch_words(model: Any, processor: Any, inputs: Any, best: int = 5) -> list[
 
 def name_of(model: Any) -> str:
     """What to call a model: its hub id, or the name of its folder; never where on this machine it lies."""
-    from revisit.models.loading import EMBEDDED, embedded_folder
+    from revisit.models.config import short_name
 
     where = str(getattr(model.config, "_name_or_path", ""))
     if where and Path(where).is_dir():
-        folder = Path(where).resolve()
-        return EMBEDDED if folder == embedded_folder().resolve() else folder.name
+        return short_name(Path(where).resolve())
     return where or type(model).__name__
 
 

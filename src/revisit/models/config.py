@@ -7,11 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from revisit.errors import RevisitError
-from revisit.models import families
+from revisit.models import families, smol
 from revisit.models.checkpoint import brief, check_config, read_json
 
 EMBEDDED = "tiny"
 MAX_LABELS = 1_000_000  # of which each would be given a name
+OF_SCENES = (EMBEDDED, smol.NAME)  # the models that were trained on generated scenes
 
 
 def embedded_folder() -> Path:
@@ -23,12 +24,14 @@ def embedded_folder() -> Path:
 
 
 def resolve(name_or_path: str | Path) -> str:
-    """A local path or hub id; "tiny" is the embedded model."""
+    """A local path or hub id; "tiny" is the embedded model, "smol" the one with SmolLM2, put together at its first use."""
     if not isinstance(name_or_path, (str, Path)) or "\0" in str(name_or_path):
         raise RevisitError(f"A model is named by a path or a hub id, not by {name_or_path!r}.")
     if is_embedded(name_or_path):
         return str(embedded_folder())
     name = str(name_or_path)
+    if name == smol.NAME and not Path(name).is_dir():
+        return str(smol.assembled_folder(embedded_folder()))
     return str(Path(name).expanduser()) if name.startswith("~") else name
 
 
@@ -37,6 +40,18 @@ def is_embedded(name_or_path: str | Path) -> bool:
     if str(name_or_path) == EMBEDDED:
         return not Path(EMBEDDED).is_dir()
     return Path(name_or_path).resolve() == embedded_folder().resolve()
+
+
+def knows_scenes_only(name_or_path: str | Path) -> bool:
+    """Whether a name means one of the models that were trained on generated scenes."""
+    return is_embedded(name_or_path) or (str(name_or_path) == smol.NAME and not Path(smol.NAME).is_dir())
+
+
+def short_name(folder: Path) -> str:
+    """What to call the model in a folder: "tiny", "smol", or the folder's name."""
+    if is_embedded(folder):
+        return EMBEDDED
+    return smol.NAME if smol.is_assembled(folder) else folder.name
 
 
 def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:

