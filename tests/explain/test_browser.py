@@ -172,7 +172,7 @@ def test_the_demo_page(seen: Any, tmp_path: Path) -> None:
     """The embedded model: every token that points at a patch moves the highlight there, by click and by key."""
     if not (Path(tiny.__file__).parent / "weights" / "model.safetensors").is_file():
         pytest.skip("the embedded model's weights are not here")
-    demo(output=tmp_path, scene=0)
+    demo(output=tmp_path, model="tiny", scene=0)
     path = tmp_path / "demo.html"
     seen.page.goto(path.as_uri())
     steps = seen.page.evaluate("viewer.data.answers[0].steps.map((step) => step.i ?? null)")

@@ -76,7 +76,7 @@ def test_seeds_are_refused_before_anything_runs(tmp_path: Path) -> None:
         "data": "scenes:unusual:2",
         "sample": True,
         "seeds": "0,1",
-        "output": str(tmp_path),
+        "out": str(tmp_path),
     }
     with pytest.raises(RevisitError, match=r"they have no seeds: leave `seeds` out"):
         ablate(EvalConfig(**settings).plan(), paper_panels(BASE))

@@ -130,5 +130,5 @@ def test_same_seed_same_folder(folder: Path, tmp_path: Path) -> None:
 def test_refusals(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(RevisitError, match="not empty"):
         build(folder, "usual", 3, 0)
-    with pytest.raises(RevisitError, match="at least 1"):
+    with pytest.raises(RevisitError, match="from 1 to 1,000,000"):
         build(tmp_path / "x", "usual", 0, 0)

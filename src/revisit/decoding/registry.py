@@ -114,7 +114,7 @@ def as_method(method: Any, model: Any = None, /, **settings: Any) -> Method:
     if method is None:
         method = "greedy"
     if isinstance(method, Method):
-        check_class(type(method), type(method).__name__)
+        _check_begin(type(method), type(method).__name__)
         made = partial(dataclasses.replace, method) if settings else lambda: method
         return _made(type(method), made, model, settings)
     if isinstance(method, type) and issubclass(method, Method):
@@ -153,6 +153,10 @@ def check_class(cls: Any, where: str) -> None:
     if not isinstance(name, str) or not name.replace("-", "_").isidentifier():
         raise RevisitError(f"{where} needs a name that can be typed, such as name = 'mine', not {name!r}.")
     check_fields(cls, where, "settings")
+    _check_begin(cls, where)
+
+
+def _check_begin(cls: type[Method], where: str) -> None:
     if cls.begin is Method.begin:
         raise RevisitError(f"{where} cannot decode: it must have a method begin(self, run).")
 
