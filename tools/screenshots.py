@@ -71,7 +71,7 @@ def samples_of_a_run(folder: Path) -> Path:
         "data": ["scenes:unusual:24"],
         "batch_size": 24,
     }
-    run(load_config(None, {**settings, "output": str(folder / "run")}).plan(), Silent())
+    run(load_config(None, {**settings, "out": str(folder / "run")}).plan(), Silent())
     return sample_browser.build(folder / "run", folder / "samples")
 
 
