@@ -212,3 +212,12 @@ def test_the_lens_page(seen: Any, tmp_path: Path) -> None:
     seen.page.get_by_role("button", name="all tokens").click()
     assert seen.page.locator(".says tr").count() == 5
     at_rest(seen, path)
+
+
+def test_a_method_that_asks_several_patches_says_how_many(browser: Any, tmp_path: Path) -> None:
+    decode = made_up.decode()
+    decode.answers[0].method["neighbors"] = 4
+    opened = browser.new_page()
+    opened.goto(page.write(tmp_path / "several.html", decode).as_uri())
+    assert "with the 3 next best; layer 6" in opened.locator(".where").inner_text()
+    assert opened.locator(".nearest .chosen").count() == 4
