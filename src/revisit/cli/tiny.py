@@ -17,6 +17,7 @@ def train(
     steps: int = typer.Option(None, help="At most this many steps a stage, for a trial."),
     stage: list[str] = typer.Option(None, help="Only these stages (vision, language, projector, tune), in this order."),
     seed: int = typer.Option(0, min=0, max=MAX_SEED, help="Seed of everything."),
+    size: str = typer.Option("base", help="base (what ships) or small (under half of its parameters)."),
     threads: int = typer.Option(None, help="CPU threads; by default torch's choice."),
 ) -> None:
     """Train the embedded model from scratch: vision tower, language model, projector, light tuning.
@@ -29,12 +30,16 @@ def train(
     import torch
 
     from revisit.cli.progress import stage_bars
+    from revisit.errors import unknown
+    from revisit.tiny.model import SIZES
     from revisit.tiny.train import STAGES, Recipe
     from revisit.tiny.train import train as run
 
     if threads:
         torch.set_num_threads(threads)
-    recipe = Recipe(seed=seed)
+    if size not in SIZES:
+        raise unknown("size", size, SIZES)
+    recipe = Recipe(seed=seed, shape=SIZES[size])
     if steps:
         recipe = recipe.shortened(steps)
     stages = tuple(stage or STAGES)

@@ -76,6 +76,12 @@ class Shape:
                 raise RevisitError(f"{field} is {value}; it must be a multiple of the head dimension {self.head}.")
 
 
+SIZES = {
+    "base": Shape(),  # what ships
+    "small": Shape(text_width=192, text_layers=4, text_inner=480, vision_width=128, vision_layers=3, vision_inner=352),
+}
+
+
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer in which every object, ground, color and place word is one token after a space."""
     core = Tokenizer(models.BPE())
