@@ -42,14 +42,14 @@ EXTRAS = {
 
 
 def as_path(path: object) -> Path:
-    """A path from text or a path; one sentence for anything else."""
+    """A path from text or a path; raises RevisitError for anything else."""
     if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
         raise RevisitError(f"A file is named by a path, not by {path!r}.")
     return Path(path)
 
 
 def need(*packages: str) -> None:
-    """One sentence unless these packages are installed; for commands that would notice only after minutes of work."""
+    """Raises RevisitError unless these packages are installed; for commands that would notice only after minutes of work."""
     for package in packages:
         if find_spec(package) is None:
             raise missing(package)

@@ -148,7 +148,7 @@ class Benchmark:
         return [require(home / file, f"{self.title}'s {file}", self.source) for file in self.data_files]
 
     def load(self, data_dir: Path) -> list[Item]:
-        """All items in official order; raises one clear sentence when a file has to be fetched by hand first."""
+        """All items in official order; raises RevisitError when a file has to be fetched by hand first."""
         raise NotImplementedError  # every benchmark defines it
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:

@@ -100,7 +100,7 @@ def _from_file(path: Path, name: str) -> type[Benchmark]:
 
 
 def _check_class(cls: Any, where: str) -> None:
-    """One sentence unless this class can be used as a benchmark."""
+    """Raises RevisitError unless this class can be used as a benchmark."""
     if not isinstance(cls, type) or not issubclass(cls, Benchmark):
         raise RevisitError(f"{where} is no benchmark: it must be a class derived from revisit.Benchmark.")
     name = getattr(cls, "name", None)

@@ -25,7 +25,7 @@ MODELS, METHODS, BENCHMARKS = (
 
 
 def _a_folder(value: Path | None) -> Path | None:
-    """What --verify was given, unless that is the next option: then one sentence, before the parser stumbles over the rest."""
+    """What --verify was given, unless that is the next option: raises RevisitError then, before the parser stumbles over the rest."""
     if value is not None and str(value).startswith("-"):
         raise RevisitError("--verify takes the run folder itself: revisit eval --verify FOLDER, without --out.")
     return value

@@ -33,7 +33,7 @@ def chosen_method(text: str, assignments: list[str]) -> tuple[str, dict[str, Any
 
 
 def check_sampling(sample: bool, temperature: float, top_p: float) -> None:
-    """One sentence for values that cannot be sampled with, or that would not act."""
+    """Raises RevisitError for values that cannot be sampled with, or that would not act."""
     from revisit.decoding.settings import Decoding
 
     if not sample and (temperature != 1 or top_p != 1):

@@ -48,7 +48,7 @@ def parse_assignments(texts: Iterable[str], wanted: str = "--set key=value") -> 
 
 
 def without_brackets(text: str) -> str:
-    """A list without the brackets around it, if there are any; one sentence where only one of them is there."""
+    """A list without the brackets around it, if there are any; raises RevisitError where only one of them is there."""
     text = text.strip()
     closing = {"[": "]", "(": ")"}.get(text[:1])
     if closing is None:

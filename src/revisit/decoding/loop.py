@@ -145,7 +145,7 @@ def generate(
 
 
 def _check_drawing(kwargs: Mapping[str, Any]) -> None:
-    """One sentence for beams without bound, and for sampling with numbers that give no probabilities."""
+    """Raises RevisitError for beams without bound, and for sampling with numbers that give no probabilities."""
     config = kwargs.get("generation_config")
     given = {name: kwargs.get(name, getattr(config, name, None)) for name in ("num_beams", "temperature", "top_p")}
     if not kwargs.get("do_sample", getattr(config, "do_sample", None)):
@@ -256,7 +256,7 @@ def decode(
 
 
 def _check_context(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
-    """One sentence for a prompt that is longer than the model's context."""
+    """Raises RevisitError for a prompt that is longer than the model's context."""
     config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
     limit = getattr(config, "max_position_embeddings", None)
     embeds = model_kwargs.get("inputs_embeds")
@@ -292,7 +292,7 @@ def _arguments_of_generate() -> dict[str, Any]:
 
 
 def _refuse(mode: Any, generation_config: Any, caller: dict[str, Any]) -> None:
-    """One clear sentence for what cannot be done exactly."""
+    """Raises RevisitError for what cannot be done exactly."""
     if mode not in SUPPORTED_MODES:
         name = str(getattr(mode, "value", mode)).replace("_", " ")
         raise RevisitError(

@@ -37,7 +37,7 @@ class Method:
         )
 
     def begin_checked(self, run: Run) -> Refine:
-        """`begin`, with one sentence where it, or later what it returned, does not return what it should."""
+        """`begin`; raises RevisitError where it, or later what it returned, does not return what it should."""
         refine: Any = self.begin(run)
         if not callable(refine):
             raise RevisitError(
@@ -98,7 +98,7 @@ class Method:
         }
 
     def check_range(self, field: str, low: float, high: float, *, low_open: bool = False) -> None:
-        """One sentence unless low <= value <= high (low < value with `low_open`)."""
+        """Raises RevisitError unless low <= value <= high (low < value with `low_open`)."""
         value = getattr(self, field)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise RevisitError(f"{type(self).__name__}: {field} must be a number, not {value!r}.")
@@ -112,17 +112,17 @@ class Method:
             raise RevisitError(f"{type(self).__name__}: {field} must be {bounds}, not {value!r}.")
 
     def check_flags(self) -> None:
-        """One sentence unless every setting that is true or false is one of the two (or None, where that is allowed)."""
+        """Raises RevisitError unless every setting that is true or false is one of the two (or None, where that is allowed)."""
         for field, hint in get_type_hints(type(self)).items():
             if bool in (hint, *get_args(hint)) and not fits(value := getattr(self, field), hint):
                 raise RevisitError(f"{type(self).__name__}: {field} must be true or false, not {value!r}.")
 
     def check_seed(self) -> None:
-        """One sentence unless `seed` is a whole number that generators take."""
+        """Raises RevisitError unless `seed` is a whole number that generators take."""
         self.check_range("seed", 0, 2**63 - 1)
 
     def check_choice(self, field: str) -> None:
-        """One sentence unless the value is one of the field's Literal choices."""
+        """Raises RevisitError unless the value is one of the field's Literal choices."""
         choices = get_args(get_type_hints(type(self))[field])
         value = getattr(self, field)
         if not isinstance(value, str) or value not in choices:
@@ -130,7 +130,7 @@ class Method:
 
 
 def layer_numbers(method: str, layers: Any, named: tuple[str, ...]) -> str | tuple[int, ...]:
-    """A named set of layers, or layer numbers, each once; one sentence otherwise."""
+    """A named set of layers, or layer numbers, each once; raises RevisitError otherwise."""
     if isinstance(layers, str):
         if layers not in named:
             raise unknown(f"{method} layer set", layers, named)

@@ -47,14 +47,14 @@ def parse_settings(cls: Any, settings: Mapping[str, Any], where: str = "") -> di
 
 
 def read_fields(instance: Any) -> None:
-    """Reads every field of a frozen dataclass by its type, in place; one sentence about the first wrong one."""
+    """Reads every field of a frozen dataclass by its type, in place; raises RevisitError for the first wrong one."""
     given = {field.name: getattr(instance, field.name) for field in dataclasses.fields(instance)}
     for key, value in parse_settings(type(instance), given).items():
         object.__setattr__(instance, key, value)
 
 
 def _typed(value: Any, hint: Any, what: str) -> Any:
-    """The value if it is of the hinted type, in a tuple if that is wanted; one sentence otherwise."""
+    """The value if it is of the hinted type, in a tuple if that is wanted; raises RevisitError otherwise."""
     for read in (value, (value,)):
         if fits(read, hint):
             return read

@@ -34,7 +34,7 @@ def load_installed(point: EntryPoint, kind: str) -> Any:
 
 
 def check_fields(cls: type, where: str, what: str) -> None:
-    """One sentence unless every annotated attribute is a ClassVar or a dataclass field with a default, of a type that exists."""
+    """Raises RevisitError unless every annotated attribute is a ClassVar or a dataclass field with a default, of a type that exists."""
     own = [key for key, hint in vars(cls).get("__annotations__", {}).items() if "ClassVar" not in str(hint)]
     if not set(own) <= {field.name for field in dataclasses.fields(cls)}:  # type: ignore[arg-type]
         raise RevisitError(f"{where} has {what} but is no dataclass: put @dataclass(frozen=True) above it.")

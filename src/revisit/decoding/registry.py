@@ -134,7 +134,7 @@ def _recommended(cls: type[Method], model: Any, settings: Mapping[str, Any]) -> 
 
 
 def _made(cls: type[Method], make: Callable[..., Method], model: Any, settings: Mapping[str, Any]) -> Method:
-    """What `make` makes of settings, for a model if there is one; one sentence whatever the class raises."""
+    """What `make` makes of settings, for a model if there is one; raises RevisitError whatever the class raises."""
     parsed = parse_settings(cls, settings)
     try:
         made = make(**parsed)
@@ -146,7 +146,7 @@ def _made(cls: type[Method], make: Callable[..., Method], model: Any, settings: 
 
 
 def check_class(cls: Any, where: str) -> None:
-    """One sentence unless this class can be used as a method."""
+    """Raises RevisitError unless this class can be used as a method."""
     if not isinstance(cls, type) or not issubclass(cls, Method):
         raise RevisitError(f"{where} is no decoding method: it must be a class derived from revisit.Method.")
     name = getattr(cls, "name", None)

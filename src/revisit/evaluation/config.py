@@ -190,7 +190,7 @@ def merge(values: Mapping[str, Any], flags: Mapping[str, Any], where: str) -> Ev
 
 
 def read_yaml(path: Path) -> Mapping[str, Any]:
-    """The mapping in a YAML file, or one sentence that says what is wrong with it."""
+    """The mapping in a YAML file; raises RevisitError if it cannot be read."""
     import yaml
 
     try:

@@ -100,7 +100,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON in `path`; raises one sentence if it is absent, unreadable or not JSON."""
+    """The JSON in `path`; raises RevisitError if it is absent, unreadable or not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -123,7 +123,7 @@ class Damaged(RevisitError):
 
 
 def read_record(path: Path, kind: type[AnyRecord]) -> AnyRecord:
-    """A stored record; raises one sentence if it is absent, of another format, or not what was written."""
+    """A stored record; raises RevisitError if it is absent, of another format, or not what was written."""
     raw = read_json(path)
     if not isinstance(raw, dict):
         raise Damaged(f"{path} is damaged: it holds a {type(raw).__name__}, not a record; {AGAIN}")
@@ -148,7 +148,7 @@ def write_record(path: Path, value: Mapping[str, Any], kind: type[Record]) -> di
 
 
 def read_results(output: Path) -> dict[str, Any]:
-    """The results.json of an output folder as plain data; raises one sentence if it is absent, damaged or of another format."""
+    """The results.json of an output folder as plain data; raises RevisitError if it is absent, damaged or of another format."""
     path = output / "results.json"
     raw = read_json(path)
     if isinstance(raw, dict) and not {"schema", "cells"} & raw.keys():
@@ -165,7 +165,7 @@ def read_scores(folder: Path) -> ScoresRecord:
 
 
 def make_folder(path: Path) -> Path:
-    """`path`, created if needed; raises one sentence where that is not possible."""
+    """`path`, created if needed; raises RevisitError where that is not possible."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -335,7 +335,7 @@ def _set_aside(path: Path, damaged: Sequence[tuple[int, str]]) -> None:
 
 
 def read_answers(path: Path) -> Iterator[StoredAnswer]:
-    """The stored answers in the order they were written, an unfinished last line left out; damage is one sentence."""
+    """The stored answers in the order they were written, an unfinished last line left out; raises RevisitError for a damaged one."""
     try:
         lines, damaged = sort_lines(path)
     except OSError as error:

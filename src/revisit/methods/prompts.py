@@ -44,7 +44,7 @@ class Boundaries(Method):
         return (*self.around, *declared_boundaries(run.model.config))
 
     def check_ids(self, run: Run, ids: Iterable[int], field: str) -> None:
-        """One sentence unless these are ids of text: in the vocabulary, and none that stands for an image."""
+        """Raises RevisitError unless these are ids of text: in the vocabulary, and none that stands for an image."""
         config = run.model.config
         size = run.model.get_input_embeddings().weight.shape[0]
         images = {getattr(config, name, None) for name in VISION_TOKEN_IDS}

@@ -87,7 +87,7 @@ class ReVisiT(Method):
             )
 
     def check_weight(self) -> None:
-        """One sentence unless the weight is a number in range or the name of an adaptive weight."""
+        """Raises RevisitError unless the weight is a number in range or the name of an adaptive weight."""
         if not isinstance(self.weight, str):
             self.check_range("weight", 0, 1 if self.fusion == "interpolation" else 1000)
         elif self.weight not in ADAPTIVE_WEIGHTS:
@@ -180,5 +180,5 @@ class ReVisiT(Method):
 
 
 def check_layers(layers: Any) -> Any:
-    """A named layer set, or a tuple of indices; one clear sentence otherwise."""
+    """A named layer set, or a tuple of indices; raises RevisitError otherwise."""
     return layer_numbers("ReVisiT", layers, LAYER_SETS)

@@ -19,7 +19,7 @@ MAX_LAYERS = 10_000  # of a text or vision model; real ones have fewer than 200
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of a model folder, or one sentence."""
+    """The object in a JSON file of a model folder; raises RevisitError if there is none."""
     try:
         if path.stat().st_size > MAX_JSON:
             raise RevisitError(f"{str(path)!r} is larger than {MAX_JSON:,} bytes, which no such file is.")

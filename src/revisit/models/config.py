@@ -55,7 +55,7 @@ def short_name(folder: Path) -> str:
 
 
 def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:
-    """The configuration of a model, or one sentence that says why there is none."""
+    """The configuration of a model; raises RevisitError if there is none."""
     from transformers import AutoConfig
 
     name = resolve(name_or_path)

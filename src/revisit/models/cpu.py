@@ -65,7 +65,7 @@ def _trial_is_killed() -> bool:
 
 
 def check_half_precision() -> None:
-    """One sentence where half precision would end the process."""
+    """Raises RevisitError where half precision would end the process."""
     if refuses_amx():
         raise RevisitError(
             "This CPU advertises AMX but the system refuses its use, so half precision would end the program with an illegal "

@@ -117,7 +117,7 @@ def _device_map(asked: Any, *, quantized: bool) -> Any:
 
 
 def check_device(place: Any, what: str, such_as: str) -> None:
-    """One sentence unless torch knows this device, and has it if it is a GPU."""
+    """Raises RevisitError unless torch knows this device, and has it if it is a GPU."""
     import torch
 
     try:
@@ -169,7 +169,7 @@ def _local(name: str, hub: dict[str, Any]) -> Path:
 
 
 def _from_pretrained(name: str, *, device_map: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-    """(model, what transformers says about the loading); every failure is one sentence."""
+    """(model, what transformers says about the loading); raises RevisitError for every failure."""
     from transformers import AutoModelForImageTextToText
 
     move_to = None

@@ -53,7 +53,7 @@ def prepare(
 
 
 def _paired(processor: Any, prompts: Any, images: Any) -> tuple[list[str], list[list[ImageSource]]]:
-    """The prompts and, for each, its list of images; one sentence for calls that mean something else."""
+    """The prompts and, for each, its list of images; raises RevisitError for other arguments."""
     if not hasattr(processor, "image_processor"):
         raise RevisitError(
             f"The first argument must be the model's processor, not {type(processor).__name__}: model, processor = revisit.load(…)."

@@ -94,7 +94,7 @@ def data_uri(image: Image, longest_side: int = LONGEST_SIDE) -> str:
 
 
 def check_writable(path: str | Path) -> Path:
-    """The path, if a file can be written there; one sentence if not, before any work is done for it."""
+    """The path, if a file can be written there; raises RevisitError if not, before any work is done for it."""
     path = Path(path)
     if path.is_dir():
         raise RevisitError(f"{path} is a folder: give the name of a file in it, such as {path / 'page.html'}.")

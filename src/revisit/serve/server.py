@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that holds this address, or one sentence why it cannot be had."""
+    """A socket bound to this address; raises RevisitError if it cannot be had."""
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

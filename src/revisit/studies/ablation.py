@@ -250,5 +250,5 @@ def _fill_benchmark(
 
 
 def read_ablation(folder: Path) -> dict[str, Any]:
-    """The ablation.json of a folder as plain data; one sentence if it is damaged."""
+    """The ablation.json of a folder as plain data; raises RevisitError if it is damaged."""
     return read_record(folder / FILE, AblationRecord).model_dump(mode="json", by_alias=True)

@@ -160,7 +160,7 @@ def pointing(subject: Subject, settings: Sequence[str] = SETTINGS, reporter: Rep
 
 
 def check_settings(settings: Sequence[str]) -> None:
-    """One sentence unless every setting names ReVisiT: other methods select no patch."""
+    """Raises RevisitError unless every setting names ReVisiT: other methods select no patch."""
     from revisit.methods import as_method
 
     for text in settings:

@@ -142,7 +142,7 @@ def save(subject: Subject, study: str, result: dict[str, Any], extra: dict[str, 
 
 
 def read_study(path: Path) -> dict[str, Any]:
-    """A study's file as plain data; one sentence if it is damaged."""
+    """A study's file as plain data; raises RevisitError if it is damaged."""
     from revisit.evaluation.records import StudyRecord
     from revisit.evaluation.store import read_record
 

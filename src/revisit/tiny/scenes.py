@@ -241,7 +241,7 @@ def render(scene: Scene) -> Image.Image:
 
 
 def check_size(n: int, seed: int) -> None:
-    """One sentence for a number of scenes or a seed out of bounds."""
+    """Raises RevisitError for a number of scenes or a seed out of bounds."""
     if not 1 <= n <= MAX_SCENES:
         raise RevisitError(f"The number of scenes is {n}; it must be from 1 to {MAX_SCENES:,}.")
     if not 0 <= seed < 2**63:

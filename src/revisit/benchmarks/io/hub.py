@@ -168,7 +168,7 @@ def _rows(library: Any, dataset: HubDataset, place: Place, splits: Iterable[str]
 
 
 def _undecoded(stream: Any, place: Place) -> Iterator[Mapping[str, Any]]:
-    """The rows with their pictures as stored; whatever breaks on the way is one sentence."""
+    """The rows with their pictures as stored; raises RevisitError for whatever breaks on the way."""
     try:
         yield from stream.decode(False) if stream.features else stream
     except Exception as error:

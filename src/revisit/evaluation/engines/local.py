@@ -97,7 +97,7 @@ class LocalEngine(BatchEngine):
 
 @contextmanager
 def memory_advice(rows: int) -> Iterator[None]:
-    """One sentence instead of the traceback of a device that has no memory left."""
+    """Raises RevisitError, with advice, where the device runs out of memory."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -83,7 +83,7 @@ class RayEngine(Engine):
 
 
 def check_reachable(address: str | None) -> None:
-    """One sentence at once where nobody listens; Ray itself would try for many minutes."""
+    """Raises RevisitError at once where nobody listens; Ray itself would try for many minutes."""
     host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
     if not colon or not port.isdigit():
         return

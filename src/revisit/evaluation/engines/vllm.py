@@ -90,7 +90,7 @@ class VllmEngine(Engine):
 
     @staticmethod
     def refuse(method: Any, decoding: Decoding) -> None:
-        """One sentence for what vLLM cannot do here."""
+        """Raises RevisitError for what vLLM cannot do here."""
         if method.name not in ("greedy", "revisit"):
             raise RevisitError(
                 f"--engine vllm decodes with greedy and revisit, not with {method.name!r}; use --engine local or ray."

@@ -57,7 +57,7 @@ def register() -> None:
 
 
 def check_model(config: Any) -> None:
-    """One clear sentence, at start-up, if the model that is about to be loaded will not show its states."""
+    """Raises RevisitError, at start-up, if the model that is about to be loaded will not show its states."""
     from vllm import ModelRegistry
 
     name = config.model_config.architecture
@@ -73,7 +73,7 @@ def check_model(config: Any) -> None:
 
 
 def check_version() -> None:
-    """One clear sentence unless the installed vLLM is the one this was written for."""
+    """Raises RevisitError unless the installed vLLM is the one this was written for."""
     from vllm.version import __version__
 
     if not __version__.startswith(SUPPORTED):

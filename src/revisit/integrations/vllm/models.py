@@ -111,7 +111,7 @@ def sharded_head(owner: Any) -> ShardedHead:
 
 
 def refuse(config: VllmConfig) -> None:
-    """One clear sentence, at start-up, for what cannot be done exactly."""
+    """Raises RevisitError, at start-up, for what cannot be done exactly."""
     import vllm.envs
 
     parallel, model = config.parallel_config, config.model_config

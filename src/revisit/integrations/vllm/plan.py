@@ -56,7 +56,7 @@ class Plan:
         return -(-states // self.block)
 
     def check_fit(self, method: ReVisiT, prompt_ids: Sequence[int]) -> None:
-        """One clear sentence if a request needs more than the whole pool."""
+        """Raises RevisitError if a request needs more than the whole pool."""
         if self.blocks_of(method, prompt_ids) <= self.blocks:
             return
         tokens, layers = len(self.positions(prompt_ids)), len(self.layers(method))

@@ -67,7 +67,7 @@ def collectable() -> str | tuple[int, ...]:
 
 
 def check(method: ReVisiT, server: str | Sequence[int]) -> None:
-    """One clear sentence if the request wants layers that the server does not collect."""
+    """Raises RevisitError if the request wants layers that the server does not collect."""
     wanted = method.layers
     if wanted in ("last", server):
         return
