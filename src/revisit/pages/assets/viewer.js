@@ -2,7 +2,6 @@
 // Shows a decode: an image with its patches, answers token by token, and the candidates of one step.
 // `new Viewer(root, data)` draws it; `addStep` and `finish` let an answer grow while it is being made.
 
-const STOPS = [[20, 14, 54], [106, 23, 110], [187, 55, 84], [237, 105, 37], [252, 181, 25], [252, 255, 164]];
 
 function make(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -23,12 +22,8 @@ function bytes(base64) {
   return out;
 }
 
-function heatColor(t) {
-  const at = Math.max(0, Math.min(0.9999, t)) * (STOPS.length - 1);
-  const k = Math.floor(at), f = at - k;
-  const mix = STOPS[k].map((v, i) => Math.round(v + (STOPS[k + 1][i] - v) * f));
-  return `rgba(${mix.join(",")},${(0.3 + 0.42 * t).toFixed(3)})`;
-}
+// The picture shows through where a patch agrees (t = 1) and is darkened where it does not (t = 0), so that one sees what agrees.
+const heatColor = (t) => `rgba(14,8,40,${(0.74 * (1 - Math.max(0, Math.min(1, t)))).toFixed(3)})`;
 
 function percent(p) {
   if (p === null || p === undefined) return "–";
@@ -143,7 +138,6 @@ class Stage {
       if (canvas.width !== w || canvas.height !== h) { canvas.width = w; canvas.height = h; }
       const pen = canvas.getContext("2d");
       pen.clearRect(0, 0, w, h);
-      stage.classList.toggle("heated", Boolean(this.heat && this.values)); // grayed, so that the heat map's colors can be read
       for (const grid of this.grids) {
         if (grid.image !== image || (this.view && grid.view !== this.view)) continue;
         for (let r = 0; r < grid.rows; r++) for (let c = 0; c < grid.columns; c++) {
