@@ -38,6 +38,12 @@ def _git(*arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
 
+def command_line() -> list[str]:
+    """The command of this process, as one would type it."""
+    program = Path(sys.argv[0]).name
+    return ["revisit" if program == "__main__.py" else program, *sys.argv[1:]]
+
+
 def environment() -> dict[str, Any]:
     """The machine and the versions, as `results.json` reports them."""
     import revisit
@@ -50,5 +56,5 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
         "libraries": {name: found for name in REPORTED if (found := version(name))},
-        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "argv": command_line(),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -14,6 +14,7 @@ from revisit.benchmarks.base import Item
 from revisit.benchmarks.chair import Chair
 from revisit.errors import RevisitError
 from revisit.evaluation.config import DEFAULT_SCENES, resolve_data
+from revisit.evaluation.environment import command_line
 from revisit.evaluation.runner import Reporter, Silent
 
 FOLDER = "studies"  # below the output folder
@@ -151,9 +152,7 @@ def read_study(path: Path) -> dict[str, Any]:
 
 def command() -> str:
     """The command line of this process, as one would type it."""
-    import shlex
-
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return shlex.join(command_line())
 
 
 def track(reporter: Reporter, title: str, things: Sequence[Any]) -> Iterator[Any]:
