@@ -63,9 +63,8 @@ def test_chair_with_coco_files_and_a_stranger(tmp_path: Path):
     assert result["metrics"]["CHAIRs"] == 0.5
     assert "1 images are not in the ground truth" in result["notes"][0]
     strangers = lines(tmp_path / "d.jsonl", [{"image_id": 9, "caption": "A cat."}])
-    result = numbers("chair", strangers, "--ground-truth", tmp_path)
-    assert result["metrics"]["CHAIRi"] == 1.0
-    assert "None of the images is in the ground truth" in result["notes"][0]
+    with pytest.raises(RevisitError, match="the ground truth does not know this image, nor 0 others of 1"):
+        numbers("chair", strangers, "--ground-truth", tmp_path)
 
 
 def test_chair_from_lmms_eval_samples(tmp_path: Path):
@@ -327,5 +326,6 @@ def test_reviews_are_summed_up_by_their_marks(tmp_path: Path):
     ]
     result = numbers("llava_bench", lines(tmp_path / "r.jsonl", rows))
     assert result["metrics"]["conv"] == 75.0
-    rows[0]["tuple"] = [8, float("inf")]
-    assert numbers("llava_bench", lines(tmp_path / "r.jsonl", rows))["metrics"]["all"] is None
+    rows[0]["tuple"] = [8, float("nan")]
+    with pytest.raises(RevisitError, match=r"line 1: 'tuple' must be two numbers, not \[8, nan\]"):
+        numbers("llava_bench", lines(tmp_path / "r.jsonl", rows))

@@ -101,6 +101,28 @@ Row = Callable[[int], dict[str, Any]]
             lambda n: {"id": f"coco_random/{n + 1}", "prompt": "5f2c", "item": "9a", "text": SAID[n], "tokens": [1]},
             id="ours: the prompt is a checksum, not a text",
         ),
+        pytest.param(
+            lambda n: {
+                "query": ASKED[n],
+                "label": int(GOLD[n] == "yes"),
+                "ans": SAID[n],
+                "question": f"USER: <ImageHere> {ASKED[n]} ASSISTANT:",
+            },
+            id="PAI: ans, and the gold answer as a number",
+        ),
+        pytest.param(
+            lambda n: {"prompt": ASKED[n], "predict": SAID[n], "label": GOLD[n]}, id="LLaMA-Factory: predict and label"
+        ),
+        pytest.param(
+            lambda n: {
+                "doc_id": n,
+                "target": GOLD[n],
+                "input": ASKED[n],
+                "filtered_resps": SAID[n],
+                "pope_accuracy": {"question_id": n + 1, "prediction": "no"},
+            },
+            id="lmms-eval after 0.7: the bare reply",
+        ),
     ],
 )
 def test_read_right(tmp_path: Path, row: Row) -> None:
@@ -153,6 +175,31 @@ def test_read_right(tmp_path: Path, row: Row) -> None:
             "line 2 has its answer in 'text', but .* line 1 has it in 'answer'",
             id="two layouts in one file",
         ),
+        pytest.param(
+            lambda n: {"question_id": n + 1, "question": ASKED[n], "answer": GOLD[n], "llava_reply": SAID[n]},
+            "line 1 has 'answer' beside 'llava_reply', so one may be generated .* --field llava_reply",
+            id="gold in answer, generated text under a name of its own",
+        ),
+        pytest.param(
+            lambda n: {"question_id": n + 1, "question": ASKED[n], "answer": GOLD[n], "greedy": SAID[n]},
+            "'answer' is the gold answer word for word in all rows, and 'greedy' is a text too",
+            id="a column for every method beside the gold answer",
+        ),
+        pytest.param(
+            lambda n: {"doc_id": n, "pope_accuracy": {"question_id": n + 1}, "filtered_resps": [SAID[n], "No"]},
+            "line 1 holds 2 responses to one question",
+            id="lmms-eval with repeats",
+        ),
+        pytest.param(
+            lambda n: {"question_id": n + 1, "image": f"COCO_val2014_{n + 2:012d}.jpg", "text": SAID[n]},
+            r"is about picture 'COCO_val2014_000000000002.jpg', but item 'coco_random/1' .* is about 'COCO_val2014_000000000001.jpg'",
+            id="ids in order, pictures of other rows",
+        ),
+        pytest.param(
+            lambda n: {"question_id": n + 1, "label": GOLD[n - 1], "response": SAID[n]},
+            "line 2 has the label 'yes', but item 'coco_random/2' of the question file has 'no'",
+            id="ids in order, labels of other rows",
+        ),
     ],
 )
 def test_refused(tmp_path: Path, row: Row, message: str) -> None:
@@ -174,6 +221,47 @@ def test_the_user_chooses_the_field(tmp_path: Path) -> None:
 def test_lmms_eval_samples_without_doc_carry_their_labels(tmp_path: Path) -> None:
     rows = [{"doc_id": n, "target": GOLD[n], "filtered_resps": [SAID[n]], "resps": [[SAID[n]]]} for n in range(4)]
     assert score("pope", lines(tmp_path / "s.jsonl", rows))["metrics"]["accuracy"] == 0.5
+
+
+def test_lmms_eval_of_all_settings_without_doc(tmp_path: Path) -> None:
+    """Its question ids repeat in every category, which the samples no longer tell; an empty reply is one."""
+    rows = [
+        {"doc_id": n, "target": GOLD[n], "filtered_resps": SAID[n] if n else "", "m": {"id": n % 2}} for n in range(4)
+    ]
+    found = score("pope", lines(tmp_path / "s.jsonl", rows), "--parser", "harness")
+    assert found["metrics"]["accuracy"] == 0.25  # only "No" is exactly its label
+    assert found["notes"] == ["1 of 4 answers are empty, and count as the rule has it."]
+
+
+def test_what_a_reader_would_drop_in_silence(tmp_path: Path) -> None:
+    asked = questions(tmp_path)
+    twice = tmp_path / "map.json"
+    twice.write_text('{"1": "Yes", "2": "Yes", "3": "No", "4": "No", "3": "Yes"}')
+    with pytest.raises(RevisitError, match="an object has the key '3' twice"):
+        score("pope", twice, "--questions", asked)
+    rows = [f'{{"question_id": {n + 1}, "text": "{SAID[n]}", "text": "{GOLD[n]}"}}' for n in range(4)]
+    (tmp_path / "keys.jsonl").write_text("\n".join(rows))
+    with pytest.raises(RevisitError, match=r"line 1 is JSON that cannot be read .*'text' twice"):
+        score("pope", tmp_path / "keys.jsonl", "--questions", asked)
+    (tmp_path / "t.tsv").write_text("index\tanswer\tprediction\tprediction\n1\tyes\tNo\tYes\n")
+    with pytest.raises(RevisitError, match="has the column 'prediction' twice"):
+        score("pope", tmp_path / "t.tsv")
+
+
+def test_mme_folders(tmp_path: Path) -> None:
+    """Two of two and one of two right: 75 + 50."""
+    asked = [("a.jpg", "Red?", "Yes", "Yes"), ("b.jpg", "Big?", "No", "Yes"), ("a.jpg", "Blue?", "No", "No")]
+    asked.append(("b.jpg", "Far?", "Yes", "yes, it is"))
+    text = "\r\n".join("\t".join(row) for row in asked) + "\r\n\r\n"
+    (tmp_path / "existence.txt").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert score("mme", tmp_path)["metrics"]["existence/score"] == 125.0
+    (tmp_path / "existence_vcd.txt").write_text("a.jpg\tRed?\tYes\tNo\n")
+    with pytest.raises(RevisitError, match="'existence_vcd' is no category of MME"):
+        score("mme", tmp_path)
+    (tmp_path / "existence_vcd.txt").unlink()
+    (tmp_path / "existence.txt").write_text(text.replace("Blue?", "Red?"))
+    with pytest.raises(RevisitError, match=r"answers 'Red\?' about a.jpg a second time"):
+        score("mme", tmp_path)
 
 
 def nine(folder: Path) -> list[Path]:
@@ -217,6 +305,26 @@ def test_other_benchmarks_and_their_traps(tmp_path: Path) -> None:
     swapped = lines(tmp_path / "w.jsonl", [row | {"question_id": 1 - row["question_id"]} for row in rows])
     with pytest.raises(RevisitError, match="answers another question"):
         score("vqav2", swapped, "--annotations", truth)
+    # and their own file has no questions: those of the official file beside it count
+    truth.write_text(json.dumps({"annotations": [{k: v for k, v in n.items() if k != "question"} for n in notes]}))
+    beside = [{"question_id": n, "image_id": n, "question": ASKED[n]} for n in range(2)]
+    (tmp_path / "v2_OpenEnded_mscoco_val2014_questions.json").write_text(json.dumps({"questions": beside}))
+    assert score("vqav2", lines(tmp_path / "v.jsonl", rows), "--annotations", truth)["metrics"]["accuracy"] == 100.0
+    with pytest.raises(RevisitError, match="answers another question"):
+        score("vqav2", swapped, "--annotations", truth)
+    # HallusionBench: a label that is the gold answer says nothing about the prediction
+    kept = {"category": "VD", "subcategory": "ocr", "set_id": "0", "question_id": "0", "visual_input": "1"}
+    asked = [
+        kept | {"figure_id": str(n), "gt_answer": str(n), "label": str(n), "model_prediction": "Yes"} for n in (0, 1)
+    ]
+    with pytest.raises(RevisitError, match="'label' is the gold answer in all rows"):
+        score("hallusionbench", lines(tmp_path / "h.jsonl", asked))
+    assert score("hallusionbench", lines(tmp_path / "h.jsonl", asked), "--judge", "rule")["metrics"]["aAcc"] == 50.0
+    # CHAIR: LLaVA's running numbers are no images
+    (tmp_path / "gt.json").write_text('{"1": ["dog"], "7": ["cat"]}')
+    told = [{"question_id": n, "prompt": "Describe it.", "text": "A dog."} for n in range(3)]
+    with pytest.raises(RevisitError, match="does not know this image, nor 1 others of 3: the ids are running numbers"):
+        score("chair", lines(tmp_path / "c.jsonl", told), "--ground-truth", tmp_path / "gt.json")
     # MMMU: a list of questions has gold answers in `answer`, and no responses
     with pytest.raises(RevisitError, match="holds no answer"):
         score("mmmu", lines(tmp_path / "m.jsonl", [{"id": "validation_Art_1", "answer": "B", "options": ["a", "b"]}]))

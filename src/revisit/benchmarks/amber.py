@@ -27,7 +27,7 @@ from revisit.benchmarks.base import (
     require,
 )
 from revisit.benchmarks.io import files
-from revisit.benchmarks.io.answers import Answer, aligned, check_questions
+from revisit.benchmarks.io.answers import Answer, aligned, check_not_gold, check_questions
 from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.pope import parse_vlmevalkit
 from revisit.benchmarks.registry import register
@@ -319,6 +319,7 @@ class Amber(Benchmark):
             str(row.need("id")): row.need("query") for p in queries if p.is_file() for row in files.read_records(p)
         }
         check_questions(asked, found)
+        check_not_gold({key: str(meta["truth"]) for key, meta in notes.items()}, found)
         return items, {k: answer.text for k, answer in found.items() if self.part == "all" or k in notes}
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:

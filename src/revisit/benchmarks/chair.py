@@ -369,9 +369,17 @@ class Chair(Benchmark):
 
     def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
         """One item per caption, as published: a second caption of an image counts again ("139#2"), and an image that
-        the ground truth does not know has no objects, so that all its mentions are hallucinated."""
+        the ground truth does not know has no objects, so that all its mentions are hallucinated. Raises if it knows none
+        of the images, or if the captions are numbered and some number is no image."""
         keys = [image_key(answer.need(("image_id", "image", "question_id", "id"))) for answer in answers]
         known = read_ground_truth(truth, keys) if truth else _carried(answers, keys)
+        strange = [answer for key, answer in zip(keys, answers, strict=True) if key not in known]
+        numbered = any(answer.key(("image_id", "image")) is None for answer in strange)
+        if numbered or len(strange) == len(answers):
+            raise RevisitError(
+                f"{strange[0].where}: the ground truth does not know this image, nor {len(strange) - 1} others of {len(answers)}: the ids "
+                "are running numbers (add 'image_id'), or the captions are of other images."
+            )
         wanted = None if self.ids in ("auto", "all") else set(self._listed())
         seen: Counter[ImageId] = Counter()
         items, texts = [], {}
@@ -391,9 +399,8 @@ class Chair(Benchmark):
         stray = [item.id for item in items if not item.meta.get("known", True)]
         notes = [*scores.notes, language.version()]
         if stray:
-            many = "None of the images is" if len(stray) == len(items) else f"{len(stray)} images are not"
-            after = f"in the ground truth; all they mention counts as hallucinated (the first is {stray[0]})."
-            notes.insert(0, f"{many} {after}")
+            many = f"{len(stray)} images are not in the ground truth"
+            notes.insert(0, f"{many}; all they mention counts as hallucinated (the first is {stray[0]}).")
         return replace(scores, notes=tuple(notes))
 
 

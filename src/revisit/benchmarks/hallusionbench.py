@@ -183,6 +183,10 @@ def carried_label(answer: Answer) -> str | None:
     names = [name for name in record if name in ("label", "correctness") or str(name).endswith("_gpt_check")]
     if not names and answer.text_field != "text":
         return None
+    if len({str(record[name]).strip() for name in names}) > 1:
+        raise RevisitError(
+            f"{answer.where} carries several labels that differ ({', '.join(names)}): leave one, or choose --judge rule."
+        )
     value = str(record[names[0]] if names else answer.text).strip()
     return value if value in ("0", "1", "2") else None
 
@@ -265,8 +269,14 @@ class HallusionBench(Benchmark):
 
     def adapted(self, answers: list[Answer], chosen: Mapping[str, Any]) -> Benchmark:
         """Labels that a result file carries are taken, unless another judge was asked for."""
-        carries = all(carried_label(answer) is not None for answer in answers)
-        return replace(self, judge="labels") if carries and "judge" not in chosen else self
+        if "judge" in chosen or any(carried_label(answer) is None for answer in answers):
+            return self
+        rows = [answer.record for answer in answers]
+        if all("label" in row and str(row["label"]) == str(row.get("gt_answer")) for row in rows):
+            raise RevisitError(
+                f"{answers[0].where}: 'label' is the gold answer in all rows, not whether the prediction is right; choose --judge rule."
+            )
+        return replace(self, judge="labels")
 
     def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
         """The answers' own fields, or those of the questions file; with judge="labels" the text is the label."""

@@ -8,6 +8,7 @@ questions.jsonl, context.jsonl, answers_gpt4.jsonl and images/ (liuhaotian/llava
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -96,7 +97,7 @@ def _reviews(answers: list[Answer]) -> tuple[list[Item], dict[str, str]]:
         name = key if seen[key] == 1 else f"{key}#{seen[key]}"
         marks = answer.record.get("tuple")
         if marks is not None:
-            if not isinstance(marks, list) or len(marks) != 2 or not all(isinstance(m, (int, float)) for m in marks):
+            if not isinstance(marks, list) or len(marks) != 2 or not all(map(_is_mark, marks)):
                 raise RevisitError(f"{answer.where}: 'tuple' must be two numbers, not {marks!r}.")
             texts[name] = f"{marks[0]} {marks[1]}"
         else:
@@ -104,6 +105,10 @@ def _reviews(answers: list[Answer]) -> tuple[list[Item], dict[str, str]]:
         category = str(answer.record.need("category")).removeprefix("llava_bench_")
         items.append(Item(name, "", (), {"category": category}))
     return items, texts
+
+
+def _is_mark(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @register

@@ -161,18 +161,25 @@ class MME(Benchmark):
             raise RevisitError(
                 "MME's result files carry their gold answers; --questions is not needed (or use --data)."
             )
-        items, texts, asked = [], {}, dict[str, int]()
+        items, texts, asked = [], {}, dict[str, list[str]]()
         for answer in answers:
             record = answer.record
             gold = record.get("label") or (record.get("answer") if answer.text_field != "answer" else None)
             picture = answer.need(("image", "image_path", "question_id"))
             if gold is None or "category" not in record:
                 raise RevisitError(f"{answer.where} carries no gold answer and category.")
+            if record["category"] not in PERCEPTION + COGNITION:
+                raise RevisitError(
+                    f"{answer.where}: {record['category']!r} is no category of MME; the folder may hold files of another run."
+                )
             if self.categories and record["category"] not in self.categories:
                 continue
             unit = f"{record['category']}/{picture}"
-            asked[unit] = asked.get(unit, 0) + 1
-            name = f"{unit}/{asked[unit]}"
+            question = str(record.get("question", ""))
+            if question and question in asked.setdefault(unit, []):
+                raise RevisitError(f"{answer.where} answers {question!r} about {picture} a second time.")
+            asked.setdefault(unit, []).append(question)
+            name = f"{unit}/{len(asked[unit])}"
             items.append(Item(name, "", (), {"category": record["category"], "picture": picture, "gold": str(gold)}))
             texts[name] = answer.text
         return items, texts

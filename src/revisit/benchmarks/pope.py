@@ -28,7 +28,7 @@ from revisit.benchmarks.base import (
     require,
 )
 from revisit.benchmarks.io import files
-from revisit.benchmarks.io.answers import Answer, aligned, by_id, check_questions
+from revisit.benchmarks.io.answers import Answer, aligned, by_id, check_not_gold, check_pictures, check_questions
 from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.io.drafts import Draft
 from revisit.benchmarks.io.files import Record
@@ -328,6 +328,10 @@ class Pope(Benchmark):
         if self.name == "repope":  # answers to all of POPE: those to ambiguous questions do not count
             known = {item.id for item in items}
             found = {key: answer for key, answer in found.items() if key in known}
+        else:
+            _check_labels(items, found)
+        check_pictures({item.id: item.images[0].name for item in items}, found)
+        check_not_gold({item.id: item.meta["label"] for item in items}, found)
         return items, {key: answer.text for key, answer in found.items()}
 
     def _question_files(self, path: Path) -> list[tuple[str, Path]]:
@@ -373,6 +377,18 @@ def _by_setting(items: list[Item], answers: list[Answer]) -> dict[str, Answer]:
     return found
 
 
+def _check_labels(items: list[Item], found: Mapping[str, Answer]) -> None:
+    """Raises if an answer brings another label than that of its question."""
+    labels = {item.id: item.meta["label"].strip().lower() for item in items}
+    for key, answer in found.items():
+        said = answer.record.get("label") if answer.text_field != "label" else None
+        if key in labels and isinstance(said, str) and said.strip().lower() not in ("", labels[key]):
+            raise RevisitError(
+                f"{answer.where} has the label {said!r}, but item {key!r} of the question file has {labels[key]!r}: the rows are "
+                "shuffled, or of another file (or their label is not the gold answer: leave it out)."
+            )
+
+
 def _carried(answers: list[Answer]) -> tuple[list[Item], dict[str, str]]:
     """Items from answers that bring their labels along: lmms-eval samples, VLMEvalKit tables, merged files."""
     items, texts = [], {}
@@ -384,7 +400,7 @@ def _carried(answers: list[Answer]) -> tuple[list[Item], dict[str, str]]:
             raise RevisitError(f"{answer.where} carries no label; give the question file with --questions.")
         # VLMEvalKit lists a question that belongs to several settings once.
         for setting in str(record.get("category") or "all").split(","):
-            name = f"{setting}/{answer.key(('index', 'question_id', 'id', 'doc_id')) or number}"
+            name = f"{setting}/{answer.key(('index', 'doc_id', 'question_id', 'id')) or number}"
             if name in texts:
                 raise RevisitError(f"{answer.where} answers {name!r} a second time.")
             items.append(Item(name, "", (), {"label": str(label), "setting": setting}))

@@ -241,7 +241,11 @@ class VQAv2(Benchmark):
         rows = [row for path in truth for row in read_annotations(path)] or carried
         items = [Item(str(row.need("question_id")), "", (), _meta(row)) for row in rows]
         found = aligned([item.id for item in items], answers, ("question_id", "id"))
-        check_questions({str(row["question_id"]): str(row.get("question", "")) for row in rows}, found)
+        asked = {str(row["question_id"]): str(row.get("question", "")) for row in rows}
+        beside = (path.with_name(QUESTIONS) for path in truth)  # official annotations have no question texts
+        for path in filter(Path.is_file, beside):
+            asked |= {str(row["question_id"]): str(row["question"]) for row in files.read_json(path)["questions"]}
+        check_questions(asked, found)
         return items, {key: answer.text for key, answer in found.items()}
 
     def load(self, data_dir: Path) -> list[Item]:

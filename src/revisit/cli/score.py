@@ -73,6 +73,7 @@ def score(
             items, texts = chosen.match(found, truth)
         items, notes = _answered(items, texts, subset or chosen.partial)
         scores = chosen.score(items, texts)
+        notes += _empty([texts[item.id] for item in items])
     except RevisitError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
@@ -109,6 +110,12 @@ def _answered(items: list[Item], texts: dict[str, str], partial: bool) -> tuple[
     if not partial or len(kept) == len(items):
         return items, ()
     return kept, (f"Scored the {len(kept)} answered of {len(items)} items.",)
+
+
+def _empty(texts: list[str]) -> tuple[str, ...]:
+    """A note if there are answers without a word, or those that tables write for a missing value."""
+    empty = sum(text.strip().lower() in ("", "nan") for text in texts)
+    return (f"{empty} of {len(texts)} answers are empty, and count as the rule has it.",) if empty else ()
 
 
 def _json(benchmark: Benchmark, scores: Scores, items: int, notes: tuple[str, ...], per_item: bool) -> str:

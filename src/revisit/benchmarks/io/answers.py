@@ -11,7 +11,7 @@
 | HallusionBench | the question's fields with `model_prediction` |
 | AMBER | `{"id", "response"}` |
 | MME | `image <tab> question <tab> gold <tab> answer` lines in `<category>.txt` |
-| lmms-eval | `{"doc_id", "doc", "resps", "filtered_resps"}` sample lines, from 0.7 on also without `doc` |
+| lmms-eval | `{"doc_id", "doc", "resps", "filtered_resps"}` sample lines, from 0.7 on also without `doc`, or with the bare reply |
 | VLMEvalKit | `index`, `prediction`, ... as .tsv, .csv or .json |
 
 Lists may be JSON arrays or JSON lines, packed with gzip or not.
@@ -19,6 +19,7 @@ Lists may be JSON arrays or JSON lines, packed with gzip or not.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,12 +30,26 @@ from revisit.benchmarks.io.files import Record
 from revisit.errors import RevisitError
 
 # Fields that hold nothing but generated text, whatever the benchmark.
-GENERATED = ("prediction", "model_prediction", "pred", "response", "output", "outputs", "model_output", "model_answer")
+GENERATED = (
+    *("prediction", "model_prediction", "pred", "predict", "response", "model_response", "output", "outputs"),
+    *("model_output", "model_answer", "generated_text", "completion"),
+)
 # Fields that hold the generated text in some layouts, and a question or the gold answer in others.
-AMBIGUOUS = ("text", "answer", "caption", "content", "gpt4v_output_gpt_check")
+AMBIGUOUS = ("text", "answer", "ans", "caption", "content", "gpt4v_output_gpt_check")
+# Names of fields that no layout above has, but that somebody may have given to the generated text.
+_LIKE_GENERATED = re.compile(
+    r"(?!gt|gold|true|multiple_choice)(?:.*_)?(?:ans|answer|pred|prediction|predicted|resp|response|reply|output|generated|generation|completion)"
+    r"(?:_(?:text|raw|model|new|\d+|greedy|[a-z]*cd))?"
+)
 # Where a row may repeat the question that it answers.
 QUESTIONS = ("question", "prompt", "query", "input")
+# Where it may name its picture.
+PICTURES = ("image", "image_source", "image_file", "image_path", "img_path", "filename")
 GOLD = ("label", "ground_truth", "gt_answer", "gt", "target")
+# Fields whose texts are neither questions nor answers.
+_ABOUT = re.compile(
+    r"(?:.*_)?(?:id|index|hash|path|file|filename|source|category|subcategory|type|split|dataset|model|name|img|image)"
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +60,7 @@ class Answer:
     record: Record
     text_field: str = "text"
     file: Path | None = None
+    chosen: bool = False  # whether the user named the field
 
     @property
     def where(self) -> str:
@@ -109,7 +125,8 @@ def _folder(path: Path, layout: Layout) -> list[Answer]:
 
 def _file(path: Path, layout: Layout) -> list[Answer]:
     if path.suffix == ".txt":
-        return [_from_columns(path, n, line) for n, line in enumerate(files.read_text(path).split("\n"), 1) if line]
+        lines = enumerate(files.read_text(path).split("\n"), 1)
+        return [_from_columns(path, n, line) for n, line in lines if line.strip()]
     whole = files.read_map(path) if ".json" in path.suffixes or ".jsonl" in path.suffixes else None
     if whole is not None and isinstance(whole.get("logs"), list):  # lmms-eval before 0.3
         rows = [files.record(row, f"{path} log {n}") for n, row in enumerate(whole["logs"], 1)]
@@ -152,7 +169,7 @@ def _from_record(record: Record, layout: Layout) -> Answer:
             raise RevisitError(
                 f"{record.where} has no {layout.field!r} (it has: {', '.join(map(str, record)) or 'nothing'})."
             )
-        return Answer(_text(record[layout.field], layout.field, record.where), record, layout.field)
+        return Answer(_text(record[layout.field], layout.field, record.where), record, layout.field, chosen=True)
     if "filtered_resps" in record or "resps" in record:
         return _from_sample(record)
     name = answer_field(record, layout.documented)
@@ -161,17 +178,23 @@ def _from_record(record: Record, layout: Layout) -> Answer:
 
 def _from_sample(record: Record) -> Answer:
     """A sample of lmms-eval; from 0.7 on it need not hold the `doc`, but what the scorer noted and the question."""
-    reply: Any = record.get("filtered_resps") or record.get("resps")
-    while isinstance(reply, list) and reply:
+    reply: Any = record["filtered_resps"] if "filtered_resps" in record else record["resps"]
+    while isinstance(reply, list):
+        if len(reply) != 1:
+            raise RevisitError(
+                f"{record.where} holds {len(reply)} responses to one question; keep the one that is to be scored."
+            )
         reply = reply[0]
     doc = record.get("doc")
     if isinstance(doc, dict):
         merged = {**doc, "doc_id": record.get("doc_id")}
     else:
-        noted = [value for value in record.values() if isinstance(value, dict) and "question_id" in value]
+        noted = [value for value in record.values() if isinstance(value, dict)]
         merged = {key: value for key, value in record.items() if key not in ("resps", "filtered_resps", "doc")}
-        if noted:
-            merged.setdefault("question_id", noted[0]["question_id"])
+        for name in ("question_id", "id"):
+            found = next((value[name] for value in noted if name in value), None)
+            if found is not None:
+                merged.setdefault(name, found)
     return Answer(_text(reply, "filtered_resps", record.where), Record(merged, record.where), "filtered_resps")
 
 
@@ -191,6 +214,18 @@ def answer_field(record: Record, documented: Sequence[str]) -> str:
         raise RevisitError(
             f"{record.where} has several fields that may be the generated text ({', '.join(found)}), and one of them may be the "
             f"gold answer; choose one with --field, such as --field {found[0]}."
+        )
+    other = [
+        name
+        for name, value in record.items()
+        if name not in (*AMBIGUOUS, *QUESTIONS, *GOLD)
+        and isinstance(value, str)
+        and _LIKE_GENERATED.fullmatch(str(name))
+    ]
+    if other and not sure and not found[0].endswith("_gpt_check"):
+        raise RevisitError(
+            f"{record.where} has {found[0]!r} beside {other[0]!r}, so one may be generated and the other the gold answer; choose "
+            f"with --field, such as --field {other[0]}."
         )
     return found[0]
 
@@ -252,6 +287,51 @@ def check_questions(questions: Mapping[str, str], found: Mapping[str, Answer]) -
         raise RevisitError(
             f"{next(iter(found.values())).where}: field {next(iter(found.values())).text_field!r} repeats the questions, so "
             "these are no answers; choose another with --field, or another file."
+        )
+
+
+def check_pictures(pictures: Mapping[str, str], found: Mapping[str, Answer]) -> None:
+    """Raises if an answer names another picture than that of its item; `pictures`: item id -> its file name."""
+    for key, answer in found.items():
+        asked = _picture_number(pictures.get(key, ""))
+        names = [answer.record[name] for name in PICTURES if isinstance(answer.record.get(name), str)]
+        said = _picture_number(names[0]) if names else None
+        if asked is not None and said is not None and asked != said:
+            raise RevisitError(
+                f"{answer.where} is about picture {names[0]!r}, but item {key!r} of the question file is about {pictures[key]!r}: the rows "
+                "are shuffled, or of another file."
+            )
+
+
+def _picture_number(name: str) -> int | None:
+    """The number that ends a picture's name; None for other names, and for pictures that are not files."""
+    match = re.search(r"(\d+)(?:\.[A-Za-z]+)?$", name) if len(name) < 300 else None
+    return int(match.group(1)) if match else None
+
+
+def check_not_gold(gold: Mapping[str, str], found: Mapping[str, Answer]) -> None:
+    """Raises if the answers are the gold answers word for word, and the rows hold another text that may be generated.
+
+    `gold`: item id -> its gold answer.
+    """
+    answers = found.items()
+    if any(answer.chosen or answer.text.strip().lower() != gold.get(key, "").lower() for key, answer in answers):
+        return
+    texts: dict[str, set[str]] = {}
+    for answer in found.values():
+        for name, value in answer.record.items():
+            if (
+                isinstance(value, str)
+                and name not in (answer.text_field, *QUESTIONS, *GOLD)
+                and not _ABOUT.fullmatch(name)
+            ):
+                texts.setdefault(name, set()).add(value)
+    other = [name for name, values in texts.items() if len(values) > 1]
+    if other:
+        first = next(iter(found.values()))
+        raise RevisitError(
+            f"{first.where}: {first.text_field!r} is the gold answer word for word in all rows, and {other[0]!r} is a text too; choose "
+            f"the generated one with --field, such as --field {other[0]}."
         )
 
 

@@ -79,13 +79,28 @@ def read_json(path: Path) -> Any:
     return _parse(read_text(path), str(path))
 
 
+class KeyTwice(ValueError):
+    """An object of JSON has a key twice, of which readers take the last in silence."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise KeyTwice(f"an object has the key {next(n for n in names if names.count(n) > 1)!r} twice")
+    return found
+
+
 def _parse(text: str, where: str, one_line: bool = False) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
         place = f"{where} is" if one_line else f"{where} line {error.lineno} is"
         raise RevisitError(f"{place} not valid JSON ({error.msg} at column {error.colno}).") from error
-    except (ValueError, RecursionError) as error:  # a number with thousands of digits, thousands of brackets
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a number with thousands of digits, thousands of brackets, a key twice
         raise RevisitError(f"{where} is JSON that cannot be read ({error}).") from error
 
 
@@ -107,6 +122,10 @@ def read_records(path: Path) -> list[Record]:
 def _table(path: Path, text: str, delimiter: str) -> list[Record]:
     csv.field_size_limit(2**31 - 1)
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
+    names = reader.fieldnames or []
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RevisitError(f"{path} has the column {twice!r} twice; keep one of them.")
     records = []
     for row in reader:
         if None in row or None in row.values():
@@ -144,10 +163,12 @@ def read_map(path: Path) -> dict[str, Any] | None:
     if not text.lstrip().startswith("{"):
         return None
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError:
         return None
     except (ValueError, RecursionError) as error:
+        if isinstance(error, KeyTwice) and "\n{" in text:  # JSON lines, whose reader names the line
+            return None
         raise RevisitError(f"{path} is JSON that cannot be read ({error}).") from error
     return value if isinstance(value, dict) else None
 
