@@ -61,6 +61,7 @@ def test_estimates_follow_from_items_tokens_and_published_times() -> None:
         (50.0, Ours(52.0, 50.06, 53.0), "outside"),
         (81.16, Ours(82.0, 81.17, 83.0), "outside"),
         (81.16, Ours(82.0, 81.164, 83.0), "inside"),
+        (80.0, Ours(100.0, 100.0, 100.0), "no interval"),  # every item counts alike: nothing to resample
     ],
 )
 def test_verdicts(theirs: float, ours: Ours | None, expected: str) -> None:
@@ -81,6 +82,15 @@ def test_a_table_counts_its_verdicts() -> None:
     assert table.caption == "Made up. 1 inside, 1 not run, 1 outside."
     assert [str(getattr(cell, "text", cell)) for cell in table.rows[1]] == ["ReVisiT", "81.00", "90.00", "+9.00"]
     assert table.rows[2][-1] == "not run"
+
+
+def test_the_last_printed_digit_is_that_of_the_column() -> None:
+    """44.40 in a column of two decimals is not 44.4, which may be 44.449."""
+    ours = {"greedy": {"aAcc": Ours(46.0, 44.43, 48.0)}}
+    alone = comparison_table({"greedy": {"aAcc": 44.4}}, ours, "Alone.")
+    assert alone.caption == "Alone. 1 inside."
+    among = comparison_table({"greedy": {"aAcc": 44.4}, "vcd": {"aAcc": 44.77}}, ours, "Among others.")
+    assert among.caption == "Among others. 1 not run, 1 outside."
 
 
 def test_the_papers_preset_is_its_protocol() -> None:

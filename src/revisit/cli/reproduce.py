@@ -40,6 +40,9 @@ def reproduce(
     ms_per_token: float = typer.Option(
         None, min=0.001, help="For the plan: measured time per token of plain decoding, in place of the published one."
     ),
+    skip_bad_images: bool = typer.Option(
+        False, "--skip-bad-images", help="Score without the items whose images cannot be read."
+    ),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress."),
 ) -> None:
     """Print the plan, run what is missing, and write our numbers beside the published ones; killed, the same command goes on.
@@ -75,7 +78,14 @@ def reproduce(
         out,
         limit,
         batch_size,
-        {"engine": engine, "workers": workers, "address": address, "dtype": dtype, "device_map": device_map},
+        {
+            "engine": engine,
+            "workers": workers,
+            "address": address,
+            "dtype": dtype,
+            "device_map": device_map,
+            "skip_bad_images": skip_bad_images,
+        },
         quiet,
     )
 

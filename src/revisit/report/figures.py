@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from revisit.report.document import Figure
+from revisit.report.published import NAMES
 
 # Okabe and Ito's palette, in an order whose neighbors differ in lightness too
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -305,20 +307,32 @@ def latency_f1(
     ours: Mapping[str, Sequence[tuple[str, float, float]]],
     theirs: Mapping[str, Sequence[tuple[str, float, float]]],
 ) -> Figure:
-    """Time per token, as a multiple of greedy's, against F1: a panel for our measurements and one for the published."""
+    """Time per token, as a multiple of greedy's, against F1: a panel for our measurements and one for the published.
+
+    A method is a marker and a model a color: published points lie too near to each other for names beside them.
+    """
+    from matplotlib.lines import Line2D
+
     sides = [("ours", ours), ("published", theirs)]
+    methods = list(dict.fromkeys(method for _, points in sides for rows in points.values() for method, _, _ in rows))
+    models = list(dict.fromkeys(model for _, points in sides for model in points))
 
     def paint(axes: Any) -> None:
         for panel, (title, points) in zip(axes, sides, strict=True):
-            for number, (model, rows) in enumerate(points.items()):
-                base = next(ms for method, ms, _ in rows if method == "greedy")
-                x, y = [ms / base for _, ms, _ in rows], [f1 for _, _, f1 in rows]
-                line(panel, number, x, y, model, linestyle="")
-                for (method, _, _), at, height in zip(rows, x, y, strict=True):
-                    panel.annotate(method, (at, height), textcoords="offset points", xytext=(4, 3), fontsize=7)
+            for model, rows in points.items():
+                base = next((ms for method, ms, _ in rows if method == "greedy"), math.nan)
+                color, size = COLORS[models.index(model)], 7 - 2 * models.index(model)  # of equal points both are seen
+                for method, ms, f1 in rows:
+                    panel.plot(ms / base, f1, MARKERS[methods.index(method)], color=color, markersize=size)
             panel.set(title=title, xlabel="time per token, × greedy", ylabel="CHAIR F1 (%)")
-            if points:
-                panel.legend(loc="best")
+        marks = [
+            Line2D([], [], marker=MARKERS[n], color="#444444", linestyle="", label=NAMES.get(method, method))
+            for n, method in enumerate(methods)
+        ]
+        marks += [
+            Line2D([], [], color=COLORS[n], linewidth=4, linestyle="-", label=model) for n, model in enumerate(models)
+        ]
+        axes[-1].legend(handles=marks, loc="center left", bbox_to_anchor=(1.02, 0.5))
 
     caption = "Time per token as a multiple of plain decoding's against F1 on CHAIR."
     alt = "; ".join(
@@ -326,7 +340,7 @@ def latency_f1(
         for side, points in sides
         for model, rows in points.items()
     )
-    return draw(name, caption, alt, paint, width=8.4, height=3.6, panels=2)
+    return draw(name, caption, alt, paint, width=9.6, height=3.4, panels=2)
 
 
 def examples(
@@ -348,7 +362,7 @@ def examples(
             for panel, method in zip(row[1:], methods, strict=True):
                 text = fill(shorten(answers[method], longest, placeholder=" …") or "(nothing)", 38)
                 panel.text(0, 1, text, va="top", ha="left", fontsize=7, wrap=True, transform=panel.transAxes)
-                panel.set_title(method, fontsize=8)
+                panel.set_title(NAMES.get(method, method), fontsize=8, loc="left")
             for panel in row:
                 panel.axis("off")
 

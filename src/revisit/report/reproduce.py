@@ -312,9 +312,11 @@ def _run_latency(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
         result = time_methods(subject, methods, protocol, reporter)
         scores = _cells(plan, reporter)
         sections.append(Section(name, _latency_blocks(name, result, protocol), level=3))
+        f1 = {method: _values(cell, ["F1"]).get("F1") for method, cell in scores.items()}
         points[name] = [
-            (entry["method"], entry["ms"], _values(scores.get(entry["method"]), ["F1"])["F1"].value)
+            (entry["method"], entry["ms"], own.value)
             for entry in result["rows"]
+            if (own := f1.get(entry["method"])) is not None
         ]
     told = published.table("latency")
     chair = published.table("chair")
@@ -430,11 +432,12 @@ def _headline(cells: Mapping[str, Mapping[str, Any]]) -> Block | None:
     ]
     if not metrics:
         return None
-    lines = [
-        [name, *(number((cell["metrics"][m.name]["value"] or 0.0) * m.show, m.decimals) for m in metrics)]
-        for name, cell in cells.items()
-    ]
+    lines = [[name, *(_printed(cell["metrics"][m.name]["value"], m) for m in metrics)] for name, cell in cells.items()]
     return Table(("Variant", *(m.name for m in metrics)), rows_of(lines), "With the constraint and without it.")
+
+
+def _printed(value: float | None, metric: Metric) -> str:
+    return number(None if value is None else value * metric.show, metric.decimals)
 
 
 RUNNERS = {

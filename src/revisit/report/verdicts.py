@@ -19,13 +19,17 @@ class Ours:
     high: float | None = None
 
 
-def verdict(theirs: float, ours: Ours | None) -> str:
-    """`inside`, `outside`, `no interval` or `not run`; a published value is known to half of its last digit."""
+def verdict(theirs: float, ours: Ours | None, digits: int | None = None) -> str:
+    """`inside`, `outside`, `no interval` or `not run`; a published value is known to half of its last printed digit.
+
+    `digits`: how many decimals are printed, if not as many as the number has. An interval without width, which
+    resampling gives where every item counts alike, is none.
+    """
     if ours is None:
         return "not run"
-    if ours.low is None or ours.high is None or math.isnan(ours.low):
+    if ours.low is None or ours.high is None or math.isnan(ours.low) or ours.low == ours.high:
         return "no interval"
-    half = 0.5 * 10.0 ** -decimals(theirs)
+    half = 0.5 * 10.0 ** -(decimals(theirs) if digits is None else digits)
     return "inside" if ours.low - half <= theirs <= ours.high + half else "outside"
 
 
@@ -44,13 +48,15 @@ def comparison_table(
 ) -> Table:
     """Rows by method or setting; for every metric the published value, ours with its interval, difference and verdict."""
     metrics = list(next(iter(theirs.values())))
+    # a column has as many decimals as its longest number: 29.4 among 31.05 is 29.40
+    digits = {metric: max(decimals(values[metric]) for values in theirs.values()) for metric in metrics}
     lines: list[list[Cell | str]] = []
     counts: dict[str, int] = {}
     for name, values in theirs.items():
         line: list[Cell | str] = [published.NAMES.get(name, name)]
         for metric in metrics:
             value, own = values[metric], ours.get(name, {}).get(metric)
-            found = verdict(value, own)
+            found = verdict(value, own, digits[metric])
             counts[found] = counts.get(found, 0) + 1
             line.append(f"{value:.2f}")
             if own is None:
