@@ -232,10 +232,12 @@ def test_pai_with_gamma_one_is_the_model_and_cuts_nothing() -> None:
     close(pai.guide(t(*CLEAN), t(*OTHER), 1.0, 0.1), t(*CLEAN).log_softmax(-1).tolist())
 
 
-def test_avisc_counts_nan_as_the_clean_logits() -> None:
-    blind = t(math.nan, 3.0, math.nan, 0.0)
-    want = avisc.contrast(t(*CLEAN), t(CLEAN[0], 3.0, CLEAN[2], 0.0), 1.0, 0.1)
-    close(avisc.contrast(t(*CLEAN), blind, 1.0, 0.1), want.tolist())
+def test_avisc_takes_a_row_with_nan_for_the_clean_logits() -> None:
+    """The released program replaces the whole row, not the entry."""
+    rows = torch.stack([t(math.nan, 3.0, 3.5, 0.0), t(*OTHER)])
+    found = avisc.contrast(t(*CLEAN).expand(2, -1), rows, 1.0, 0.1)
+    close(found[0], avisc.contrast(t(*CLEAN), t(*CLEAN), 1.0, 0.1).tolist())
+    close(found[1], avisc.contrast(t(*CLEAN), t(*OTHER), 1.0, 0.1).tolist())
 
 
 def test_pai_leaves_hidden_columns_hidden() -> None:

@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 
 
 def contrast(logits: Tensor, blind: Tensor, alpha: float, beta: float) -> Tensor:
-    """(1 + alpha)·l − alpha·l_blind where l allows it, -inf elsewhere; NaN of l_blind count as l.  (..., V), (..., V) -> (..., V)"""
-    blind = logits.where(blind.isnan(), blind)
+    """(1 + alpha)·l − alpha·l_blind where l allows it, -inf elsewhere.  (..., V), (..., V) -> (..., V)
+
+    A row of l_blind with a NaN anywhere counts as l, as published.
+    """
+    blind = logits.where(blind.isnan().any(-1, keepdim=True), blind)
     return cut((1 + alpha) * logits - alpha * blind, logits, beta)
 
 
