@@ -7,17 +7,24 @@ from pathlib import Path
 
 from revisit.errors import RevisitError
 
-_ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+API_KEY = "REVISIT_API_KEY"  # of `revisit serve` and `revisit ui`, which read it with their other options
 
 
 def flag(name: str, default: bool) -> bool:
-    """A switch: 1, true, yes, on or 0, false, no, off in any case; unset or empty is the default."""
-    value = os.environ.get(name, "").strip().lower()
+    """A switch; unset or empty is the default."""
+    value = os.environ.get(name, "").strip()
     if not value:
         return default
-    if value in (*_ON, *_OFF):
-        return value in _ON
-    raise RevisitError(f"{name}={value!r} in the environment is neither on nor off: use 1 or 0.")
+    on = truth(value)
+    if on is None:
+        raise RevisitError(f"{name}={value!r} in the environment is neither on nor off: use 1 or 0.")
+    return on
+
+
+def truth(text: str) -> bool | None:
+    """What counts as on (1, true, yes, on) and off (0, false, no, off), in any case; None for anything else."""
+    word = text.strip().lower()
+    return True if word in ("1", "true", "yes", "on") else False if word in ("0", "false", "no", "off") else None
 
 
 def compiled_step() -> bool:
@@ -28,6 +35,11 @@ def compiled_step() -> bool:
 def vllm_plugin() -> bool:
     """REVISIT_VLLM: whether vLLM loads model classes that keep vision states (off by default)."""
     return flag("REVISIT_VLLM", False)
+
+
+def enable_vllm_plugin() -> None:
+    """Set REVISIT_VLLM for this process and those that it starts."""
+    os.environ["REVISIT_VLLM"] = "1"
 
 
 def vllm_layers() -> str:

@@ -18,8 +18,8 @@ from revisit.evaluation import identity
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of this package that a test may edit."""
     copy = tmp_path / "revisit"
-    for room in (*identity.ROOMS, "methods", "evaluation", "integrations", "studies"):
-        shutil.copytree(identity.PACKAGE / room, copy / room, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    for name in (*identity.PACKAGES, "methods", "evaluation", "integrations", "studies"):
+        shutil.copytree(identity.PACKAGE / name, copy / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     monkeypatch.setattr(identity, "PACKAGE", copy)
     return copy
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from revisit import settings
 from revisit.cli.generate import chosen_method
 from revisit.cli.limit_flags import with_limit_flags
 from revisit.serve.limits import Limits
@@ -18,7 +19,7 @@ def serve(
     host: str = typer.Option("127.0.0.1", help="Address to listen on; other than loopback needs a key."),
     port: int = typer.Option(8000, min=0, max=65535),
     name: str = typer.Option(None, help="Name of the model in requests; the --model value unless given."),
-    api_key: str = typer.Option(None, envvar="REVISIT_API_KEY", help="Key that clients must send."),
+    api_key: str = typer.Option(None, envvar=settings.API_KEY, help="Key that clients must send."),
     anonymous: bool = typer.Option(False, "--anonymous", help="Listen beyond this machine without a key."),
     allow_url: bool = typer.Option(False, "--allow-url", help="Fetch images from public http(s) URLs."),
     allow_host: list[str] = typer.Option(
@@ -43,13 +44,13 @@ def serve(
     """
     from revisit.serve.server import serve as run
 
-    method, settings = chosen_method(method, set_)
+    method, chosen = chosen_method(method, set_)
     run(
         model,
         host=host,
         port=port,
         method=method,
-        settings=settings,
+        settings=chosen,
         limits=limits,
         api_key=api_key,
         anonymous=anonymous,

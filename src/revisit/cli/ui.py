@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from revisit import settings
 from revisit.cli.limit_flags import with_limit_flags
 from revisit.errors import need
 from revisit.serve.limits import UI_LIMITS, Limits
@@ -17,7 +18,7 @@ def ui(
     ),
     host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond this machine the page needs a key."),
     port: int = typer.Option(7861, min=0, max=65535),
-    api_key: str = typer.Option(None, envvar="REVISIT_API_KEY", help="The page's key; made up where one is needed."),
+    api_key: str = typer.Option(None, envvar=settings.API_KEY, help="The page's key; made up where one is needed."),
     allow_host: list[str] = typer.Option(
         [], "--allow-host", help="Another name this page answers to, '*' for any; may be repeated."
     ),

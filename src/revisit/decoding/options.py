@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from revisit.decoding.grammar import without_brackets
 from revisit.errors import RevisitError, unknown
+from revisit.settings import truth
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,10 +109,8 @@ def _parse(text: str, hint: Any, what: str, alone: bool = True) -> Any:
         if text.lower() in ("none", "null", ""):
             return None
     elif hint is bool:
-        if text.lower() in ("true", "1", "yes", "on"):
-            return True
-        if text.lower() in ("false", "0", "no", "off"):
-            return False
+        if (value := truth(text)) is not None:
+            return value
     elif hint in (int, float):
         try:
             return _typed(hint(text), hint, what)

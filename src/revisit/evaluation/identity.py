@@ -20,8 +20,9 @@ from revisit.errors import RevisitError
 from revisit.evaluation.store import digest, file_digest
 
 PACKAGE = Path(__file__).resolve().parents[1]
-ROOMS = ("decoding", "step", "taps", "contrast", "models")  # used by every method
+PACKAGES = ("decoding", "step", "taps", "contrast", "models")  # used by every method
 ENGINES = {
+    # the last one: ablations store what it answers as the local engine's answers
     "local": ("evaluation/engines/base.py", "evaluation/engines/local.py", "studies/shared.py"),
     "vllm": ("evaluation/engines/base.py", "evaluation/engines/vllm.py", "integrations/vllm/**/*.py"),
 }
@@ -39,7 +40,7 @@ _KEPT_TEXT = {"merges.txt", "vocab.txt"}  # tokenizers; the other .txt files are
 @cache
 def engine_code(engine: str) -> str:
     """SHA-256 of the code that every method shares under an engine: decoding, the step, the models' parts, the engine."""
-    patterns = [f"{room}/**/*.{kind}" for room in ROOMS for kind in ("py", "c")] + list(ENGINES[engine])
+    patterns = [f"{package}/**/*.{kind}" for package in PACKAGES for kind in ("py", "c")] + list(ENGINES[engine])
     return _digest_files({path for pattern in patterns for path in PACKAGE.glob(pattern)}, PACKAGE)
 
 

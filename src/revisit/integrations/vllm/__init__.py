@@ -15,7 +15,6 @@ REVISIT_VLLM=1 is set and returns at once if not. `V1` and `V2` are logits proce
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 from typing import Any
 
@@ -40,7 +39,7 @@ def plugin() -> None:
 
 def enable() -> None:
     """What REVISIT_VLLM=1 does, from Python: for this process and those it starts. Call it before making an engine."""
-    os.environ[SWITCH] = "1"
+    settings.enable_vllm_plugin()
     register()
 
 
