@@ -7,10 +7,10 @@ from typing import Any
 
 import typer
 
+from revisit.cli import options
 from revisit.cli.eval import stopped, typed
+from revisit.cli.progress import reporter
 from revisit.errors import RevisitError, unknown
-
-PANELS = ("a", "b", "c", "d")
 
 
 def ablate(
@@ -27,16 +27,16 @@ def ablate(
     set_: list[str] = typer.Option(
         [], "--set", help="A setting of the main configuration, key=value; may be repeated."
     ),
-    limit: int = typer.Option(None, min=1, help="Only the first items of each benchmark."),
-    batch_size: int = typer.Option(8, min=1, help="Answers made together."),
+    limit: int = options.LIMIT,
+    batch_size: int = options.BATCH_SIZE,
     max_new_tokens: int = typer.Option(None, min=1, help="Longest answer; each benchmark's own if not given."),
     out: Path = typer.Option(Path("ablation"), "--out", "-o", help="Where answers and results are kept."),
     config: Path = typer.Option(
         None, "--config", "-c", help="YAML file with `panels` of your own; see docs/studies.md."
     ),
-    dtype: str = typer.Option(None, help="float32, float16, bfloat16 or auto."),
-    device_map: str = typer.Option(None, help="Passed to transformers, for example auto."),
-    quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress, only the tables."),
+    dtype: str = options.DTYPE,
+    device_map: str = options.DEVICE_MAP,
+    quiet: bool = options.QUIET,
 ) -> None:
     """Run the paper's ablation panels, or a grid of your own; killed at any moment, the same command goes on.
 
@@ -53,8 +53,6 @@ def ablate(
     """
     from revisit.decoding.options import parse_settings
     from revisit.evaluation.config import EvalConfig, merge, read_yaml
-    from revisit.evaluation.progress import Bars
-    from revisit.evaluation.runner import Silent
     from revisit.evaluation.store import read_results
     from revisit.report.sections import ablation_sections
     from revisit.report.terminal import print_section
@@ -96,11 +94,8 @@ def ablate(
     settings = merge(own, {key: value for key, value in flags.items() if value is not None}, str(config))
     plan = _with_methods(settings, all_methods(chosen))
     try:
-        if quiet:
-            run(plan, chosen, Silent(), command())
-        else:
-            with Bars() as bars:
-                run(plan, chosen, bars, command())
+        with reporter(quiet) as progress:
+            run(plan, chosen, progress, command())
     except KeyboardInterrupt:
         raise stopped(plan.output) from None
     about, results = read_ablation(plan.output), read_results(plan.output)

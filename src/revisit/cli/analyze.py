@@ -8,10 +8,11 @@ from typing import Any
 
 import typer
 
+from revisit.cli import options
+from revisit.cli.progress import reporter
 from revisit.decoding.settings import MAX_SEED
 from revisit.errors import RevisitError
 
-MODEL = typer.Option("tiny", "--model", "-m", help="Local folder or hub id; 'tiny' is the embedded model.")
 DATA = typer.Option(
     None,
     help="Folder with COCO val2014 pictures and annotations, or scenes:SPLIT:NUMBER:SEED to generate them (the embedded "
@@ -22,22 +23,19 @@ OUTPUT = typer.Option(Path("results"), "--out", "-o", help="Where captions and r
 METHOD = typer.Option("greedy", help="How the captions are decoded; settings as revisit:alpha=0.01.")
 TOKENS = typer.Option(512, min=1, help="Longest caption.")
 BATCH = typer.Option(8, min=1, help="Captions made together.")
-DTYPE = typer.Option(None, help="float32, float16, bfloat16 or auto.")
-DEVICE = typer.Option(None, help="Passed to transformers, for example auto.")
-QUIET = typer.Option(False, "--quiet", "-q", help="No progress, only the table.")
 
 
 def hallucinated_steps(
-    model: str = MODEL,
+    model: str = options.MODEL,
     data: str = DATA,
     limit: int = LIMIT,
     output: Path = OUTPUT,
     method: str = METHOD,
     max_new_tokens: int = TOKENS,
     batch_size: int = BATCH,
-    dtype: str = DTYPE,
-    device_map: str = DEVICE,
-    quiet: bool = QUIET,
+    dtype: str = options.DTYPE,
+    device_map: str = options.DEVICE_MAP,
+    quiet: bool = options.QUIET,
 ) -> None:
     """Where a caption names what is not there: is a word for what *is* there still among the likeliest?
 
@@ -50,16 +48,16 @@ def hallucinated_steps(
 
 
 def gt_vs_hal(
-    model: str = MODEL,
+    model: str = options.MODEL,
     data: str = DATA,
     limit: int = LIMIT,
     output: Path = OUTPUT,
     method: str = METHOD,
     max_new_tokens: int = TOKENS,
     batch_size: int = BATCH,
-    dtype: str = DTYPE,
-    device_map: str = DEVICE,
-    quiet: bool = QUIET,
+    dtype: str = options.DTYPE,
+    device_map: str = options.DEVICE_MAP,
+    quiet: bool = options.QUIET,
 ) -> None:
     """Probability of words for what the picture shows and does not show, with the image and without it.
 
@@ -72,13 +70,13 @@ def gt_vs_hal(
 
 
 def projection(
-    model: str = MODEL,
+    model: str = options.MODEL,
     data: str = DATA,
     limit: int = LIMIT,
     output: Path = OUTPUT,
-    dtype: str = DTYPE,
-    device_map: str = DEVICE,
-    quiet: bool = QUIET,
+    dtype: str = options.DTYPE,
+    device_map: str = options.DEVICE_MAP,
+    quiet: bool = options.QUIET,
 ) -> None:
     """What single vision tokens say, per layer, over the whole vocabulary and over object words.
 
@@ -92,13 +90,13 @@ def projection(
 
 
 def vision_words(
-    model: str = MODEL,
+    model: str = options.MODEL,
     data: str = DATA,
     limit: int = LIMIT,
     output: Path = OUTPUT,
-    dtype: str = DTYPE,
-    device_map: str = DEVICE,
-    quiet: bool = QUIET,
+    dtype: str = options.DTYPE,
+    device_map: str = options.DEVICE_MAP,
+    quiet: bool = options.QUIET,
 ) -> None:
     """Three vision tokens of one picture, word by word: over the whole vocabulary, and over nine object words.
 
@@ -112,16 +110,16 @@ def vision_words(
 
 
 def case_study(
-    model: str = MODEL,
+    model: str = options.MODEL,
     data: str = DATA,
     limit: int = LIMIT,
     output: Path = OUTPUT,
     set_: list[str] = typer.Option([], "--set", help="A setting of ReVisiT, key=value; may be repeated."),
     count: int = typer.Option(4, min=1, help="How many steps to print in full."),
     max_new_tokens: int = TOKENS,
-    dtype: str = DTYPE,
-    device_map: str = DEVICE,
-    quiet: bool = QUIET,
+    dtype: str = options.DTYPE,
+    device_map: str = options.DEVICE_MAP,
+    quiet: bool = options.QUIET,
 ) -> None:
     """What ReVisiT changed: every changed step by kind, and some of them candidate by candidate.
 
@@ -142,7 +140,7 @@ def case_study(
 
 
 def pointing(
-    model: str = MODEL,
+    model: str = options.MODEL,
     data: str = DATA,
     limit: int = LIMIT,
     output: Path = OUTPUT,
@@ -152,9 +150,9 @@ def pointing(
     ),
     max_new_tokens: int = TOKENS,
     batch_size: int = BATCH,
-    dtype: str = DTYPE,
-    device_map: str = DEVICE,
-    quiet: bool = QUIET,
+    dtype: str = options.DTYPE,
+    device_map: str = options.DEVICE_MAP,
+    quiet: bool = options.QUIET,
 ) -> None:
     """Does the selected patch lie on the object that is named? Against chance, by layer and by setting.
 
@@ -175,7 +173,7 @@ def pointing(
 
 def fusion(
     part: str = typer.Argument(help="choose (on validation scenes) or test (the choice, on fresh scenes)."),
-    model: str = MODEL,
+    model: str = options.MODEL,
     out: Path = typer.Option(
         Path("runs/fusion"), "--out", "-o", help="Where choice.json, test.json and tables are kept."
     ),
@@ -232,19 +230,14 @@ def _subject(
 
 def _run(name: str, subject: Any, study: Callable[..., Any], quiet: bool, extra: dict[str, Any] | None = None) -> None:
     """Runs a study with progress, stores it and prints its tables."""
-    from revisit.evaluation.progress import Bars
-    from revisit.evaluation.runner import Silent
     from revisit.evaluation.store import make_folder
     from revisit.report.sections import study_section
     from revisit.report.terminal import print_section
     from revisit.studies.study import read_study, save
 
     make_folder(Path(subject.output))
-    if quiet:
-        result = study(subject, Silent())
-    else:
-        with Bars() as bars:
-            result = study(subject, bars)
+    with reporter(quiet) as progress:
+        result = study(subject, progress)
     path = save(subject, name, result, extra)
     print_section(study_section(read_study(path)))
     print(f"Stored in {path}; `revisit report {subject.output}` draws it.")

@@ -7,8 +7,8 @@ from typing import Any
 
 import typer
 
+from revisit.cli import options
 from revisit.cli.generate import chosen_method
-from revisit.decoding.settings import MAX_BEAMS
 from revisit.errors import RevisitError
 
 
@@ -16,12 +16,12 @@ def bench(
     methods_: list[str] = typer.Option(
         ["revisit"], "--method", "-d", help="A method, with settings as in revisit:layers=all,alpha=1e-5."
     ),
-    model: str = typer.Option("tiny", "--model", "-m", help="Local folder or hub id; 'tiny' is the embedded model."),
+    model: str = options.MODEL,
     random_weights: str = typer.Option(
         None, "--random-weights", help="Random weights: a config.json, or a shape such as qwen2.5-vl-0.5b."
     ),
     image: str = typer.Option(None, help="Picture to describe; a plain gradient if not given."),
-    prompt: str = typer.Option("Please describe this image in detail.", "--prompt", "-p", help="What to ask."),
+    prompt: str = options.PROMPT,
     vision_tokens: int = typer.Option(346, min=1, help="With --random-weights: vision tokens of the prompt."),
     median: int = typer.Option(64, min=1, help="With --random-weights: median size of the plausible set."),
     spread: float = typer.Option(1.3, min=0, help="With --random-weights: deviation of the log size; 0: all alike."),
@@ -29,7 +29,7 @@ def bench(
     warmups: int = typer.Option(1, min=0, help="Short calls before anything counts."),
     repeats: int = typer.Option(3, min=1, help="Calls per method; methods take turns."),
     batch: int = typer.Option(1, "--batch-size", min=1, help="Rows per call."),
-    beams: int = typer.Option(1, min=1, max=MAX_BEAMS, help="Beam search with this many beams."),
+    beams: int = options.BEAMS,
     threads: int = typer.Option(None, min=1, help="CPU threads."),
     dtype: str = typer.Option(None, help="float32, float16 or bfloat16."),
     device: str = typer.Option("cpu", help="With --random-weights: cpu, cuda, ..."),

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from revisit.cli.tables import show
+from revisit.models.prompts import DESCRIBE
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-PROMPT = "Please describe this image in detail."
 
 
 def demo(
@@ -47,10 +46,10 @@ def demo(
         raise RevisitError(f"The folder {str(output)!r} cannot be written to: {error.strerror}.") from None
     loaded, processor = load(model)
     methods = [ReVisiT.recommended(loaded), Plain()]
-    decode = record.explain(loaded, processor, [picture], PROMPT, methods, max_new_tokens=128, shown=nouns)
+    decode = record.explain(loaded, processor, [picture], DESCRIBE, methods, max_new_tokens=128, shown=nouns)
     console = Console()
     console.print(f"\nThe picture ({output / 'demo.png'}) shows: [bold]{', '.join(nouns)}[/] (place: {place}).\n")
-    table = Table("decoding", f"“{PROMPT}”", box=None, padding=(0, 2, 1, 0))
+    table = Table("decoding", f"“{DESCRIBE}”", box=None, padding=(0, 2, 1, 0))
     for answer in reversed(decode.answers):
         table.add_row(f"[bold]{record.label(answer.method)}[/]", answer.text)
     show(table, console)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from revisit.cli import options
 from revisit.cli.tables import show
 from revisit.errors import EXTRAS, RevisitError
 
@@ -21,9 +22,7 @@ def doctor(
     model: str = typer.Argument(None, help="Local folder or hub id; only its small files are read, no weights."),
     image_size: str = typer.Option("640x480", help="Width and height of an image, for the model's vision tokens."),
     batch_size: int = typer.Option(1, min=1, help="Rows of a batch, for the memory of the vision states."),
-    trust_remote_code: bool = typer.Option(
-        False, "--trust-remote-code", help="Allow code from the model's repository."
-    ),
+    trust_remote_code: bool = options.TRUST_REMOTE_CODE,
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """Check the installation, and what ReVisiT means for a model: vision tokens, layers, memory, what is refused.

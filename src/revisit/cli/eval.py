@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from revisit.decoding.settings import MAX_BEAMS, MAX_SEED
+from revisit.cli import options
+from revisit.cli.progress import reporter
+from revisit.decoding.settings import MAX_SEED
 from revisit.errors import Incomplete, Interrupted, RevisitError, need
 from revisit.evaluation.config import DEFAULT_SCENES, EvalConfig
 
 if TYPE_CHECKING:
     from revisit.evaluation.plan import Plan
 
-DEFAULT = EvalConfig()  # the one place where defaults are written
+DEFAULT = EvalConfig()  # holds wherever a flag is not typed
 MODELS, METHODS, BENCHMARKS = (
     list(DEFAULT.model),
     [",".join(map(str, DEFAULT.method))],
@@ -43,10 +45,8 @@ def evaluate(
         help="Folder with the benchmarks' files, or NAME=FOLDER for each, or scenes:SPLIT:NUMBER:SEED to generate "
         f"them, or hub to fetch them once. The embedded model's default is {DEFAULT_SCENES}.",
     ),
-    limit: int = typer.Option(DEFAULT.limit, min=1, help="Only the first items of each benchmark."),
-    batch_size: int = typer.Option(
-        DEFAULT.batch_size, min=1, help="Answers made together; it does not change them in float32."
-    ),
+    limit: int = options.LIMIT,
+    batch_size: int = options.BATCH_SIZE,
     max_new_tokens: int = typer.Option(
         DEFAULT.max_new_tokens, min=1, help="Longest answer; each benchmark's own if not given."
     ),
@@ -66,10 +66,10 @@ def evaluate(
     set_: list[str] = typer.Option(
         [], "--set", help="method.key=value, benchmark.key=value, or key=value for every method that has it."
     ),
-    sample: bool = typer.Option(False, "--sample", help="Sample instead of taking the best token."),
-    temperature: float = typer.Option(DEFAULT.temperature, help="With --sample."),
-    top_p: float = typer.Option(DEFAULT.top_p, help="With --sample."),
-    beams: int = typer.Option(DEFAULT.beams, min=1, max=MAX_BEAMS, help="Beam search with this many beams."),
+    sample: bool = options.SAMPLE,
+    temperature: float = options.TEMPERATURE,
+    top_p: float = options.TOP_P,
+    beams: int = options.BEAMS,
     engine: str = typer.Option(DEFAULT.engine, help="What runs the model: local, ray or vllm."),
     workers: int = typer.Option(
         DEFAULT.workers, min=1, help="With --engine ray: models loaded; one per GPU or node if not given."
@@ -77,16 +77,14 @@ def evaluate(
     address: str = typer.Option(
         DEFAULT.address, help="With --engine ray: the cluster, such as auto or ray://host:10001."
     ),
-    dtype: str = typer.Option(None, help="float32, float16, bfloat16 or auto."),
-    device_map: str = typer.Option(None, help="Passed to transformers, for example auto."),
-    trust_remote_code: bool = typer.Option(False, "--trust-remote-code", help="Allow code from a model's repository."),
-    allow_incomplete: bool = typer.Option(
-        False, "--allow-incomplete", help="Load weights with missing, left-over or non-finite tensors."
-    ),
+    dtype: str = options.DTYPE,
+    device_map: str = options.DEVICE_MAP,
+    trust_remote_code: bool = options.TRUST_REMOTE_CODE,
+    allow_incomplete: bool = options.ALLOW_INCOMPLETE,
     skip_bad_images: bool = typer.Option(
         False, "--skip-bad-images", help="Score without the items whose image cannot be read, and list them."
     ),
-    quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress, only the table."),
+    quiet: bool = options.QUIET,
     verify: Path = typer.Option(
         None, callback=_a_folder, help="Check a whole run folder instead: checksums, answers, scores."
     ),
@@ -105,8 +103,7 @@ def evaluate(
     from revisit.decoding.grammar import parse_assignments
     from revisit.evaluation.comparison import compare_folder
     from revisit.evaluation.config import load_config
-    from revisit.evaluation.progress import Bars
-    from revisit.evaluation.runner import Silent, run
+    from revisit.evaluation.runner import run
     from revisit.report.terminal import print_comparison
 
     if schema:
@@ -128,11 +125,8 @@ def evaluate(
     plan = settings.plan()
     plan, left_out = without_unscorable(plan)
     try:
-        if quiet:
-            run(plan, Silent())
-        else:
-            with Bars() as bars:
-                run(plan, bars)
+        with reporter(quiet) as progress:
+            run(plan, progress)
     except KeyboardInterrupt:
         raise stopped(plan.output) from None
     problems: list[str] = []

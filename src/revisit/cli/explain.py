@@ -6,30 +6,27 @@ from pathlib import Path
 
 import typer
 
-from revisit.cli.generate import PROMPT, beside, chosen_method
+from revisit.cli import options
+from revisit.cli.generate import beside, chosen_method
 from revisit.cli.tables import show
 from revisit.errors import RevisitError, need
 
 
 def explain(
     images: list[str] = typer.Argument(None, help="Image files; all of them go into one prompt."),
-    prompt: str = typer.Option(PROMPT, "--prompt", "-p", help="What to ask."),
-    model: str = typer.Option("tiny", "--model", "-m", help="Local folder or hub id; 'tiny' is the embedded model."),
-    method: str = typer.Option("revisit", help="Decoding method; see `revisit methods`."),
-    set_: list[str] = typer.Option([], "--set", help="A setting of the method, key=value; may be repeated."),
-    versus: list[str] = typer.Option(["greedy"], help="Methods to show beside it; may be repeated, 'none' for none."),
-    max_new_tokens: int = typer.Option(256, min=1, help="Longest answer, in tokens."),
+    prompt: str = options.PROMPT,
+    model: str = options.MODEL,
+    method: str = options.METHOD,
+    set_: list[str] = options.SET,
+    versus: list[str] = options.VERSUS,
+    max_new_tokens: int = options.MAX_NEW_TOKENS,
     step: list[int] = typer.Option([], min=1, help="Steps to draw, from 1; those that changed most unless given."),
     png: Path = typer.Option(None, help="Write a picture here."),
     svg: Path = typer.Option(None, help="Write a picture here, with text as text."),
-    html: Path = typer.Option(None, help="Write a self-contained page here."),
+    html: Path = options.HTML,
     dpi: int = typer.Option(200, min=30, max=1200, help="Resolution of the PNG."),
-    trust_remote_code: bool = typer.Option(
-        False, "--trust-remote-code", help="Allow code from the model's repository."
-    ),
-    allow_incomplete: bool = typer.Option(
-        False, "--allow-incomplete", help="Load weights with missing, left-over or non-finite tensors."
-    ),
+    trust_remote_code: bool = options.TRUST_REMOTE_CODE,
+    allow_incomplete: bool = options.ALLOW_INCOMPLETE,
 ) -> None:
     """Draw how an answer came about: which patch spoke at each step, and what it changed.
 

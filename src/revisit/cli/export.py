@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from revisit.cli import options
 from revisit.cli.generate import chosen_method
 
 commands = typer.Typer(help="Write a method as a folder that other programs load.", no_args_is_help=True)
@@ -19,8 +20,8 @@ def _group() -> None:
 @commands.command("custom-generate")
 def custom_generate(
     folder: Path = typer.Argument(..., help="Where to write; a model's own folder makes the method its default."),
-    method: str = typer.Option("revisit", help="Decoding method; see `revisit methods`."),
-    set_: list[str] = typer.Option([], "--set", help="A setting of the method, key=value; may be repeated."),
+    method: str = options.METHOD,
+    set_: list[str] = options.SET,
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace files that are there already."),
 ) -> None:
     """For transformers: model.generate(..., custom_generate=FOLDER, trust_remote_code=True).

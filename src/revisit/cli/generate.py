@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from revisit.decoding.settings import MAX_BEAMS, MAX_SEED
+from revisit.cli import options
+from revisit.decoding.settings import MAX_SEED
 from revisit.errors import RevisitError
 
 if TYPE_CHECKING:
     from revisit.explain.record import MethodAnswer
     from revisit.models.geometry import Layout
-
-PROMPT = "Please describe this image in detail."
 
 
 def chosen_method(text: str, assignments: list[str]) -> tuple[str, dict[str, Any]]:
@@ -43,33 +42,27 @@ def check_sampling(sample: bool, temperature: float, top_p: float) -> None:
 
 def generate(
     images: list[str] = typer.Argument(None, help="Image files, folders or globs; URLs with --allow-url."),
-    prompt: str = typer.Option(PROMPT, "--prompt", "-p", help="What to ask."),
-    model: str = typer.Option("tiny", "--model", "-m", help="Local folder or hub id; 'tiny' is the embedded model."),
-    method: str = typer.Option(
-        "revisit", help="Decoding method; see `revisit methods`. Settings: --set, or revisit:alpha=1e-3."
-    ),
-    set_: list[str] = typer.Option([], "--set", help="A setting of the method, key=value; may be repeated."),
-    max_new_tokens: int = typer.Option(256, min=1, help="Longest answer, in tokens."),
-    sample: bool = typer.Option(False, "--sample", help="Sample instead of taking the best token."),
-    temperature: float = typer.Option(1.0, help="With --sample."),
-    top_p: float = typer.Option(1.0, help="With --sample."),
-    beams: int = typer.Option(1, min=1, max=MAX_BEAMS, help="Beam search with this many beams."),
+    prompt: str = options.PROMPT,
+    model: str = options.MODEL,
+    method: str = options.METHOD,
+    set_: list[str] = options.SET,
+    max_new_tokens: int = options.MAX_NEW_TOKENS,
+    sample: bool = options.SAMPLE,
+    temperature: float = options.TEMPERATURE,
+    top_p: float = options.TOP_P,
+    beams: int = options.BEAMS,
     seed: int = typer.Option(0, min=0, max=MAX_SEED, help="Seed for --sample."),
     together: bool = typer.Option(False, "--together", help="Put all images into one prompt instead of one each."),
-    html: Path = typer.Option(None, help="Write a self-contained page of the decode here."),
+    html: Path = options.HTML,
     trace_: bool = typer.Option(False, "--trace", help="Print the steps at which the method mattered."),
-    versus: list[str] = typer.Option(["greedy"], help="Methods shown beside it in --html; 'none' for none."),
+    versus: list[str] = options.VERSUS,
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object per answer."),
     stream: bool = typer.Option(False, "--stream", help="Print the answer as it is made."),
-    allow_url: bool = typer.Option(False, "--allow-url", help="Fetch images from public http(s) URLs."),
-    dtype: str = typer.Option(None, help="float32, float16, bfloat16 or auto."),
-    device_map: str = typer.Option(None, help="Passed to transformers, for example auto."),
-    trust_remote_code: bool = typer.Option(
-        False, "--trust-remote-code", help="Allow code from the model's repository."
-    ),
-    allow_incomplete: bool = typer.Option(
-        False, "--allow-incomplete", help="Load weights with missing, left-over or non-finite tensors."
-    ),
+    allow_url: bool = options.ALLOW_URL,
+    dtype: str = options.DTYPE,
+    device_map: str = options.DEVICE_MAP,
+    trust_remote_code: bool = options.TRUST_REMOTE_CODE,
+    allow_incomplete: bool = options.ALLOW_INCOMPLETE,
 ) -> None:
     """Describe pictures, or answer a question about them.
 
@@ -120,9 +113,9 @@ def generate(
     tell_embedded(model, loaded, processor, named)
     chosen = methods.recommended(method, loaded, **settings)
     versus_it = [methods.recommended(name, loaded, **own) for name, own in others]
-    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample, "num_beams": beams}
+    generation: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample, "num_beams": beams}
     if sample:
-        options |= {"temperature": temperature, "top_p": top_p}
+        generation |= {"temperature": temperature, "top_p": top_p}
     for number, group in enumerate(_progress(groups, quiet=as_json or stream)):
         inputs = prepare(processor, [prompt], [pictures[number]], loaded.device)
         trace = Trace(record=bool(html or trace_))
@@ -134,7 +127,7 @@ def generate(
 
             streaming["streamer"] = TextStreamer(processor.tokenizer, skip_prompt=True, skip_special_tokens=True)
         started = time.perf_counter()
-        output = decode(loaded, **inputs, method=chosen, trace=trace, **options, **streaming)
+        output = decode(loaded, **inputs, method=chosen, trace=trace, **generation, **streaming)
         seconds = time.perf_counter() - started
         text = answers(processor, output, inputs)[0]
         if as_json:
@@ -145,7 +138,7 @@ def generate(
                 "text": text,
                 "model": model,
                 "method": trace.method,
-                "generation": options | {"seed": seed},
+                "generation": generation | {"seed": seed},
                 "counters": trace.summary(),
                 "timings": {"seconds": seconds, "tokens": tokens, "seconds_per_token": seconds / max(tokens, 1)},
             }
@@ -162,7 +155,7 @@ def generate(
         if html:
             from revisit.explain import page
 
-            beside_it = [record.answer_with(loaded, processor, inputs, other, **options) for other in versus_it]
+            beside_it = [record.answer_with(loaded, processor, inputs, other, **generation) for other in versus_it]
             decode_ = record.Decode(
                 pictures[number],
                 prompt,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from revisit.cli import options
 from revisit.cli.tables import show
 from revisit.errors import RevisitError, need
 
@@ -14,19 +15,15 @@ def lens(
     images: list[str] = typer.Argument(None, help="Image files; all of them go into one prompt."),
     words: str = typer.Option(None, help="A set of words to choose from, for example dog,cat,cup."),
     objects: bool = typer.Option(False, "--objects", help="Also read over the object words of CHAIR."),
-    model: str = typer.Option("tiny", "--model", "-m", help="Local folder or hub id; 'tiny' is the embedded model."),
+    model: str = options.MODEL,
     layer: int = typer.Option(None, min=0, help="Layer of the table and the pictures; the last unless given."),
     norm: str = typer.Option("none", help="'final' applies the decoder's last norm to the layers below it."),
     top: int = typer.Option(5, min=1, help="How many of the best tokens to keep for each patch."),
     patches: int = typer.Option(20, min=1, help="How many patches the table lists."),
     html: Path = typer.Option(None, help="Write a self-contained page here: click a patch, move through the layers."),
     png: Path = typer.Option(None, help="Write one heat map per word here (.png, .svg or .pdf)."),
-    trust_remote_code: bool = typer.Option(
-        False, "--trust-remote-code", help="Allow code from the model's repository."
-    ),
-    allow_incomplete: bool = typer.Option(
-        False, "--allow-incomplete", help="Load weights with missing, left-over or non-finite tensors."
-    ),
+    trust_remote_code: bool = options.TRUST_REMOTE_CODE,
+    allow_incomplete: bool = options.ALLOW_INCOMPLETE,
 ) -> None:
     """Read each vision token through the model's own head: over the full vocabulary, or over a set of words.
 

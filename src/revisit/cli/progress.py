@@ -1,4 +1,4 @@
-"""Progress of a command: on stderr, and only where somebody is looking."""
+"""Progress of a command, on stderr."""
 
 from __future__ import annotations
 
@@ -8,6 +8,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+
+    from revisit.evaluation.runner import Reporter
+
+
+@contextmanager
+def reporter(quiet: bool) -> Iterator[Reporter]:
+    """What a run tells its progress to: bars or lines on stderr, or nothing with --quiet."""
+    from revisit.evaluation.progress import Bars
+    from revisit.evaluation.runner import Silent
+
+    if quiet:
+        yield Silent()
+        return
+    with Bars() as bars:
+        yield bars
 
 
 def progress_bar() -> Progress:

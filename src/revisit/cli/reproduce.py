@@ -7,7 +7,9 @@ from typing import Any
 
 import typer
 
+from revisit.cli import options
 from revisit.cli.eval import stopped
+from revisit.cli.progress import reporter
 from revisit.errors import RevisitError, need, unknown
 
 
@@ -30,20 +32,20 @@ def reproduce(
     out: Path = typer.Option(
         Path("reproduced"), "--out", "-o", help="Where everything is kept, and report.html written."
     ),
-    limit: int = typer.Option(None, min=1, help="Only the first items of each benchmark."),
-    batch_size: int = typer.Option(8, min=1, help="Answers made together."),
+    limit: int = options.LIMIT,
+    batch_size: int = options.BATCH_SIZE,
     engine: str = typer.Option("local", help="What runs the grids: local, ray or vllm; studies run locally."),
     workers: int = typer.Option(None, min=1, help="With --engine ray: models loaded."),
     address: str = typer.Option(None, help="With --engine ray: the cluster."),
-    dtype: str = typer.Option(None, help="float32, float16, bfloat16 or auto."),
-    device_map: str = typer.Option(None, help="Passed to transformers, for example auto."),
+    dtype: str = options.DTYPE,
+    device_map: str = options.DEVICE_MAP,
     ms_per_token: float = typer.Option(
         None, min=0.001, help="For the plan: measured time per token of plain decoding, in place of the published one."
     ),
     skip_bad_images: bool = typer.Option(
         False, "--skip-bad-images", help="Score without the items whose images cannot be read."
     ),
-    quiet: bool = typer.Option(False, "--quiet", "-q", help="No progress."),
+    quiet: bool = options.QUIET,
 ) -> None:
     """Print the plan, run what is missing, and write our numbers beside the published ones; killed, the same command goes on.
 
@@ -170,8 +172,6 @@ def _run(
 ) -> None:
     from revisit.benchmarks.language import require_data
     from revisit.evaluation.config import DOWNLOAD, parse_data
-    from revisit.evaluation.progress import Bars
-    from revisit.evaluation.runner import Silent
     from revisit.evaluation.store import make_folder
     from revisit.models.config import OF_SCENES
     from revisit.report.document import write
@@ -186,11 +186,8 @@ def _run(
     places = parse_data(place, list(dict.fromkeys(row.benchmark for row in rows)))
     setup = Setup(make_folder(out), chosen, places, model is not None, limit, batch_size, options)
     try:
-        if quiet:
-            document = run(rows, setup, Silent())
-        else:
-            with Bars() as bars:
-                document = run(rows, setup, bars)
+        with reporter(quiet) as progress:
+            document = run(rows, setup, progress)
     except KeyboardInterrupt:
         raise stopped(out / "runs") from None
     files = write(document, out)

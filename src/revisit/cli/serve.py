@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from revisit import settings
+from revisit.cli import options
 from revisit.cli.generate import chosen_method
 from revisit.cli.limit_flags import with_limit_flags
 from revisit.serve.limits import Limits
@@ -13,7 +14,7 @@ from revisit.serve.limits import Limits
 @with_limit_flags()
 def serve(
     limits: Limits,
-    model: str = typer.Option("tiny", "--model", "-m", help="Local folder or hub id; 'tiny' is the embedded model."),
+    model: str = options.MODEL,
     method: str = typer.Option("revisit", help="Method for requests that name none; see `revisit methods`."),
     set_: list[str] = typer.Option([], "--set", help="A setting of that method, key=value; may be repeated."),
     host: str = typer.Option("127.0.0.1", help="Address to listen on; other than loopback needs a key."),
@@ -21,18 +22,14 @@ def serve(
     name: str = typer.Option(None, help="Name of the model in requests; the --model value unless given."),
     api_key: str = typer.Option(None, envvar=settings.API_KEY, help="Key that clients must send."),
     anonymous: bool = typer.Option(False, "--anonymous", help="Listen beyond this machine without a key."),
-    allow_url: bool = typer.Option(False, "--allow-url", help="Fetch images from public http(s) URLs."),
+    allow_url: bool = options.ALLOW_URL,
     allow_host: list[str] = typer.Option(
         [], "--allow-host", help="Another name this server answers to, '*' for any; may be repeated."
     ),
-    dtype: str = typer.Option(None, help="float32, float16, bfloat16 or auto."),
-    device_map: str = typer.Option(None, help="Passed to transformers, for example auto."),
-    trust_remote_code: bool = typer.Option(
-        False, "--trust-remote-code", help="Allow code from the model's repository."
-    ),
-    allow_incomplete: bool = typer.Option(
-        False, "--allow-incomplete", help="Load weights with missing, left-over or non-finite tensors."
-    ),
+    dtype: str = options.DTYPE,
+    device_map: str = options.DEVICE_MAP,
+    trust_remote_code: bool = options.TRUST_REMOTE_CODE,
+    allow_incomplete: bool = options.ALLOW_INCOMPLETE,
 ) -> None:
     """Serve a model to any OpenAI client, with a decoding method per request.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError, as_path
+from revisit.models.prompts import DESCRIBE
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def ask(
     model: Any,
     image: Any,
-    question: str = "Please describe this image in detail.",
+    question: str = DESCRIBE,
     method: Any = "revisit",
     *,
     versus: Any = (),

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
+DESCRIBE = "Please describe this image in detail."  # what is asked unless somebody says otherwise
+
+
 def chat_text(processor: Any, prompt: str, images: int = 1, system: str | None = None) -> str:
     """The prompt as the model's chat template writes it, pictures first, ready for the answer."""
     if getattr(processor, "chat_template", None) is None:

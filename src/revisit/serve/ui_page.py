@@ -7,10 +7,9 @@ import typing
 from typing import Any
 
 from revisit.errors import RevisitError
+from revisit.models.prompts import DESCRIBE
 from revisit.serve.limits import Limits
 from revisit.serve.ui_state import described
-
-PROMPT = "Please describe this image in detail."
 
 
 def page(models: typing.Sequence[str], limits: Limits) -> str:
@@ -21,7 +20,7 @@ def page(models: typing.Sequence[str], limits: Limits) -> str:
         "models": list(models),
         "methods": {name: method_settings(described(name)) for name in models},
         "start": ["revisit", "greedy"],
-        "prompt": PROMPT,
+        "prompt": DESCRIBE,
         "longest": limits.new_tokens,
         "bytes": limits.body_bytes,
         "samples": True,

@@ -1,0 +1,30 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import typer
+
+from revisit.decoding.settings import MAX_BEAMS
+from revisit.models.prompts import DESCRIBE
+
+MODEL = typer.Option("tiny", "--model", "-m", help="Local folder or hub id; 'tiny' is the embedded model.")
+PROMPT = typer.Option(DESCRIBE, "--prompt", "-p", help="What to ask.")
+METHOD = typer.Option("revisit", help="Decoding method; see `revisit methods`. Settings: --set, or revisit:alpha=1e-3.")
+SET = typer.Option([], "--set", help="A setting of the method, key=value; may be repeated.")
+VERSUS = typer.Option(["greedy"], help="Methods to show beside it; may be repeated, 'none' for none.")
+MAX_NEW_TOKENS = typer.Option(256, min=1, help="Longest answer, in tokens.")
+SAMPLE = typer.Option(False, "--sample", help="Sample instead of taking the best token.")
+TEMPERATURE = typer.Option(1.0, help="With --sample.")
+TOP_P = typer.Option(1.0, help="With --sample.")
+BEAMS = typer.Option(1, min=1, max=MAX_BEAMS, help="Beam search with this many beams.")
+HTML = typer.Option(None, help="Write a self-contained page here.")
+DTYPE = typer.Option(None, help="float32, float16, bfloat16 or auto.")
+DEVICE_MAP = typer.Option(None, help="Passed to transformers, for example auto.")
+TRUST_REMOTE_CODE = typer.Option(False, "--trust-remote-code", help="Allow code from the model's repository.")
+ALLOW_INCOMPLETE = typer.Option(
+    False, "--allow-incomplete", help="Load weights with missing, left-over or non-finite tensors."
+)
+ALLOW_URL = typer.Option(False, "--allow-url", help="Fetch images from public http(s) URLs.")
+LIMIT = typer.Option(None, min=1, help="Only the first items of each benchmark.")
+BATCH_SIZE = typer.Option(8, min=1, help="Answers made together; it does not change them in float32.")
+QUIET = typer.Option(False, "--quiet", "-q", help="No progress, only the results.")
