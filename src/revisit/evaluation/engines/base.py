@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -98,12 +99,7 @@ class BatchEngine(Engine):
             jobs_with_images = ([(job, pool.submit(decode_images, job)) for job in batch] for batch in batches)
             for pairs in ahead_of(jobs_with_images, self.ahead):
                 decoded = [(job, future.result()) for job, future in pairs]
-                good = [(job, images) for job, images in decoded if not isinstance(images, BadImage)]
-                outcomes = [Outcome(job, bad) for job, bad in decoded if isinstance(bad, BadImage)]
-                if good:
-                    answers = self.answer(method, decoding, [job for job, _ in good], [images for _, images in good])
-                    outcomes += [Outcome(job, answer) for (job, _), answer in zip(good, answers, strict=True)]
-                yield outcomes
+                yield outcomes_of(decoded, partial(self.answer, method, decoding))
 
 
 def ahead_of(source: Iterable[T], count: int) -> Iterator[T]:
@@ -116,16 +112,26 @@ def ahead_of(source: Iterable[T], count: int) -> Iterator[T]:
     yield from waiting
 
 
-def decode_images(job: Job) -> list[Any] | BadImage:
-    """The job's images as upright RGB pictures, or the first that cannot be read and why."""
-    if not job.images:
-        return []
-    from revisit.models.images import open_image
+def outcomes_of(
+    decoded: Sequence[tuple[Job, list[Any] | BadImage]], answer: Callable[[list[Job], list[list[Any]]], list[Answer]]
+) -> list[Outcome]:
+    """What became of jobs with their decoded images: those whose images could be read are answered together."""
+    good = [(job, images) for job, images in decoded if not isinstance(images, BadImage)]
+    outcomes = [Outcome(job, images) for job, images in decoded if isinstance(images, BadImage)]
+    if good:
+        answers = answer([job for job, _ in good], [images for _, images in good])
+        outcomes += [Outcome(job, found) for (job, _), found in zip(good, answers, strict=True)]
+    return outcomes
+
+
+def decode_images(job: Job, files: Sequence[bytes] | None = None) -> list[Any] | BadImage:
+    """The job's images, in these bytes or on disk, as upright RGB pictures; or the first that cannot be read and why."""
+    from revisit.models.images import open_image, read_image
 
     images = []
-    for path in job.images:
+    for number, path in enumerate(job.images):
         try:
-            images.append(open_image(path))
+            images.append(open_image(path) if files is None else read_image(files[number], str(path)))
         except Exception as error:  # Pillow has no common error for broken files; whatever it is, it is reported
             return BadImage(path, str(error) or type(error).__name__)
     return images

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from revisit.decoding.settings import Decoding
-from revisit.errors import RevisitError
-from revisit.evaluation.engines.base import BadImage, Engine, Job, Outcome
+from revisit.errors import RevisitError, need
+from revisit.evaluation.engines.base import BadImage, Engine, Job, Outcome, decode_images, outcomes_of
 from revisit.evaluation.engines.dispatch import Lost, dispatch
 
 WAIT = 120.0  # seconds between signs of life
@@ -47,10 +47,9 @@ class RayEngine(Engine):
     @cached_property
     def ray(self) -> Any:
         """Ray, connected to the cluster (or to one of its own on this machine)."""
-        try:
-            import ray
-        except ImportError:
-            raise RevisitError("--engine ray needs its extra: pip install 'revisit-decoding[ray]'.") from None
+        need("ray")
+        import ray
+
         if not ray.is_initialized():
             check_reachable(self.address)
             try:
@@ -145,17 +144,8 @@ class Worker:
         self, method: Any, decoding: Decoding, jobs: Sequence[tuple[Job, list[bytes] | BadImage]]
     ) -> list[Outcome]:
         """The outcomes of one batch."""
-        good, outcomes = [], []
-        for job, files in jobs:
-            images = files if isinstance(files, BadImage) else open_files(job, files)
-            if isinstance(images, BadImage):
-                outcomes.append(Outcome(job, images))
-            else:
-                good.append((job, images))
-        if good:
-            answers = self.engine.answer(method, decoding, [job for job, _ in good], [images for _, images in good])
-            outcomes += [Outcome(job, answer) for (job, _), answer in zip(good, answers, strict=True)]
-        return outcomes
+        decoded = [(job, files if isinstance(files, BadImage) else decode_images(job, files)) for job, files in jobs]
+        return outcomes_of(decoded, partial(self.engine.answer, method, decoding))
 
 
 def read_files(job: Job) -> list[bytes] | BadImage:
@@ -167,16 +157,3 @@ def read_files(job: Job) -> list[bytes] | BadImage:
         except OSError as error:
             return BadImage(path, error.strerror or str(error))
     return files
-
-
-def open_files(job: Job, files: Sequence[bytes]) -> list[Any] | BadImage:
-    """The pictures in these bytes, as the local engine would open the files."""
-    from revisit.models.images import read_image
-
-    images = []
-    for path, data in zip(job.images, files, strict=True):
-        try:
-            images.append(read_image(data, str(path)))
-        except Exception as error:  # Pillow has no common error for broken files; whatever it is, it is reported
-            return BadImage(path, str(error) or type(error).__name__)
-    return images

@@ -6,12 +6,12 @@ Answers are stored under an identity of their own: vLLM's kernels round differen
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, need
-from revisit.evaluation.engines.base import Answer, BadImage, Engine, Job, Outcome, decode_images
+from revisit.evaluation.engines.base import Answer, Engine, Job, Outcome, decode_images, outcomes_of
 
 TOGETHER = 128  # jobs handed to vLLM at once; it cuts its own batches
 
@@ -83,10 +83,10 @@ class VllmEngine(Engine):
         for batch in batches:
             gathered.extend(batch)
             if len(gathered) >= TOGETHER:
-                yield self._answer(method, decoding, gathered)
+                yield self._outcomes(method, decoding, gathered)
                 gathered = []
         if gathered:
-            yield self._answer(method, decoding, gathered)
+            yield self._outcomes(method, decoding, gathered)
 
     @staticmethod
     def refuse(method: Any, decoding: Decoding) -> None:
@@ -102,14 +102,16 @@ class VllmEngine(Engine):
 
             check(method, collectable())
 
-    def _answer(self, method: Any, decoding: Decoding, jobs: Sequence[Job]) -> list[Outcome]:
+    def _outcomes(self, method: Any, decoding: Decoding, jobs: Sequence[Job]) -> list[Outcome]:
+        return outcomes_of([(job, decode_images(job)) for job in jobs], partial(self._answer, method, decoding))
+
+    def _answer(
+        self, method: Any, decoding: Decoding, jobs: Sequence[Job], images: Sequence[list[Any]]
+    ) -> list[Answer]:
         from vllm import SamplingParams
 
         from revisit.decoding.batch import decode_texts
 
-        decoded = [(job, decode_images(job)) for job in jobs]
-        outcomes = [Outcome(job, images) for job, images in decoded if isinstance(images, BadImage)]
-        good = [(job, images) for job, images in decoded if not isinstance(images, BadImage)]
         extra = {"revisit": method.settings()} if method.name == "revisit" else None
         parameters = [
             SamplingParams(
@@ -118,33 +120,33 @@ class VllmEngine(Engine):
                 top_k=decoding.top_k or 0,
                 seed=job.seed if decoding.temperature else None,
                 max_tokens=decoding.max_new_tokens,
-                extra_args=extra if images else None,  # no picture: nothing to revisit
+                extra_args=extra if pictures else None,  # no picture: nothing to revisit
                 detokenize=False,  # texts are made as the local engine makes them
             )
-            for job, images in good
+            for job, pictures in zip(jobs, images, strict=True)
         ]
-        outputs = self._generate(good, parameters)
+        outputs = self._generate(jobs, images, parameters)
         tokens = [tuple(output.outputs[0].token_ids) for output in outputs]
-        for (job, _), output, row, text in zip(
-            good, outputs, tokens, decode_texts(self.processor, tokens), strict=True
-        ):
-            finish = output.outputs[0].finish_reason or "length"
-            outcomes.append(Outcome(job, Answer(text, row, {"steps": len(row)}, finish=finish)))
-        return outcomes
+        ends = [output.outputs[0].finish_reason or "length" for output in outputs]
+        return [
+            Answer(text, row, {"steps": len(row)}, finish=end)
+            for text, row, end in zip(decode_texts(self.processor, tokens), tokens, ends, strict=True)
+        ]
 
-    def _generate(self, good: Sequence[tuple[Job, list[Any]]], parameters: list[Any]) -> list[Any]:
+    def _generate(self, jobs: Sequence[Job], images: Sequence[list[Any]], parameters: list[Any]) -> list[Any]:
         """vLLM's outputs, one per job; half an answer is none."""
         from vllm.exceptions import VLLMValidationError
 
+        prompts = [self._prompt(job, pictures) for job, pictures in zip(jobs, images, strict=True)]
         try:
-            outputs = self.llm.generate([self._prompt(job, images) for job, images in good], parameters, use_tqdm=False)
+            outputs = self.llm.generate(prompts, parameters, use_tqdm=False)
         except VLLMValidationError as error:
             raise RevisitError(str(error)) from error
         ends = [output.outputs[0].finish_reason for output in outputs]
-        failed = [job.id for (job, _), end in zip(good, ends, strict=True) if end == "error"]
+        failed = [job.id for job, end in zip(jobs, ends, strict=True) if end == "error"]
         if failed:
             raise RevisitError(
-                f"vLLM ended {len(failed)} of {len(good)} items with an error, {failed[0]} first; its log says why."
+                f"vLLM ended {len(failed)} of {len(jobs)} items with an error, {failed[0]} first; its log says why."
             )
         return list(outputs)
 
