@@ -21,7 +21,7 @@ from torch import Tensor
 import revisit
 from revisit import ReVisiT
 from revisit.evaluation import latency
-from revisit.taps.vision import resolve_layers
+from revisit.models.layers import resolve_layers
 
 
 @dataclass(frozen=True)

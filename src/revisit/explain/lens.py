@@ -99,8 +99,9 @@ def vision_states(
     model: Any, inputs: Any, layers: str | Sequence[int] | None, norm: str
 ) -> tuple[Head, Tensor, tuple[int, ...]]:
     """The head, the vision states (layers, tokens, d) of one prompt, and which layers they are."""
+    from revisit.models.layers import resolve_layers
     from revisit.models.parts import ModelParts, describe
-    from revisit.taps.vision import Capture, no_image, resolve_layers, vision_mask
+    from revisit.taps.vision import Capture, no_image, vision_mask
 
     if norm not in ("none", "final"):
         raise RevisitError(f"norm must be 'none' or 'final', not {norm!r}.")

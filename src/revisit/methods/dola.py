@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from revisit.decoding.method import Method, layer_numbers
 from revisit.errors import RevisitError
+from revisit.models.layers import resolve_layers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,14 +64,8 @@ def candidate_layers(spec: str | Sequence[int], depth: int, tied: bool) -> tuple
     The embedding (0) is left out where the head is tied to it. The final layer is never a candidate: it may be listed, as
     the original's lists do, and is passed over.
     """
-    start = 0 if not tied or depth < 2 else (2 if depth > 2 else 1)
-    span = depth // 2 if depth <= 40 else 20
-    if spec == "low":
-        return tuple(range(start, span, 2)) or (start,)
-    if spec == "high":
-        return tuple(range(depth - span if depth > 40 else span, depth, 2))
-    if spec == "all":
-        return tuple(range(start, depth, 2))
+    if isinstance(spec, str):
+        return resolve_layers(spec, depth, tied)[:-1]
     chosen = tuple(sorted({int(layer) for layer in spec} - {depth}))
     if not chosen or not 0 <= chosen[0] <= chosen[-1] < depth:
         raise RevisitError(

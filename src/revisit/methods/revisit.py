@@ -18,6 +18,7 @@ from revisit.decoding.method import Method, layer_numbers
 from revisit.decoding.options import parse_settings
 from revisit.errors import RevisitError, unknown
 from revisit.models import families
+from revisit.models.layers import LAYER_SETS, resolve_layers
 from revisit.step.rule import ADAPTIVE_WEIGHTS, Rule
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from revisit.taps.vision import VisionStates
 
 ONE_OR_ALL = ("random", "soft")  # selections that have no number of vision tokens
-LAYER_SETS = ("last", "all", "low", "high")
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class ReVisiT(Method):
         self.check_flags()
         for name in ("divergence", "select", "fusion", "vocabulary", "norm", "precision"):
             self.check_choice(name)
-        object.__setattr__(self, "layers", check_layers(self.layers))
+        object.__setattr__(self, "layers", layer_numbers("ReVisiT", self.layers, LAYER_SETS))
         if self.neighbors > 1 and self.select in ONE_OR_ALL:
             raise RevisitError(
                 f'ReVisiT: neighbors acts with select="min" and "max" only; leave it out, or at 1, with "{self.select}".'
@@ -135,7 +135,6 @@ class ReVisiT(Method):
 
     def rule(self, *, normalize: bool) -> Rule:
         """These settings as those of one step."""
-
         assert self.weight is not None
         return Rule(
             alpha=self.alpha,
@@ -151,7 +150,6 @@ class ReVisiT(Method):
 
     def begin(self, run: Run) -> Refine:
         from revisit.step import backend
-        from revisit.taps.vision import resolve_layers
 
         mask = run.find_vision_tokens()
         layers = resolve_layers(self.layers, run.parts.depth, run.parts.tied)
@@ -177,8 +175,3 @@ class ReVisiT(Method):
             return result.scores.to(logits.device)
 
         return refine
-
-
-def check_layers(layers: Any) -> Any:
-    """A named layer set, or a tuple of indices; raises RevisitError otherwise."""
-    return layer_numbers("ReVisiT", layers, LAYER_SETS)

@@ -23,9 +23,10 @@ from revisit.decoding.settings import Decoding
 from revisit.evaluation.engines.base import Answer, Job
 from revisit.evaluation.engines.local import LocalEngine, as_answers, memory_advice
 from revisit.methods.revisit import ReVisiT
+from revisit.models.layers import resolve_layers
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import prepare
-from revisit.taps.vision import VisionStates, remember, remembered, resolve_layers
+from revisit.taps.vision import VisionStates, remember, remembered
 
 if TYPE_CHECKING:
     from torch import Tensor

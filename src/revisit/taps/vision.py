@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError
-from revisit.models.layers import resolve_layers as resolve_layers
 from revisit.models.parts import ModelParts, describe
 from revisit.taps.hooks import Hooks, normed
 

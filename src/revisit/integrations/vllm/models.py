@@ -24,7 +24,7 @@ from revisit.integrations.vllm.pool import Pool
 from revisit.integrations.vllm.request import LAYERS_SWITCH, collectable
 from revisit.integrations.vllm.worker import Worker
 from revisit.models.families import FINAL_NORMS
-from revisit.taps.vision import resolve_layers
+from revisit.models.layers import resolve_layers
 
 
 class Tapped:

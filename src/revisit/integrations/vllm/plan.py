@@ -17,8 +17,8 @@ from revisit import settings
 from revisit.errors import RevisitError
 from revisit.integrations.vllm.request import collectable
 from revisit.methods.revisit import ReVisiT
+from revisit.models.layers import resolve_layers
 from revisit.models.parts import vision_token_ids
-from revisit.taps.vision import resolve_layers
 
 POOL_SWITCH = "REVISIT_VLLM_POOL_MB"
 # How many tokens an image has, where a configuration says so: then images fill their blocks.

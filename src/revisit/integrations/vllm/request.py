@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from revisit import settings
 from revisit.decoding.grammar import parse_entry
+from revisit.decoding.method import layer_numbers
 from revisit.decoding.options import parse_settings
 from revisit.errors import RevisitError
-from revisit.methods.revisit import LAYER_SETS, ReVisiT, check_layers
+from revisit.methods.revisit import ReVisiT
+from revisit.models.layers import LAYER_SETS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,8 +64,7 @@ def collectable() -> str | tuple[int, ...]:
         raise RevisitError(
             f"{LAYERS_SWITCH}={text!r} is neither one of {', '.join(LAYER_SETS)} nor a comma-separated list of layer numbers."
         ) from None
-    checked: tuple[int, ...] = check_layers(layers)
-    return checked
+    return layer_numbers(LAYERS_SWITCH, layers, LAYER_SETS)
 
 
 def check(method: ReVisiT, server: str | Sequence[int]) -> None:
