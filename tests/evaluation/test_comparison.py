@@ -20,7 +20,7 @@ from rich.console import Console
 from revisit.benchmarks.base import Metric
 from revisit.errors import RevisitError
 from revisit.evaluation import statistics
-from revisit.evaluation.comparison import Row, Table, Value, _ranks, compare_folder
+from revisit.evaluation.comparison import Row, Table, Value, ranks, compare_folder
 from revisit.evaluation.records import sealed
 from revisit.evaluation.runner import run
 from revisit.report.comparisons import stars
@@ -65,11 +65,11 @@ def test_values_are_those_of_the_run_and_tests_those_of_the_statistics(folder: P
 
 def test_ranks_go_by_what_is_printed() -> None:
     lower = Metric("CHAIRi", "lower", 100, 1)
-    assert _ranks([0.1301, 0.1249, 0.1252, 0.2], lower) == [2, 1, 1, 0]  # 13.0, 12.5, 12.5, 20.0
-    assert _ranks([0.5, 0.7, math.nan], Metric("F1", "higher", 100, 1)) == [2, 1, 0]
-    assert _ranks([0.5, 0.7], Metric("yes_ratio", None)) == [0, 0]
-    assert _ranks([0.5], lower) == [0]  # alone there is no best
-    assert _ranks([0.5, 0.5001, math.nan], lower) == [0, 0, 0]  # nor where all are alike
+    assert ranks([0.1301, 0.1249, 0.1252, 0.2], lower) == [2, 1, 1, 0]  # 13.0, 12.5, 12.5, 20.0
+    assert ranks([0.5, 0.7, math.nan], Metric("F1", "higher", 100, 1)) == [2, 1, 0]
+    assert ranks([0.5, 0.7], Metric("yes_ratio", None)) == [0, 0]
+    assert ranks([0.5], lower) == [0]  # alone there is no best
+    assert ranks([0.5, 0.5001, math.nan], lower) == [0, 0, 0]  # nor where all are alike
 
 
 def test_stars() -> None:

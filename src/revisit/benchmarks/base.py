@@ -69,6 +69,11 @@ class Metric:
     decimals: int = 2
     rounded: int | None = None  # decimals to which the official script rounds the value before it is shown
 
+    @classmethod
+    def from_record(cls, name: str, record: Mapping[str, Any]) -> Metric:
+        """The metric that an entry of results.json describes."""
+        return cls(name, record["better"], record["show"], record["decimals"], record.get("rounded"))
+
     def text(self, value: float) -> str:
         """The value as a table prints it; an undefined value (NaN) is a dash."""
         if math.isnan(value):

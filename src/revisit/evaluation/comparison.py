@@ -304,10 +304,7 @@ def _metrics(cells: Sequence[Scored], wanted: Sequence[str]) -> tuple[Metric, ..
         if all(name in other.values for other in cells)
         if (any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted) if wanted else "/" not in name)
     ]
-    entries = cell.entry["metrics"]
-    return tuple(
-        Metric(n, e["better"], e["show"], e["decimals"], e.get("rounded")) for n in names for e in [entries[n]]
-    )
+    return tuple(Metric.from_record(name, cell.entry["metrics"][name]) for name in names)
 
 
 def _baseline(methods: Sequence[Runs], named: str | None) -> Runs | None:
@@ -325,8 +322,8 @@ def _rows(
     found: dict[tuple[str, str], Value] = {}
     for metric in metrics:
         means = [_mean(method.values(metric.name)) for method in methods]
-        ranks = _ranks(means, metric)
-        for method, mean, rank in zip(methods, means, ranks, strict=True):
+        places = ranks(means, metric)
+        for method, mean, rank in zip(methods, means, places, strict=True):
             pair = None if base is None or method is base else _paired(base, method, metric.name, resamples)
             tested = pair is not None and metric.better is not None
             low, high = _interval(method, metric, resamples)
@@ -397,7 +394,7 @@ def _p(paired: statistics.Paired, test: Test) -> float:
     return paired.p_permutation
 
 
-def _ranks(values: Sequence[float], metric: Metric) -> list[int]:
+def ranks(values: Sequence[float], metric: Metric) -> list[int]:
     """1 for the best printed value, 2 for the next, ties sharing a rank; 0 where no direction or no value is better."""
     if metric.better is None:
         return [0] * len(values)

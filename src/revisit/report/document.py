@@ -123,22 +123,27 @@ def _table_markdown(table: Table, source: str) -> str:
         for number in range(place, place + count):
             heads[number] = f"{title}: {heads[number]}" if title else heads[number]
         place += count
-    rule = ["---"] * table.left + ["---:"] * (len(heads) - table.left)
-    lines = [heads, rule, *([_cell_markdown(cell) for cell in row] for row in table.rows)]
-    body = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    body = markdown_table(heads, [[_cell_markdown(cell) for cell in row] for row in table.rows], table.left)
     head = f"**Published, not measured here ({source}).** " if table.published else ""
     return f"{head}{table.caption}\n\n{body}"
 
 
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
+    """A table of cells that are markdown already; the first `left` columns hold words."""
+    rule = ["---"] * left + ["---:"] * (len(heads) - left)
+    return "\n".join("| " + " | ".join(line) + " |" for line in (heads, rule, *rows))
+
+
 def _cell_markdown(cell: Cell | str) -> str:
     if isinstance(cell, str):
-        return _escape(cell)
-    text = _escape(cell.text)
+        return escape_markdown(cell)
+    text = escape_markdown(cell.text)
     text = {1: f"**{text}**", 2: f"<u>{text}</u>"}.get(cell.rank, text)
-    return f"{text} {_escape(cell.small)}" if cell.small else text
+    return f"{text} {escape_markdown(cell.small)}" if cell.small else text
 
 
-def _escape(text: str) -> str:
+def escape_markdown(text: str) -> str:
+    """Text for one cell of a markdown table."""
     return text.replace("|", "\\|").replace("*", "\\*").replace("_", "\\_").replace("\n", " ")
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from revisit.benchmarks.base import Item, Metric
+from revisit.benchmarks.base import Item
 from revisit.evaluation.config import SCENES, EvalConfig
 from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.runner import Reporter, run
@@ -20,7 +20,7 @@ from revisit.evaluation.store import digest, read_answers, read_results, read_sc
 from revisit.report import figures, paper, published
 from revisit.report.document import Block, Cell, Document, Section, Table, Text, rows_of
 from revisit.report.paper import Row
-from revisit.report.sections import ablation_sections, made, number, study_section
+from revisit.report.sections import ablation_sections, chosen_metrics, made, number, study_section
 from revisit.report.verdicts import Ours, comparison_table
 from revisit.studies.ablation import Panel, ablate, all_methods, paper_panels, read_ablation
 from revisit.studies.study import NO_CAPTIONS, Subject, command, read_study, save
@@ -424,12 +424,7 @@ def _telling(texts: Mapping[str, Mapping[str, str]], ids: Sequence[str]) -> list
 
 def _headline(cells: Mapping[str, Mapping[str, Any]]) -> Block | None:
     """The metrics of every variant, where the benchmark has any with a direction."""
-    first = next(iter(cells.values()))
-    metrics = [
-        Metric(n, m["better"], m["show"], m["decimals"])
-        for n, m in first["metrics"].items()
-        if m["better"] and "/" not in n
-    ]
+    metrics = chosen_metrics(next(iter(cells.values())))
     if not metrics:
         return None
     lines = [[name, *(_printed(cell["metrics"][m.name]["value"], m) for m in metrics)] for name, cell in cells.items()]

@@ -67,7 +67,7 @@ def gather(folder: Path) -> Found:
 def build(folder: Path, *, beside: bool = False, title: str = "ReVisiT: results", resamples: int = 4999) -> Document:
     """The report of a folder; `beside` prints the paper's own figures too, marked as published."""
     found = gather(folder)
-    sections = [*main_sections(found, folder, beside, resamples), *latency_section(found, folder, beside)]
+    sections = [*main_sections(found, beside, resamples), *latency_section(found, folder, beside)]
     if found.ablations:
         sections.append(Section("Ablations", [Text(ABLATION_TEXT)]))
         for place, about, results in found.ablations:
@@ -104,9 +104,9 @@ def _relative(place: Path, folder: Path) -> str:
 # -- main tables ---------------------------------------------------------------------------------------------------
 
 
-def main_sections(found: Found, folder: Path, beside: bool, resamples: int) -> list[Section]:
+def main_sections(found: Found, beside: bool, resamples: int) -> list[Section]:
     """One section per benchmark: values, differences to plain decoding, sub-settings."""
-    plain = [(place, results) for place, results in found.runs if not _captions_only(place, results)]
+    plain = [(place, results) for place, results in found.runs if not _captions_only(place)]
     tables: dict[str, list[tuple[Path, dict[str, Any], Compared]]] = {}
     problems: list[str] = []
     for place, results in plain:
@@ -134,7 +134,7 @@ def main_sections(found: Found, folder: Path, beside: bool, resamples: int) -> l
     return sections
 
 
-def _captions_only(place: Path, results: Mapping[str, Any]) -> bool:
+def _captions_only(place: Path) -> bool:
     """Whether a run is nothing but the captions that the studies beside it read."""
     return place.name == CAPTIONS and (place.parent / FOLDER).is_dir()
 
@@ -188,10 +188,11 @@ def detail_tables(results: Mapping[str, Any], benchmark: str) -> list[Table]:
                 if about is None:
                     line += [""] * len(own)
                     continue
-                metric = Metric(name, about["better"], about["show"], about["decimals"])
-                values = [triple(cell, metric)[0] for cell in own]
-                ranks = ranked(values, metric)
-                line += [Cell(number(v, metric.decimals), r) for v, r in zip(values, ranks, strict=True)]
+                metric = Metric.from_record(name, about)
+                line += [
+                    Cell(number(triple(cell, metric)[0], metric.decimals), rank)
+                    for cell, rank in zip(own, ranked(own, metric), strict=True)
+                ]
             lines.append(line)
         found.append(
             Table(

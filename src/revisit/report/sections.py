@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from revisit.benchmarks.base import Metric
+from revisit.evaluation.comparison import ranks
 from revisit.evaluation.store import slug
 from revisit.report import figures, published
 from revisit.report.comparisons import heading, p_value
 from revisit.report.document import Block, Cell, Made, Section, Table, Text, rows_of
 
-PERCENT_KS = {"hallucinated-steps": (50, 100, 500), "projection": (1, 5, 10, 30)}
+PROJECTION_KS = (1, 5, 10, 30)
 
 
 def percent(value: float, decimals: int = 2) -> str:
@@ -216,10 +217,9 @@ def _wilcoxon_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 def _projection(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
     final = result["final_layer"]
     last = next(row for row in result["layers"] if row["layer"] == final and row["norm"])
-    ks = PERCENT_KS["projection"]
     words = result["vocabulary"]["words"]
     rows = []
-    for k in ks:
+    for k in PROJECTION_KS:
         full, objects = (next(r for r in last[key] if r["k"] == k) for key in ("full", "objects"))
         chance = next((r["recall"] for r in result["chance"] if r["k"] == k), math.nan)
         rows.append(
@@ -400,9 +400,9 @@ def ablation_sections(
 def chosen_metrics(cell: Mapping[str, Any]) -> list[Metric]:
     """The metrics of a cell that have a direction, sub-settings left out."""
     return [
-        Metric(name, m["better"], m["show"], m["decimals"])
-        for name, m in cell["metrics"].items()
-        if "/" not in name and m["better"] is not None
+        Metric.from_record(name, record)
+        for name, record in cell["metrics"].items()
+        if "/" not in name and record["better"] is not None
     ]
 
 
@@ -415,14 +415,14 @@ def triple(cell: Mapping[str, Any], metric: Metric) -> tuple[float, float, float
 def _panel(panel: Mapping[str, Any], cells: Mapping[str, Mapping[str, Any]], name: str) -> list[Block]:
     rows = panel["rows"]
     metrics = chosen_metrics(cells[rows[0]["method"]])
-    ranks = {m.name: ranked([triple(cells[row["method"]], m)[0] for row in rows], m) for m in metrics}
+    places = {m.name: ranked([cells[row["method"]] for row in rows], m) for m in metrics}
     lines: list[list[Cell | str]] = []
     for place, row in enumerate(rows):
         line: list[Cell | str] = [Cell(text) for text in row["cells"]]
         for metric in metrics:
             value, low, high = triple(cells[row["method"]], metric)
             bounds = "" if math.isnan(low) else f"[{low:.{metric.decimals}f}, {high:.{metric.decimals}f}]"
-            line.append(Cell(number(value, metric.decimals), ranks[metric.name][place], bounds))
+            line.append(Cell(number(value, metric.decimals), places[metric.name][place], bounds))
         lines.append(line)
     greedy = cells.get("greedy")
     if greedy is not None:
@@ -467,14 +467,10 @@ def _panel_figure(
     return figures.bars(name, panel["title"], heads, named, baseline)
 
 
-def ranked(values: Sequence[float], metric: Metric) -> list[int]:
-    """1 for the best printed value, 2 for the next; ties share a rank, and where all are alike there is no best."""
-    sign = -1 if metric.better == "higher" else 1
-    printed = [math.nan if math.isnan(v) else sign * round(v, metric.decimals) for v in values]
-    order = sorted({p for p in printed if not math.isnan(p)})[:2]
-    if len(order) < 2:
-        return [0] * len(values)
-    return [order.index(p) + 1 if p in order else 0 for p in printed]
+def ranked(cells: Sequence[Mapping[str, Any]], metric: Metric) -> list[int]:
+    """The rank of each cell by its printed value."""
+    values = (cell["metrics"][metric.name]["value"] for cell in cells)
+    return ranks([math.nan if value is None else value for value in values], metric)
 
 
 def _published_panel(panel: Mapping[str, Any]) -> Table:

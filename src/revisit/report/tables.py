@@ -12,7 +12,7 @@ from revisit.benchmarks.base import Metric
 from revisit.evaluation.comparison import Row, Table, Value
 from revisit.pages.document import static_page
 from revisit.report.comparisons import heading, seed_tables, signed, stars, value_text
-from revisit.report.document import block_markdown
+from revisit.report.document import block_markdown, escape_markdown, markdown_table
 
 CSV_COLUMNS = (
     *("model", "benchmark", "version", "variant", "n", "method", "metric", "better", "value", "low", "high"),
@@ -35,15 +35,19 @@ def to_markdown(tables: Sequence[Table]) -> str:
     for table in tables:
         blocks.append(f"### {table.benchmark} · {table.title} (n = {table.n}, {table.version})")
         heads = ["method", *(heading(m) for m in table.metrics)]
-        rows = [[_escape(r.method), *(_markdown_value(m, r.values[m.name]) for m in table.metrics)] for r in table.rows]
-        blocks.append(_markdown_table(heads, rows))
+        rows = [
+            [escape_markdown(r.method), *(_markdown_value(m, r.values[m.name]) for m in table.metrics)]
+            for r in table.rows
+        ]
+        blocks.append(markdown_table(heads, rows))
         compared = [row for row in table.rows if row.method != table.baseline]
         if table.baseline is not None and compared:
-            heads = [f"minus {_escape(table.baseline)}", *(m.name for m in table.metrics)]
+            heads = [f"minus {escape_markdown(table.baseline)}", *(m.name for m in table.metrics)]
             rows = [
-                [_escape(r.method), *(_markdown_test(m, r.values[m.name]) for m in table.metrics)] for r in compared
+                [escape_markdown(r.method), *(_markdown_test(m, r.values[m.name]) for m in table.metrics)]
+                for r in compared
             ]
-            blocks.append(_markdown_table(heads, rows))
+            blocks.append(markdown_table(heads, rows))
         for seeds in seed_tables([table]):
             blocks.append(block_markdown(seeds))
         if table.notes:
@@ -52,22 +56,9 @@ def to_markdown(tables: Sequence[Table]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    rule = ["---", *("---:" for _ in heads[1:])]
-    return "\n".join(_markdown_row(row) for row in (heads, rule, *rows))
-
-
 def _markdown_test(metric: Metric, value: Value) -> str:
     p = "" if math.isnan(value.p_holm) else f", p {value.p_holm:.2g}"
     return _difference(metric, value) + p + stars(value.p_holm).replace("*", "\\*")
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("*", "\\*").replace("_", "\\_")
 
 
 def _markdown_value(metric: Metric, value: Value) -> str:
