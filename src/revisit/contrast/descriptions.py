@@ -12,6 +12,7 @@ from torch import Tensor
 
 from revisit.contrast.pixels import item_digests
 from revisit.contrast.prompt_edits import Edit, edited, image_span
+from revisit.decoding.batch import end_tokens, until_end
 from revisit.taps.hooks import taps_paused
 from revisit.taps.positions import saved_positions
 
@@ -30,7 +31,7 @@ def descriptions(
 ) -> list[Tokens]:
     """Token ids of each item's description, greedily decoded, without its end; () for items without an image."""
     book = _WRITTEN.setdefault(run.model, OrderedDict())
-    ends = tuple(sorted(_ends(run)))
+    ends = tuple(sorted(end_tokens(run.generation_config)))
     keys = [(name, request, length, ends) for name in item_digests(run, mask)]
     has_image = mask[:: run.copies].any(-1).tolist()
     if any(key not in book for key, seen in zip(keys, has_image, strict=True) if seen):
@@ -40,12 +41,6 @@ def descriptions(
     while len(book) > REMEMBERED:
         book.popitem(last=False)
     return found
-
-
-def _ends(run: Run) -> set[int]:
-    """The tokens that end an answer."""
-    ends = run.generation_config.eos_token_id
-    return {ends} if isinstance(ends, int) else set(ends or ())
 
 
 def forget(model: Any) -> None:
@@ -80,8 +75,6 @@ def _write(
             no_repeat_ngram_size=0,
             min_new_tokens=None,
         )
-    ends, texts = _ends(run), []
-    for row in sequences[:, inputs["input_ids"].shape[1] :].tolist():
-        stop = next((i for i, token in enumerate(row) if token in ends), len(row))
-        texts.append(tuple(row[:stop]))
-    return texts
+    ends = end_tokens(given)
+    rows = (until_end(row, ends) for row in sequences[:, inputs["input_ids"].shape[1] :].tolist())
+    return [tuple(row[:-1] if row and row[-1] in ends else row) for row in rows]

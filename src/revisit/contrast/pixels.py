@@ -16,6 +16,7 @@ from torch import Tensor
 from revisit.errors import RevisitError
 from revisit.models.families import PACKED, PIXELS
 from revisit.models.parts import describe
+from revisit.taps.vision import run_lengths
 
 if TYPE_CHECKING:
     from revisit.decoding.run import Run
@@ -91,17 +92,11 @@ def pixel_inputs(run: Run) -> dict[str, Tensor]:
 
 def tiles_of_pictures(entries: int, mask: Tensor) -> list[int]:
     """How many tiles each picture has, from the unbroken runs of vision tokens (items, T): tiles have equally many tokens."""
-    runs = [length for row in mask for length in run_lengths(row)]
+    runs = [length for row in mask for length in run_lengths(row.nonzero().squeeze(-1))]
     per_tile = sum(runs) // max(1, entries)
     if not runs or per_tile * entries != sum(runs) or any(run % per_tile for run in runs):
         return [1] * entries
     return [run // per_tile for run in runs]
-
-
-def run_lengths(row: Tensor) -> list[int]:
-    """Lengths of the unbroken runs of True.  (T,)"""
-    edges = torch.nn.functional.pad(row.long(), (1, 1)).diff().nonzero().flatten().tolist()
-    return [end - start for start, end in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def refuse_filled_cache(run: Run) -> None:

@@ -98,7 +98,7 @@ def decode_batch(
         raise RevisitError("Beam search cannot be streamed: leave out the beams, or wait for the whole answer.")
     limits = [decoding.max_new_tokens for decoding in decodings]
     seeds = list(range(len(decodings))) if seeds is None else seeds
-    trace, end = Trace(), end_tokens(model)
+    trace, end = Trace(), end_tokens(model.generation_config)
     criteria = StoppingCriteriaList()
     if on_token is not None or len(set(limits)) > 1:
         criteria.append(RowEnds(limits, end, on_token))
@@ -138,9 +138,9 @@ def decode_texts(processor: Any, tokens: Sequence[Sequence[int]]) -> list[str]:
     return [text.strip() for text in processor.batch_decode([list(row) for row in tokens], skip_special_tokens=True)]
 
 
-def end_tokens(model: Any) -> set[int]:
+def end_tokens(generation_config: Any) -> set[int]:
     """The ids that end an answer."""
-    ids = model.generation_config.eos_token_id
+    ids = generation_config.eos_token_id
     return set(ids) if isinstance(ids, (list, tuple)) else set() if ids is None else {ids}
 
 

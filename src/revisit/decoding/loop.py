@@ -53,7 +53,7 @@ from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
 from revisit.models.checkpoint import brief
 from revisit.models.loading import processor_of
-from revisit.models.parts import describe
+from revisit.models.parts import describe, text_config
 
 if TYPE_CHECKING:
     from revisit.decoding.method import Refine
@@ -82,9 +82,6 @@ NEVER_EMPTY = (
 # Processors that can be asked twice in a step: their answer depends on their arguments alone.
 REPEATABLE = (
     *NEVER_EMPTY,
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
-    InfNanRemoveLogitsProcessor,
     MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
@@ -257,14 +254,12 @@ def decode(
 
 def _check_context(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
     """Raises RevisitError for a prompt that is longer than the model's context."""
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    config = text_config(model.config)
     limit = getattr(config, "max_position_embeddings", None)
     embeds = model_kwargs.get("inputs_embeds")
     length = max(input_ids.shape[1], 0 if embeds is None else embeds.shape[1])
     rope = getattr(config, "rope_parameters", None) or {}
-    stretched = isinstance(rope, dict) and any(
-        "factor" in str(part) for part in rope.items()
-    )  # then the limit is not stated
+    stretched = isinstance(rope, dict) and "factor" in str(rope)  # then the limit is not stated
     if isinstance(limit, int) and limit > 0 and length > limit and not stretched:
         raise RevisitError(
             f"The prompt has {length} tokens, its image included, and the context of {describe(model)} has {limit}: shorten the prompt, "

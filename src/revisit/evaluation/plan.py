@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -81,14 +81,10 @@ class Plan:
 
     def by_seed(self) -> list[Plan]:
         """This plan once for every seed."""
-        from dataclasses import replace
-
         return [replace(self, seed=seed, seeds=()) for seed in self.seeds] if self.seeds else [self]
 
     def decoding_for(self, benchmark: Benchmark) -> Decoding:
         """The decoding settings of one benchmark."""
-        from dataclasses import replace
-
         return replace(self.decoding, max_new_tokens=self.max_new_tokens or benchmark.max_new_tokens)
 
 

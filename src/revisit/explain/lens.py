@@ -128,7 +128,7 @@ def whole_vocabulary(head: Head, states: Tensor, tokenizer: Any, best: int) -> R
 
     layers, tokens, _ = states.shape
     flat = states.flatten(0, 1)  # (layers·tokens, d)
-    vocabulary = head_size(head)
+    vocabulary = head.vocabulary
     best = min(best, vocabulary)
     ids, chances = [], []
     for start in range(0, len(flat), ROWS):
@@ -170,12 +170,6 @@ def _among(head: Head, states: Tensor, name: str, variants: dict[str, list[int]]
     if len(words) > MOST_MAPS:
         kept = table[-1].amax(0).topk(MOST_MAPS).indices.tolist()
     return Reading(name, words, top, chance, [words[k] for k in kept], table[..., kept])
-
-
-def head_size(head: Head) -> int:
-    """How many entries the vocabulary of a head has."""
-    weight = head.weight
-    return int(weight.shape[0] if weight is not None else head.module.out_features)  # type: ignore[arg-type]
 
 
 def single_tokens(tokenizer: Any, words: Sequence[str]) -> tuple[dict[str, list[int]], list[str]]:

@@ -73,7 +73,7 @@ class AvisC(Contrastive):
     source = "Woo et al., AvisC, arXiv:2405.17820"
 
     def __post_init__(self) -> None:
-        self.check_mode()
+        self.check_choice("mode")
         self.check_choice("blank")
         self.check_range("alpha", 0, float("inf"))
         self.check_range("beta", 0, 1)
@@ -171,19 +171,15 @@ class Blanker:
         return self.branch.live is not None and states.shape[1] >= self.length
 
     def _before(self, number: int, states: Tensor) -> Tensor | None:
+        import torch
+
         below, self.returned = self.returned, None
         if not self._active(states) or (number and states is below):
             return None
         prompt, later = states.split([self.length, states.shape[1] - self.length], dim=1)
         instead = self.filler(prompt[0]) if number == 0 or below is None else below[:, : self.length].to(states.device)
         hide = self.find_hidden()[..., None].to(states.device)  # (rows, T, 1)
-        return _joined([instead.where(hide, prompt), later])
+        return torch.cat([instead.where(hide, prompt), later], dim=1)
 
     def _after(self, states: Tensor) -> None:
         self.returned = states if self._active(states) else None
-
-
-def _joined(parts: list[Tensor]) -> Tensor:
-    import torch
-
-    return torch.cat(parts, dim=1)

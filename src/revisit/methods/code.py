@@ -65,7 +65,7 @@ class CODE(Boundaries, Contrastive):
     source = "Kim et al., CODE, arXiv:2406.01920"
 
     def __post_init__(self) -> None:
-        self.check_mode()
+        self.check_choice("mode")
         self.check_range("power", 0, float("inf"), low_open=True)
         self.check_range("description_tokens", 1, float("inf"))
         if self.request_ids is not None:

@@ -37,9 +37,6 @@ class Contrastive(Method):
 
     mode: Literal["auto", "stacked", "sequential"] = field(default="auto", kw_only=True)
 
-    def check_mode(self) -> None:
-        self.check_choice("mode")
-
     def stacks(self, run: Run) -> bool:
         """Whether the branches of this run go through the model together."""
         alone_on_cpu = len(run.input_ids) == 1 and run.input_ids.device.type == "cpu"

@@ -57,7 +57,7 @@ class ICD(Boundaries, Contrastive):
     source = "Wang et al., ICD, arXiv:2403.18715"
 
     def __post_init__(self) -> None:
-        self.check_mode()
+        self.check_choice("mode")
         self.check_choice("place")
         self.check_range("alpha", 0, float("inf"))
         self.check_range("beta", 0, 1)

@@ -70,7 +70,7 @@ class M3ID(Boundaries, Contrastive):
     source = "Favero et al., M3ID, arXiv:2403.14003"
 
     def __post_init__(self) -> None:
-        self.check_mode()
+        self.check_choice("mode")
         self.check_flags()
         self.check_range("decay", 0, float("inf"))
         self.check_range("beta", 0, 1)

@@ -61,7 +61,7 @@ class PAI(Boundaries, Contrastive):
     source = "Liu et al., PAI, arXiv:2407.21771"
 
     def __post_init__(self) -> None:
-        self.check_mode()
+        self.check_choice("mode")
         self.check_flags()
         self.check_range("alpha", 0, float("inf"))
         self.check_range("beta", 0, 1)

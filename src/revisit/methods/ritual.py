@@ -57,7 +57,7 @@ class RITUAL(Contrastive):
     source = "Woo et al., RITUAL, arXiv:2405.17821"
 
     def __post_init__(self) -> None:
-        self.check_mode()
+        self.check_choice("mode")
         self.check_choice("transform")
         self.check_range("alpha", 0, float("inf"))
         self.check_range("beta", 0, 1)

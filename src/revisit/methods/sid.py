@@ -97,7 +97,7 @@ class SID(Contrastive):
     source = "Huo et al., SID, arXiv:2408.02032"
 
     def __post_init__(self) -> None:
-        self.check_mode()
+        self.check_choice("mode")
         self.check_choice("constraint")
         self.check_range("alpha", 0, float("inf"))
         self.check_range("beta", 0, 1)

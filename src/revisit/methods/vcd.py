@@ -65,7 +65,7 @@ class VCD(Contrastive):
     source = "Leng et al., VCD, arXiv:2311.16922"
 
     def __post_init__(self) -> None:
-        self.check_mode()
+        self.check_choice("mode")
         self.check_range("alpha", 0, float("inf"))
         self.check_range("beta", 0, 1)
         self.check_range("noise_step", 0, STEPS - 1)

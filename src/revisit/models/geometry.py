@@ -108,7 +108,7 @@ def grids(config: Any, runs: Sequence[Sequence[int]], inputs: dict[str, Any]) ->
     shapes: Callable[[int, list[int]], list[Piece]]
     here = [context]  # as it is for the item at hand
     if context.has("image_grid_thw"):
-        shapes = _by_image(context, lambda number: next(iter(merged(context, number, (0, 0)))))
+        shapes = _by_image(lambda number: next(iter(merged(context, number, (0, 0)))))
     elif (patch_map := family.patch_map) in TILED_BY_IMAGE_SIZES and context.has("image_sizes"):
         assert patch_map is not None
 
@@ -116,9 +116,9 @@ def grids(config: Any, runs: Sequence[Sequence[int]], inputs: dict[str, Any]) ->
             height, width = context.rows("image_sizes")[number]
             return next(iter(patch_map(here[-1], number, (width, height))))
 
-        shapes = _by_image(context, tiled)
+        shapes = _by_image(tiled)
     elif context.has("image_sizes"):
-        shapes = _by_image(context, lambda number: next(iter(native(context, number, (0, 0)))))
+        shapes = _by_image(lambda number: next(iter(native(context, number, (0, 0)))))
     else:
         shapes = _squares(context, family)
     found, first_image = [], 0
@@ -132,7 +132,7 @@ def grids(config: Any, runs: Sequence[Sequence[int]], inputs: dict[str, Any]) ->
     return found
 
 
-def _by_image(context: Context, pieces_of: Callable[[int], list[Piece]]) -> Callable[[int, list[int]], list[Piece]]:
+def _by_image(pieces_of: Callable[[int], list[Piece]]) -> Callable[[int, list[int]], list[Piece]]:
     """Take images in order until an item's tokens are used up; nothing where they do not come out even."""
 
     def shapes(number: int, runs: list[int]) -> list[Piece]:

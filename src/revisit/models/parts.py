@@ -21,7 +21,6 @@ class Head:
     module: nn.Module
     transforms: list[Callable[[Tensor], Tensor]] = field(default_factory=lambda: [_same])
     transform: Callable[[Tensor], Tensor] | None = None
-    vocabulary: int = 1 << 18  # how many logits the model gives; known once calibrated
     _fetched: tuple[Tensor, Tensor | None] | None = None  # weight and bias of a head that cannot be indexed
 
     @property
@@ -55,6 +54,17 @@ class Head:
             weight, bias = self._fetched
         return LinearHead(weight, bias, None if self.transform in (None, _same) else self.transform)
 
+    @property
+    def vocabulary(self) -> int:
+        """How many logits the head gives."""
+        return len(self.linear().weight)
+
+    def all_logits(self, states: Tensor) -> Tensor:
+        """Logits of some states over the whole vocabulary, in float32 at least.  (n, d) -> (n, V)"""
+        raw = self.module(states)
+        raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
+        return raw if self.transform is None else self.transform(raw)
+
     def logits(self, states: Tensor, ids: Tensor, model_dtype: bool = False) -> Tensor:
         """Logits of some states over some token ids, as the model itself would score them.  (..., n, d), (..., k) -> (..., n, k)
 
@@ -67,7 +77,6 @@ class Head:
 
         Families declare scalings and caps that their forward may or may not use, so the model's own logits decide.
         """
-        self.vocabulary = logits.numel()
         ids = logits.topk(min(256, logits.numel())).indices.to(self.device)
         target = logits.to(self.device)[ids].float()
         ids, target = ids[target.isfinite()], target[target.isfinite()]
@@ -168,7 +177,7 @@ class ModelParts:
         layers = _layers(decoder)
         if layers is None:
             raise RevisitError(f"The decoder layers of {what} could not be found.")
-        text = _text_config(config)
+        text = text_config(config)
         embedding = model.get_input_embeddings()
         tied = getattr(embedding, "weight", None) is not None and _same_storage(embedding, head)
         if getattr(getattr(head, "weight", None), "is_meta", False):  # off-loaded: there is nothing to compare
@@ -180,7 +189,7 @@ class ModelParts:
 
 def refusal(config: Any, what: str) -> str | None:
     """Why a model of this configuration cannot be decoded by what its vision tokens say; None if it can."""
-    text = _text_config(config)
+    text = text_config(config)
     instead = "so there is nothing to revisit; use a decoder-only model such as LLaVA, Qwen-VL or InternVL."
     if getattr(config, "is_encoder_decoder", False) or getattr(text, "is_encoder_decoder", False):
         return f"{what} is an encoder–decoder model: its decoder never sees vision tokens, {instead}"
@@ -193,7 +202,8 @@ def refusal(config: Any, what: str) -> str | None:
     return None
 
 
-def _text_config(config: Any) -> Any:
+def text_config(config: Any) -> Any:
+    """The configuration of the language model inside a model's."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 

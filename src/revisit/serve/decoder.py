@@ -21,7 +21,7 @@ class Decoder:
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.model, self.processor = model, processor
-        self.end = end_tokens(model)
+        self.end = end_tokens(model.generation_config)
         self.special = vision_texts(processor)
 
     # -- before the queue -----------------------------------------------------------------------------------------

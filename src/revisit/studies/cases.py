@@ -45,7 +45,7 @@ def case_studies(subject: Subject, method: ReVisiT, count: int = 4, reporter: Re
         for number, record in enumerate(records):
             if not record.changed:
                 continue
-            before, after = record.ids[max(range(len(record.base)), key=record.base.__getitem__)], record.ids[0]
+            before, after = record.favorite, record.ids[0]
             kind = f"{_kind(before, shown, names)} → {_kind(after, shown, names)}"
             changes[kind] += 1
             about = {

@@ -45,11 +45,9 @@ class Forced:
     def logits(self, states: Tensor) -> Iterator[Tensor]:
         """Logits over the whole vocabulary, a bounded number of rows at a time.  (n, d) -> pieces of (b, V)"""
         head = self.parts.head
-        vocabulary = self.model.get_output_embeddings().weight.shape[0]
-        for part in states.split(max(1, CHUNK_NUMBERS // vocabulary)):
+        for part in states.split(max(1, CHUNK_NUMBERS // head.vocabulary)):
             with torch.no_grad():
-                raw = head.module(part)
-                found = (head.transform or (lambda x: x))(raw.to(torch.promote_types(raw.dtype, torch.float32)))
+                found = head.all_logits(part)
             yield found
 
     @torch.no_grad()

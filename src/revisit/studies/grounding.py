@@ -108,7 +108,7 @@ def gt_vs_hal(subject: Subject, reporter: Reporter | None = None) -> dict[str, A
     reporter = reporter or Silent()
     captions = subject.captions(reporter)
     model, processor = subject.loaded
-    vocabulary, end = ObjectVocabulary.of(processor.tokenizer), end_tokens(model)
+    vocabulary, end = ObjectVocabulary.of(processor.tokenizer), end_tokens(model.generation_config)
     chosen = select(captions, processor.tokenizer, vocabulary, end)
     steps: dict[str, list[int]] = {}
     for caption, mention in chosen.kept:

@@ -7,6 +7,7 @@ object of the picture is among the k likeliest. Only counts are kept: states liv
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from revisit.step.reference import CHUNK_NUMBERS
 from revisit.studies.forcing import last_logits
 from revisit.studies.objects import ObjectVocabulary, best_rank, recalls
 from revisit.studies.study import Subject, track
-from revisit.taps.hooks import Hooks
+from revisit.taps.hooks import Hooks, normed
 from revisit.taps.vision import Capture, no_image, vision_mask
 
 KS = (1, 5, 10, 30)
@@ -56,11 +57,8 @@ def ranks(
     at once.
     """
     places = torch.tensor(list(truth), device=objects.device, dtype=torch.long)
-    vocabulary = int(head.weight.shape[0]) if head.weight is not None else None
-    step = max(1, numbers // vocabulary) if vocabulary else 16
-    for part in states.split(step):
-        raw = head.module(part)  # (b, V)
-        logits = (head.transform or (lambda x: x))(raw.to(torch.promote_types(raw.dtype, torch.float32)))
+    for part in states.split(max(1, numbers // head.vocabulary)):
+        logits = head.all_logits(part)  # (b, V)
         yield best_rank(logits, objects[places]), best_rank(logits[:, objects], places)
 
 
@@ -103,11 +101,7 @@ class States:
                 yield (layer, True), states
             else:
                 yield (layer, False), states
-                yield (layer, True), norm(states.to(_device(norm))).to(states.device)
-
-
-def _device(module: Any) -> Any:
-    return next(module.parameters()).device
+                yield (layer, True), normed(norm, states).to(states.device)
 
 
 def projection(subject: Subject, reporter: Reporter | None = None) -> dict[str, Any]:
@@ -132,34 +126,31 @@ def projection(subject: Subject, reporter: Reporter | None = None) -> dict[str, 
             for key, rows in states.readings(by_layer, raw):
                 for full, objects in ranks(head, rows, vocabulary.tensor(head.device), truth):
                     counts.setdefault(key, Counts(CURVE)).add(full, objects)
-    size = model.get_output_embeddings().weight.shape[0]
     return {
         "images": len(items),
         "tokens": units,
         "tokens_without_ground_truth_word": empty,
-        "vocabulary": {"full": size, **vocabulary.summary()},
+        "vocabulary": {"full": states.parts.head.vocabulary, **vocabulary.summary()},
         "chance": chance(subject, vocabulary),
         "final_layer": states.parts.depth,
         "layers": [
             {
                 "layer": layer,
-                "norm": normed,
+                "norm": with_norm,
                 "full": recalls(found.full.tolist(), units, CURVE),
                 "objects": recalls(found.objects.tolist(), units, CURVE),
             }
-            for (layer, normed), found in sorted(counts.items())
+            for (layer, with_norm), found in sorted(counts.items())
         ],
     }
 
 
 def chance(subject: Subject, vocabulary: ObjectVocabulary) -> list[dict[str, float]]:
     """What a random order of the object words would give: 1 − C(words − shown, k) / C(words, k), over the pictures."""
-    from math import comb
-
     words = len(vocabulary.words)
     shown = [len(vocabulary.places(item.meta["ground_truth"])) for item in subject.items]
     return [
-        {"k": k, "recall": sum(1 - comb(words - n, k) / comb(words, k) for n in shown) / len(shown)}
+        {"k": k, "recall": sum(1 - math.comb(words - n, k) / math.comb(words, k) for n in shown) / len(shown)}
         for k in CURVE
         if k <= words
     ]

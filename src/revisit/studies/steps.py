@@ -71,7 +71,7 @@ def hallucinated_steps(subject: Subject, reporter: Reporter | None = None) -> di
     reporter = reporter or Silent()
     captions = subject.captions(reporter)
     model, processor = subject.loaded
-    vocabulary, end = ObjectVocabulary.of(processor.tokenizer), end_tokens(model)
+    vocabulary, end = ObjectVocabulary.of(processor.tokenizer), end_tokens(model.generation_config)
     chosen = select(captions, processor.tokenizer, vocabulary, end)
     forced = Forced(model, processor)
     by_caption: dict[str, list[tuple[Caption, Mention]]] = {}
@@ -83,7 +83,7 @@ def hallucinated_steps(subject: Subject, reporter: Reporter | None = None) -> di
         for step, greedy in _measure(forced, pairs, vocabulary, end):
             steps.append(step)
             agree += greedy
-    size = model.get_output_embeddings().weight.shape[0]
+    size = forced.parts.head.vocabulary
     return {
         "captions": len(captions),
         "hallucinated_captions": len(chosen.hallucinated),

@@ -95,12 +95,10 @@ AttentionHook = Callable[[Call], Callable[[Tensor], Tensor] | None]
 @contextlib.contextmanager
 def watching(parts: ModelParts, see: AttentionHook, method_name: str) -> Iterator[None]:
     """While inside, the hook is given every attention call of this thread in this model's decoder."""
-    modules = {}
-    for number, layer in enumerate(parts.layers):
-        module = getattr(layer, "self_attn", None) or getattr(layer, "attention", None)
-        if isinstance(module, nn.Module) and hasattr(module, "config"):
-            modules[id(module)] = number
-    configs = {id(layer_module.config): layer_module.config for layer_module in _attentions(parts)}
+    found = (getattr(layer, "self_attn", None) or getattr(layer, "attention", None) for layer in parts.layers)
+    attentions = [(n, m) for n, m in enumerate(found) if isinstance(m, nn.Module) and hasattr(m, "config")]
+    modules = {id(module): number for number, module in attentions}
+    configs: dict[int, Any] = {id(module.config): module.config for _, module in attentions}
     if len(modules) < len(parts.layers):
         raise RevisitError(
             f"{method_name} works on attention, and not every decoder layer of {describe(parts.model)} has one that could be found: use "
@@ -117,11 +115,6 @@ def watching(parts: ModelParts, see: AttentionHook, method_name: str) -> Iterato
         hooks.remove(entry)
         for config in configs.values():
             _leave(config)
-
-
-def _attentions(parts: ModelParts) -> list[Any]:
-    found = (getattr(layer, "self_attn", None) or getattr(layer, "attention", None) for layer in parts.layers)
-    return [module for module in found if isinstance(module, nn.Module) and hasattr(module, "config")]
 
 
 def _enter(config: Any, method_name: str, parts: ModelParts) -> None:

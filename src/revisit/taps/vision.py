@@ -40,6 +40,14 @@ def vision_mask(input_ids: Tensor, vision_ids: Sequence[int]) -> Tensor:
     return torch.isin(input_ids, torch.tensor(vision_ids, device=input_ids.device))
 
 
+def run_lengths(positions: Tensor) -> list[int]:
+    """Lengths of the unbroken runs of ascending positions, in order.  (n,)"""
+    if not len(positions):
+        return []
+    breaks = (positions.diff() != 1).nonzero().squeeze(-1) + 1
+    return [end - start for start, end in itertools.pairwise([0, *breaks.tolist(), len(positions)])]
+
+
 @dataclass
 class VisionStates:
     """The hidden states of one item's vision tokens: state j·N + i is vision token i at the j-th chosen layer."""
@@ -53,12 +61,12 @@ class VisionStates:
     def tokens(self) -> int:
         return len(self.positions)
 
-    def keep_in(self, room: Tensor) -> None:
+    def keep_in(self, buffer: Tensor) -> None:
         """Keep all layers in this (|J|, N, d) tensor."""
-        self._all = room
+        self._all = buffer
 
     def filled(self, layer: int) -> Tensor:
-        """The (N, d) room of one layer, which is about to hold its states."""
+        """The part (N, d) of the buffer for one layer, which is about to hold its states."""
         assert self._all is not None
         self.by_layer[layer] = self._all[self.layers.index(layer)]
         return self.by_layer[layer]
@@ -76,11 +84,7 @@ class VisionStates:
 
     def runs(self) -> list[int]:
         """Lengths of the unbroken runs of vision tokens, in order."""
-        if not self.tokens:
-            return []
-        breaks = (self.positions.diff() != 1).nonzero().squeeze(-1) + 1
-        edges = [0, *breaks.tolist(), self.tokens]
-        return [b - a for a, b in itertools.pairwise(edges)]
+        return run_lengths(self.positions)
 
 
 class Capture:
@@ -148,8 +152,8 @@ class Capture:
             longest = max(item.tokens for item in self.items)
             shape = (len(self.items), len(self.layers), longest, hidden.shape[-1])
             self.store = torch.zeros(shape, dtype=hidden.dtype, device=self.parts.head.device)
-            for item, room in zip(self.items, self.store, strict=True):
-                item.keep_in(room[:, : item.tokens])
+            for item, buffer in zip(self.items, self.store, strict=True):
+                item.keep_in(buffer[:, : item.tokens])
         norm = self.norm if layer < self.parts.depth else None
         if offset == 0:
             states = hidden[self._index(hidden.device)]  # (items, N, d), all of them by one kernel
