@@ -76,7 +76,7 @@ def evaluate(
     if threads:
         torch.set_num_threads(threads)
     plan = Plan(usual, validation, test, batch_size, workers, seed=seed, grid_on_test=grid)
-    typer.echo(report(model, plan, out, say=lambda line: typer.echo(line, err=True)))
+    typer.echo(report(model, plan, out))
 
 
 def register(app: typer.Typer) -> None:

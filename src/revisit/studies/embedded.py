@@ -7,9 +7,10 @@ paired intervals over the same scenes. All captions answer CHAIR's prompt, greed
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
@@ -35,7 +36,8 @@ from revisit.tiny.catalog import BY_NOUN, CATEGORIES
 from revisit.tiny.dice import Dice
 from revisit.tiny.scenes import Scene, render, scene
 
-Say = Callable[[str], None]
+log = logging.getLogger(__name__)
+
 STUCK = 0.01  # share of captions that may repeat one object
 
 
@@ -224,12 +226,12 @@ def label(method: ReVisiT) -> str:
     return f"ReVisiT {method.layers}, alpha {method.alpha:g}{special}"
 
 
-def measure(name: str, plan: Plan, say: Say = print) -> dict[str, Any]:
+def measure(name: str, plan: Plan) -> dict[str, Any]:
     """All figures of the model card."""
     model, processor = load(name)
     validation = [scene("unusual", plan.seed + 1, i) for i in range(plan.validation)]
     test = [scene("unusual", plan.seed + 2, i) for i in range(plan.test)]
-    result: dict[str, Any] = {"plan": asdict(plan), **_usual(model, processor, plan, say)}
+    result: dict[str, Any] = {"plan": asdict(plan), **_usual(model, processor, plan)}
 
     grid = plan.grid()
     told = list(describe_all(name, validation, [None, *grid], plan))
@@ -237,7 +239,7 @@ def measure(name: str, plan: Plan, say: Say = print) -> dict[str, Any]:
     repeats = [stuck(captions) for _, captions in told]
     rows = [_row("greedy", base), *(_row(label(m), s, base) for m, s in tried)]
     result["validation"] = [{**row, "stuck": 100 * share} for row, share in zip(rows, repeats, strict=True)]
-    say(_table(result["validation"]))
+    log.info("%s", _table(result["validation"]))
     best = chosen(base, tried, dict(zip(grid, repeats[1:], strict=True)))
     result["chosen"] = asdict(best)
 
@@ -249,7 +251,7 @@ def measure(name: str, plan: Plan, say: Say = print) -> dict[str, Any]:
         *(_row(label(m), s, told[0][0]) for m, (s, _) in zip(methods, told[1:], strict=True)),
     ]
     result["test"] = [{**row, "stuck": 100 * stuck(captions)} for row, (_, captions) in zip(rows, told, strict=True)]
-    say(_table(result["test"]))
+    log.info("%s", _table(result["test"]))
     for likely in (False, True):
         asked = test[: plan.validation]
         plain, refined = (presence(model, processor, asked, m, plan, likely) for m in (None, best))
@@ -262,17 +264,19 @@ def measure(name: str, plan: Plan, say: Say = print) -> dict[str, Any]:
     return result
 
 
-def _usual(model: Any, processor: Any, plan: Plan, say: Say) -> dict[str, Any]:
+def _usual(model: Any, processor: Any, plan: Plan) -> dict[str, Any]:
     """Greedy quality and the lens on usual scenes."""
     usual = [scene("usual", plan.seed, i) for i in range(plan.usual)]
     scores, captions = describe(model, processor, usual, None, plan)
     out: dict[str, Any] = {"usual": _row("greedy", scores), "examples": captions[:8]}
     out["usual presence"] = presence(model, processor, usual, None, plan).metrics["accuracy"]
     out["usual presence, likely"] = presence(model, processor, usual, None, plan, likely=True).metrics["accuracy"]
-    say(f"usual: {out['usual']}, presence {out['usual presence']:.3f}")
+    log.info("usual: %s, presence %.3f", out["usual"], out["usual presence"])
     out["lens"] = [asdict(row) for row in lens(model, processor, usual[:200], plan.batch)]
     for row in out["lens"]:
-        say(f"lens {row['layer']}: objects {row['objects']:.3f}, full {row['full']:.3f}, inside {row['inside']:.3f}")
+        log.info(
+            f"lens {row['layer']}: objects {row['objects']:.3f}, full {row['full']:.3f}, inside {row['inside']:.3f}"
+        )
     return out
 
 
@@ -329,10 +333,10 @@ Unusual scenes, questions:
 """
 
 
-def report(name: str, plan: Plan, out: Path, say: Say = print) -> str:
+def report(name: str, plan: Plan, out: Path) -> str:
     """Measure a model and write report.json and report.md."""
     out.mkdir(parents=True, exist_ok=True)  # before the work: a place that cannot be written fails at once
-    result = measure(name, plan, say)
+    result = measure(name, plan)
     (out / "report.json").write_text(json.dumps(result, indent=1) + "\n")
     (out / "report.md").write_text(markdown(result))
     return markdown(result)

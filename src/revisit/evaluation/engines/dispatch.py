@@ -56,15 +56,15 @@ def dispatch(batches: Iterable[Batch], pool: Pool, workers: int, patience: int =
     source = iter(batches)
     again: deque[Batch] = deque()
     losses: dict[int, int] = {}
-    crew: dict[Any, _Worker] = {}  # by handle: a worker's own while it starts, then those of its work
-    team: list[_Worker] = []
+    pending: dict[Any, _Worker] = {}  # handle -> its worker: a start, or work under way
+    alive: list[_Worker] = []
     idle = failed_starts = 0
 
-    def hire() -> None:
+    def start() -> None:
         worker, ready = pool.start()
         member = _Worker(worker)
-        team.append(member)
-        crew[ready] = member
+        alive.append(member)
+        pending[ready] = member
 
     def next_batch() -> Batch | None:
         return again.popleft() if again else next(source, None)
@@ -73,18 +73,18 @@ def dispatch(batches: Iterable[Batch], pool: Pool, workers: int, patience: int =
         while member.ready and len(member.work) < DEPTH and (batch := next_batch()) is not None:
             handle = pool.submit(member.handle, batch)
             member.work[handle] = batch
-            crew[handle] = member
+            pending[handle] = member
 
-    def lose(member: _Worker) -> None:
+    def replace(member: _Worker) -> None:
         nonlocal failed_starts
         failed_starts = 0 if member.ready else failed_starts + 1
         if failed_starts >= ATTEMPTS * workers:
             raise RevisitError(
                 f"{failed_starts} workers in a row died while loading the model; their machines probably lack the memory for it."
             )
-        for handle in [h for h, m in crew.items() if m is member]:
-            del crew[handle]
-        team.remove(member)
+        for handle in [h for h, m in pending.items() if m is member]:
+            del pending[handle]
+        alive.remove(member)
         pool.discard(member.handle)
         for batch in reversed(member.work.values()):
             losses[id(batch)] = losses.get(id(batch), 0) + 1
@@ -94,33 +94,29 @@ def dispatch(batches: Iterable[Batch], pool: Pool, workers: int, patience: int =
                     "batch size."
                 )
             again.appendleft(batch)
-        hire()
-
-    def stand_down() -> None:
-        for member in team:
-            pool.discard(member.handle)
+        start()
 
     try:
         for _ in range(workers):
-            hire()
-        while crew:
-            handle = pool.wait(list(crew))
+            start()
+        while pending:
+            handle = pool.wait(list(pending))
             if handle is None:
                 idle += 1
                 if idle >= patience:
                     raise RevisitError(
-                        f"No worker has done anything for a long time ({sum(m.ready for m in team)} of {len(team)} started): the cluster "
+                        f"No worker has done anything for a long time ({sum(m.ready for m in alive)} of {len(alive)} started): the cluster "
                         "may lack free CPUs, GPUs or memory for them; ask for fewer workers."
                     )
                 continue
             idle = 0
-            member = crew[handle]
+            member = pending[handle]
             try:
                 result = pool.result(handle)
             except Lost:
-                lose(member)
+                replace(member)
             else:
-                del crew[handle]
+                del pending[handle]
                 if member.ready:
                     done = member.work.pop(handle)
                     losses.pop(id(done), None)
@@ -128,12 +124,13 @@ def dispatch(batches: Iterable[Batch], pool: Pool, workers: int, patience: int =
                     yield result
                 else:
                     member.ready = True
-            for other in team:
+            for other in alive:
                 fill(other)
-            if not again and not any(m.work for m in team):
+            if not again and not any(m.work for m in alive):
                 rest = next(source, None)
                 if rest is None:
                     break
                 again.append(rest)
     finally:
-        stand_down()
+        for member in alive:
+            pool.discard(member.handle)
