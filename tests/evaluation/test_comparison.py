@@ -20,7 +20,7 @@ from rich.console import Console
 from revisit.benchmarks.base import Metric
 from revisit.errors import RevisitError
 from revisit.evaluation import statistics
-from revisit.evaluation.comparison import Row, Table, Value, ranks, compare_folder
+from revisit.evaluation.comparison import Row, Table, Value, compare_folder, ranks
 from revisit.evaluation.records import sealed
 from revisit.evaluation.runner import run
 from revisit.report.comparisons import stars

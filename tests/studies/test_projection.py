@@ -112,7 +112,7 @@ def test_words_and_tokens_are_chosen_by_rule() -> None:
 
 def test_log_probabilities_of_words_over_both_vocabularies() -> None:
     torch.manual_seed(1)
-    head = Head(torch.nn.Linear(4, 20, bias=False), vocabulary=20)
+    head = Head(torch.nn.Linear(4, 20, bias=False))
     states, words = torch.randn(3, 4), torch.tensor([2, 7, 11])
     with torch.no_grad():
         full, among = log_probabilities(head, states, words)
