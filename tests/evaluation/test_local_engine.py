@@ -15,7 +15,7 @@ from PIL import Image
 from families import build
 from revisit import ReVisiT
 from revisit.decoding import batch
-from revisit.decoding.batch import ItemDraw, until_end
+from revisit.decoding.batch import ItemDraw
 from revisit.decoding.plain import Plain
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
@@ -23,6 +23,7 @@ from revisit.evaluation import identity
 from revisit.evaluation.engines.base import Answer, Job, open_engine
 from revisit.evaluation.engines.local import LocalEngine
 from revisit.evaluation.identity import fingerprint, model_folder
+from revisit.models.prompts import until_end
 
 
 @pytest.fixture(scope="module")

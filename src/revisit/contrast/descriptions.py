@@ -12,7 +12,7 @@ from torch import Tensor
 
 from revisit.contrast.pixels import item_digests
 from revisit.contrast.prompt_edits import Edit, edited, image_span
-from revisit.decoding.batch import end_tokens, until_end
+from revisit.models.prompts import end_tokens, until_end
 from revisit.taps.hooks import taps_paused
 from revisit.taps.positions import saved_positions
 

@@ -26,7 +26,7 @@ from revisit.decoding.plain import Plain
 from revisit.decoding.settings import Decoding
 from revisit.decoding.trace import RowTrace, Trace
 from revisit.errors import RevisitError
-from revisit.models.prompts import new_tokens, prepare
+from revisit.models.prompts import end_tokens, new_tokens, prepare, until_end
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -136,20 +136,6 @@ def decode_batch(
 def decode_texts(processor: Any, tokens: Sequence[Sequence[int]]) -> list[str]:
     """Token ids as answers: no special tokens, no surrounding blanks."""
     return [text.strip() for text in processor.batch_decode([list(row) for row in tokens], skip_special_tokens=True)]
-
-
-def end_tokens(generation_config: Any) -> set[int]:
-    """The ids that end an answer."""
-    ids = generation_config.eos_token_id
-    return set(ids) if isinstance(ids, (list, tuple)) else set() if ids is None else {ids}
-
-
-def until_end(tokens: Sequence[int], end: set[int]) -> list[int]:
-    """The tokens up to and with the first that ends the answer; what follows is the batch's padding."""
-    for place, token in enumerate(tokens):
-        if token in end:
-            return list(tokens[: place + 1])
-    return list(tokens)
 
 
 class RowEnds(StoppingCriteria):  # type: ignore[misc]

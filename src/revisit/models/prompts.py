@@ -132,3 +132,17 @@ def answers(processor: Any, output: Any, inputs: Any) -> list[str]:
     if not hasattr(processor, "batch_decode"):
         raise RevisitError(f"The first argument must be the model's processor, not {type(processor).__name__}.")
     return [text.strip() for text in processor.batch_decode(new_tokens(output, inputs), skip_special_tokens=True)]
+
+
+def end_tokens(generation_config: Any) -> set[int]:
+    """The ids that end an answer."""
+    ids = generation_config.eos_token_id
+    return set(ids) if isinstance(ids, (list, tuple)) else set() if ids is None else {ids}
+
+
+def until_end(tokens: Sequence[int], end: set[int]) -> list[int]:
+    """The tokens up to and with the first that ends the answer; what follows is the batch's padding."""
+    for place, token in enumerate(tokens):
+        if token in end:
+            return list(tokens[: place + 1])
+    return list(tokens)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from revisit.decoding.batch import decode_batch, end_tokens
+from revisit.decoding.batch import decode_batch
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.models import templates
-from revisit.models.prompts import encode, vision_texts
+from revisit.models.prompts import encode, end_tokens, vision_texts
 from revisit.serve.batcher import Ticket
 from revisit.serve.detokenizer import IncrementalDetokenizer
 from revisit.serve.replies import Reply

@@ -100,8 +100,8 @@ def compare(settings: dict[str, Maxima]) -> list[dict[str, Any]]:
 
 def gt_vs_hal(subject: Subject, reporter: Reporter | None = None) -> dict[str, Any]:
     """The study: all tokens, tokens of hallucinated captions, hallucinated steps; with the image and without it."""
-    from revisit.decoding.batch import end_tokens
     from revisit.models.images import open_image
+    from revisit.models.prompts import end_tokens
     from revisit.studies.forcing import Forced
     from revisit.studies.steps import select
 

@@ -65,7 +65,7 @@ def select(captions: list[Caption], tokenizer: Any, vocabulary: ObjectVocabulary
 
 def hallucinated_steps(subject: Subject, reporter: Reporter | None = None) -> dict[str, Any]:
     """The study: recall@k at the hallucinated steps, with Wilson intervals, and every step."""
-    from revisit.decoding.batch import end_tokens
+    from revisit.models.prompts import end_tokens
     from revisit.studies.forcing import Forced
 
     reporter = reporter or Silent()
