@@ -46,8 +46,8 @@ OPEN = (
     "VQAv2: its accuracies are multiples of 1/1500, so 500 questions; which ones is not said. Ours are the first 500.",
     "POPE: the prompt is the question alone; its parser is not said. Ours is the official one.",
     "HallusionBench: its judge is a GPT model. Without hallusionbench.judge=model and a judge_url answers are judged by rule.",
-    "Baselines have their released defaults, which differ by program; ours are official(), one setting for all benchmarks (VCD beta 0.2, SID "
-    "100 of 576 tokens, DoLa low layers without a repetition penalty, M3ID as in RITUAL's code).",
+    "Baselines have their released defaults, which differ by program; ours are official(), one setting for all benchmarks (VCD beta 0.2, "
+    "SID 100 of 576 tokens, DoLa low layers without a repetition penalty, M3ID as in RITUAL's code).",
     "ReVisiT's threshold is chosen per task; only CHAIR's (1e-5) and VQAv2's (its ablation table) can be told.",
 )
 

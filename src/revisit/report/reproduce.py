@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from revisit.benchmarks.base import Item
+from revisit.benchmarks.base import Item, Metric
 from revisit.evaluation.config import SCENES, EvalConfig
 from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.runner import Reporter, run
