@@ -20,7 +20,7 @@ from revisit.evaluation.config import EvalConfig
 from revisit.methods.revisit import ReVisiT
 from revisit.methods.vcd import VCD
 from revisit.report import paper, published
-from revisit.report.reproduce import _values
+from revisit.report.reproduce import _parts, _values
 from revisit.report.stand_in import stand_in_data
 from revisit.report.verdicts import Ours, comparison_table, verdict
 
@@ -73,6 +73,14 @@ def test_the_mean_over_subjects_is_the_papers_overall() -> None:
     cell = {"metrics": {"macro": metric, "Art_Theory/accuracy": {**metric, "value": 0.25}}}
     found = _values(cell, ["Overall", "Art Theory", "Music"])
     assert found == {"Overall": Ours(50.0, 40.0, 60.0), "Art Theory": Ours(25.0, 40.0, 60.0)}
+
+
+def test_many_metrics_are_grouped_by_what_they_are() -> None:
+    subjects = list(published.table("mmmu_subjects")["LLaVA-1.5-7B"]["greedy"])
+    titles = [title for title, _ in _parts(subjects)]
+    assert (titles[0], titles[-2:]) == ("Accounting to Art Theory", ["Pharmacy to Sociology", "mean over subjects"])
+    assert [name for _, names in _parts(subjects) for name in names] == subjects
+    assert [title for title, _ in _parts(["coco_random/F1", "coco_random/accuracy"])] == ["coco random"]
 
 
 def test_a_table_counts_its_verdicts() -> None:

@@ -134,14 +134,17 @@ def _run_grid(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
 
 
 def _parts(metrics: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Many metrics in groups that fit on a page: by sub-setting where they have one, else five at a time."""
+    """Many metrics in groups that fit on a page: by sub-setting where they have one, else five at a time, the mean apart."""
     groups: dict[str, list[str]] = {}
-    for place, name in enumerate(metrics):
-        key = (
-            name.rsplit("/", 1)[0].replace("_", " ")
-            if "/" in name
-            else f"subjects {place // 5 * 5 + 1} to {place // 5 * 5 + 5}"
-        )
+    subjects = [name for name in metrics if name != "Overall"]
+    for name in metrics:
+        if "/" in name:
+            key = name.rsplit("/", 1)[0].replace("_", " ")
+        elif name in subjects:
+            first = subjects.index(name) // 5 * 5
+            key = f"{subjects[first]} to {subjects[min(first + 4, len(subjects) - 1)]}"
+        else:
+            key = "mean over subjects"
         groups.setdefault(key, []).append(name)
     return list(groups.items())
 
