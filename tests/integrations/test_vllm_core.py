@@ -410,7 +410,7 @@ def test_rows_with_more_candidates_than_there_is_room_for_are_taken_again(monkey
 
 
 def test_room_for_candidates_follows_what_is_expected_within_what_memory_allows() -> None:
-    assert [step.fitting(expected, 600) for expected in (0, 31, 32, 200, 9000)] == [32, 32, 64, 256, 512]
+    assert [step.fitting(expected, 600) for expected in (0, 31, 32, 200, 9000)] == [32, 32, 48, 256, 512]
     assert step.fitting(9000, 5) == 32
     assert step.usual_size([3, 300, 5]) == 300
     assert step.usual_size([3] * 63 + [9000]) == 3  # one flat distribution makes nobody else's step larger

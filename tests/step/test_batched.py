@@ -136,9 +136,9 @@ def test_sets_larger_than_the_capacity_are_taken_again(monkeypatch: pytest.Monke
     capacities = []
     find = batched.find_candidates
 
-    def watched(logits: torch.Tensor, rule: Rule, capacity: int | None) -> Any:
+    def watched(logits: torch.Tensor, rule: Rule, capacity: int | None, ended: torch.Tensor | None) -> Any:
         capacities.append(capacity)
-        return find(logits, rule, capacity)
+        return find(logits, rule, capacity, ended)
 
     for module in (run, batched):
         monkeypatch.setattr(module, "find_candidates", watched)

@@ -25,9 +25,10 @@ from revisit.step.divergence import (
     distance,
     log_distribution,
     mask,
-    mean_by_shares,
+    mean,
     select,
     usable,
+    vision_weight,
 )
 from revisit.step.rule import Rule
 from revisit.step.states import StateBlocks
@@ -42,14 +43,14 @@ class Candidates(NamedTuple):
     ids: Tensor  # (B, K)
     inside: Tensor  # (B, K) whether it is plausible
     log_p: Tensor  # (B, K) the output distribution over the plausible ones, -inf elsewhere
-    sizes: Tensor  # (B,) how many are plausible, also beyond K; 0 where the logits are no distribution
+    sizes: Tensor  # (B,) how many are plausible, also beyond K; 0 where the logits are no distribution or the row has ended
 
 
 class Step(NamedTuple):
     """What a step gives; everything stays on the device."""
 
     scores: Tensor  # (B, V), -inf outside the plausible set; the logits themselves where a row is left as it is
-    sizes: Tensor  # (B,) plausible tokens; 0 where the logits are no distribution
+    sizes: Tensor  # (B,) plausible tokens; 0 where the logits are no distribution or the row has ended
     applied: Tensor  # (B,) whether a vision token was used
     changed: Tensor  # (B,) whether the likeliest token was not the likeliest before
     states: Tensor  # (B,) the selected vision state, where one was used
@@ -82,27 +83,34 @@ def refine(
     *,
     uniform: float | Tensor = 0.0,
     capacity: int | None = None,
+    ended: Tensor | None = None,
 ) -> Step:
-    """The step of all rows.  (B, V)
+    """The step of all rows, of which those that have `ended` (B,) need not be right.  (B, V)
 
     With a capacity no value is read by the host; rows with a larger set must be taken again. Without one the
     capacity is the size of the largest set, which the host waits for.
     """
-    return finish(logits, find_candidates(logits, rule, capacity), blocks, head, rule, uniform)
+    return finish(logits, find_candidates(logits, rule, capacity, ended), blocks, head, rule, uniform)
 
 
-def find_candidates(logits: Tensor, rule: Rule, capacity: int | None) -> Candidates:
+def find_candidates(logits: Tensor, rule: Rule, capacity: int | None, ended: Tensor | None = None) -> Candidates:
     """The plausible tokens, exactly as the reference finds them from log-probabilities, in `capacity` places."""
     logp = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     sizes = None
     if capacity is None:
-        sizes = plausible(logp, logp.amax(-1, keepdim=True) + math.log(rule.alpha), rule).sum(-1)
+        sizes = count(logp, logp.amax(-1, keepdim=True) + math.log(rule.alpha), rule, ended)
         capacity = max(1, int(sizes.max()))
     top, ids = logp.topk(min(capacity, logp.shape[-1]))  # (B, K), descending
     least = top[:, :1] + math.log(rule.alpha)
     inside = plausible(top, least, rule)
     log_p = torch.where(inside, top, MINUS_INFINITY).log_softmax(-1)
-    return Candidates(ids, inside, log_p, plausible(logp, least, rule).sum(-1) if sizes is None else sizes)
+    return Candidates(ids, inside, log_p, count(logp, least, rule, ended) if sizes is None else sizes)
+
+
+def count(logp: Tensor, least: Tensor, rule: Rule, ended: Tensor | None) -> Tensor:
+    """How many tokens are in the set; 0 for rows that have ended, whose sets may be of any size.  (B, V), (B, 1) -> (B,)"""
+    sizes = plausible(logp, least, rule).sum(-1)
+    return sizes if ended is None or len(sizes) == 1 else sizes.masked_fill_(ended.to(sizes.device), 0)
 
 
 def plausible(logp: Tensor, least: Tensor, rule: Rule) -> Tensor:
@@ -114,25 +122,28 @@ def finish(
     logits: Tensor, some: Candidates, blocks: StateBlocks, head: Projection, rule: Rule, uniform: float | Tensor
 ) -> Step:
     """The step of all rows whose candidates are known."""
-    distances, xs = compare(some, blocks, head, rule)
-    index, shares = select(blocks.by_row(distances), some.sizes, rule, uniform)  # (B, n)
-    place, offset = blocks.places(index)
+    compared, xs = compare(some, blocks, head, rule)
+    distances = blocks.by_row(compared)  # (B, N)
+    index, selected = select(distances, some.sizes, rule, uniform)  # (B, n)
     if xs is not None:
-        x = xs.flatten(0, 1)[place, offset]  # (B, n, K)
+        x = blocks.pick(xs, index)  # (B, n, K)
     else:
-        x = head.logits(blocks.states[place // blocks.rows.shape[1], offset], some.ids, rule.model_dtype)
-        x = mask(x, some.inside[:, None], rule)
+        states = blocks.pick(blocks.states[:, :, None].expand(-1, -1, blocks.rows.shape[1], -1), index)  # (B, n, d)
+        x = mask(head.logits(states, some.ids, rule.model_dtype), some.inside[:, None], rule)
     log_q = log_distribution(x, rule)
-    log_q = log_q[:, 0] if shares.shape[1] == 1 else mean_by_shares(log_q, shares[..., None])  # (B, K)
+    log_q = log_q[:, 0] if index.shape[1] == 1 else mean(log_q, index, selected, distances, rule)  # (B, K)
     if rule.fusion == "interpolation":
         log_q = torch.where(some.inside, log_q, MINUS_INFINITY)
-    weight = rule.weight
-    weights = reference.vision_weight(some.log_p, log_q, weight) if isinstance(weight, str) else weight
-    fused = reference.fuse(some.log_p, log_q, rule.fusion, weights, rule.normalize)
+    weights = rule.weight if not isinstance(rule.weight, str) else vision_weight(some.log_p, log_q, rule.weight)
+    if rule.fusion == "poe" and isinstance(weights, Tensor):
+        fused = torch.addcmul(some.log_p, weights[:, None], log_q)  # log Q is finite here: 0 · log Q is 0
+        fused = fused.log_softmax(-1) if rule.normalize else fused
+    else:
+        fused = reference.fuse(some.log_p, log_q, rule.fusion, weights, rule.normalize)
 
     touched = some.inside[:, :1] if blocks.seen is None else some.inside[:, :1] & blocks.seen[:, None]  # (B, 1)
     several = some.inside[:, 1:2] if some.inside.shape[1] > 1 else some.sizes[:, None] > 1  # the likeliest come first
-    applied = several & (shares if shares.dtype == torch.bool else shares.amax(-1, keepdim=True) > 0)
+    applied = several & selected[:, :1]
     final = torch.where(applied, fused, some.log_p)
     kept = torch.where(touched, final.to(logits.dtype), logits.gather(-1, some.ids))
     scores = torch.where(touched, MINUS_INFINITY, logits).scatter_(-1, some.ids, kept)
@@ -142,22 +153,22 @@ def finish(
 
 
 def compare(some: Candidates, blocks: StateBlocks, head: Projection, rule: Rule) -> tuple[Tensor, Tensor | None]:
-    """How far every vision state is from the rows that look at it, and its masked logits.  -> (G, c, S), (G, c, S, K)
+    """How far every vision state is from the rows that look at it, and its masked logits.  -> (G, S, c), (G, S, c, K)
 
     The distance is inf for padding and for states that cannot be selected. What is too large to be held at once is
     compared in slices, and the logits are not kept.
     """
     ids = blocks.by_block(some.ids)  # (G, c, K)
-    inside, log_p = (blocks.by_block(x)[:, :, None] for x in (some.inside, some.log_p))
+    inside, log_p = (blocks.by_block(x)[:, None] for x in (some.inside, some.log_p))
     # On a GPU, four tensors of this many float32 numbers stay below a quarter of the states in half precision.
     largest = CPU_NUMBERS if ids.device.type == "cpu" else max(DEVICE_NUMBERS, blocks.states.numel() // 32)
     slices = blocks.states.split(max(1, largest // ids.numel()), dim=1)
     parts = []
     for states in slices:
         x = head.logits(states, ids.flatten(1), rule.model_dtype)  # (G, s, c · K)
-        x = mask(x.unflatten(-1, ids.shape[1:]).transpose(1, 2), inside, rule)  # (G, c, s, K)
+        x = mask(x.unflatten(-1, ids.shape[1:]), inside, rule)  # (G, s, c, K)
         parts.append(torch.where(usable(x, inside, rule), distance(log_p, x, inside, rule), INFINITY))
-    distances = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+    distances = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
     if blocks.mask is not None:
-        distances = torch.where(blocks.mask[:, None], distances, INFINITY)
+        distances = torch.where(blocks.mask[..., None], distances, INFINITY)
     return distances, x if len(slices) == 1 else None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from revisit.models.head import LARGEST_LOGIT
 from revisit.step import reference
-from revisit.step.rule import SOFT_TEMPERATURE, Rule
+from revisit.step.rule import SOFT_TEMPERATURE, AdaptiveWeight, Rule
 
 # Tensors of the host, because a Python number would first be written to the device by a kernel of its own.
 INFINITY, MINUS_INFINITY = torch.tensor(math.inf), torch.tensor(-math.inf)
@@ -71,7 +71,7 @@ def distance(log_p: Tensor, x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
 
 
 def select(distances: Tensor, sizes: Tensor, rule: Rule, uniform: float | Tensor) -> tuple[Tensor, Tensor]:
-    """The selected states of every row and their shares in Q; shares of 0 where none can be.  (B, N) -> (B, n), (B, n)"""
+    """The selected states of every row, the best first, and which of them could be selected.  (B, N) -> (B, n), (B, n)"""
     if rule.select == "random":
         finite = distances < math.inf
         wanted = (uniform * finite.sum(-1, keepdim=True).double()).long()  # its number among the usable ones
@@ -82,14 +82,32 @@ def select(distances: Tensor, sizes: Tensor, rule: Rule, uniform: float | Tensor
         equal = distances - least <= 0.5 * reference.resolution(least, sizes[:, None], rule)  # inf − inf is not
         found, first = equal.max(-1, keepdim=True)
         return first, found
-    order = reference.steps_apart(distances, least, sizes[:, None], rule).argsort(dim=-1, stable=True)
-    if rule.select == "soft":
-        return order, (-distances / SOFT_TEMPERATURE).softmax(-1).nan_to_num(0).gather(-1, order)
-    nearest = order[:, : rule.neighbors]
-    shares = (distances.gather(-1, nearest) < math.inf).to(distances.dtype)
-    return nearest, shares / shares.sum(-1, keepdim=True).clamp_min(1)
+    steps, order = reference.steps_apart(distances, least, sizes[:, None], rule).sort(dim=-1, stable=True)
+    count = order.shape[1] if rule.select == "soft" else rule.neighbors
+    return order[:, :count], steps[:, :count] < math.inf  # inf and NaN, of those that cannot be, come last
 
 
-def mean_by_shares(log_q: Tensor, shares: Tensor) -> Tensor:
-    """The log of the mean of several distributions.  (B, n, K), (B, n, 1) -> (B, K)"""
-    return torch.logsumexp(torch.where(shares > 0, log_q + shares.log(), MINUS_INFINITY), 1).clamp_min(OUTSIDE.item())
+def mean(log_q: Tensor, index: Tensor, selected: Tensor, distances: Tensor, rule: Rule) -> Tensor:
+    """The log of the mean of the selected distributions, of which nearer ones count more if soft.
+
+    (B, n, K), (B, n), (B, n), (B, N) -> (B, K)
+    """
+    equal = rule.select != "soft" and not rule.model_dtype  # and each is a distribution, not a rounded one
+    if not equal:
+        shares = distances.gather(-1, index) / -SOFT_TEMPERATURE if rule.select == "soft" else distances.new_zeros(())
+        log_q = log_q + torch.where(selected, shares, MINUS_INFINITY).softmax(-1).log()[..., None]
+    parts = torch.where(selected[..., None], log_q, MINUS_INFINITY)
+    total = parts.amax(1) - parts.log_softmax(1).amax(1)  # log Σ exp, which is nine kernels of torch's own
+    return total.log_softmax(-1) if equal else total
+
+
+def vision_weight(log_p: Tensor, log_q: Tensor, weight: AdaptiveWeight) -> Tensor:
+    """The reference's adaptive weight, where the likeliest token comes first.  (B, K), (B, K) -> (B,)"""
+    values = []
+    if weight != "uncertainty":  # 1 − JSD / ln 2
+        both = torch.stack([log_p, log_q])
+        terms = both.exp() * (both - torch.logaddexp(log_p, log_q))
+        values.append((terms.nansum((0, 2)) * (-0.5 / math.log(2))).clamp(0, 1))
+    if weight != "agreement":
+        values.append(torch.expm1(log_p[:, 0]).abs().sqrt())
+    return values[0] if len(values) == 1 else values[0] * values[1]

@@ -191,10 +191,13 @@ def select(divergences: Tensor, size: int, rule: Rule, uniform: float = 0.0) -> 
 
 
 def steps_apart(distance: Tensor, least: Tensor, size: int | Tensor, rule: Rule) -> Tensor:
-    """How far distances are from the least, in steps of what float32 can tell apart: equal ones get the same number."""
+    """How far distances are from the least, by steps of what float32 can tell apart: equal ones get the same number."""
     if rule.model_dtype:
         return distance
-    return ((distance - least) / resolution(least, size, rule)).round()
+    apart = distance - least
+    if rule.divergence in ("kl", "official"):
+        return (apart / resolution(least, size, rule)).round()
+    return apart.round(decimals=-round(math.log10(RESOLUTION)))  # the same by one kernel, in units of 1
 
 
 def resolution(least: Tensor, size: int | Tensor, rule: Rule) -> Tensor | float:
@@ -224,6 +227,8 @@ def fuse(log_p: Tensor, log_q: Tensor, fusion: Fusion, weight: float | Tensor, n
         fused = torch.add(log_p, log_q, alpha=weight) if weight else log_p  # 0 · log 0 is no constraint
     else:
         w = (weight if isinstance(weight, Tensor) else log_p.new_full(log_p.shape[:-1], weight)).unsqueeze(-1)
-        mixed = torch.logaddexp(log_p + torch.log1p(-w), log_q + w.log())
-        fused = log_p + torch.where(w > 0, w * log_q, 0.0) if fusion == "poe" else mixed
+        if fusion == "poe":
+            fused = log_p + torch.where(w > 0, w * log_q, 0.0)
+        else:
+            fused = torch.logaddexp(log_p + torch.log1p(-w), log_q + w.log())
     return fused.log_softmax(-1) if normalize else fused

@@ -12,7 +12,7 @@ from revisit.step.batched import Step, find_candidates, finish, refine
 from revisit.step.rule import Rule
 from revisit.step.states import StateBlocks
 
-CAPACITIES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+CAPACITIES = (*(size * 2**power for power in range(4, 12) for size in (2, 3)), 8192)  # 32, 48, 64, 96, …
 
 
 def host_sync_is_cheap(device: torch.device) -> bool:
@@ -53,15 +53,15 @@ class BatchedStep:
 
     @torch.no_grad()
     def __call__(self, logits: Tensor, uniform: float | Tensor = 0.0, ended: Tensor | None = None) -> Step:
-        """One step of all rows, ended ones too; on a GPU the host waits once, for sizes that were copied before most of the work."""
+        """One step of all rows; on a GPU the host waits once, for sizes that were copied before most of the work."""
         if host_sync_is_cheap(logits.device):
-            return refine(logits, self.blocks, self.head, self.rule, uniform=uniform)
+            return refine(logits, self.blocks, self.head, self.rule, uniform=uniform, ended=ended)
         capacity = self.capacity()
-        candidates = find_candidates(logits, self.rule, capacity)
+        candidates = find_candidates(logits, self.rule, capacity, ended)
         sizes = HostCopy(candidates.sizes)
         step = finish(logits, candidates, self.blocks, self.head, self.rule, uniform)
         largest = max(sizes.read())
         if capacity is not None and largest > capacity:  # rare, and the host knows by now how large the sets are
-            step = refine(logits, self.blocks, self.head, self.rule, uniform=uniform, capacity=largest)
-        self.expected = max(1.5 * largest, 0.95 * self.expected)
+            step = refine(logits, self.blocks, self.head, self.rule, uniform=uniform, capacity=largest, ended=ended)
+        self.expected = max(1.5 * largest, 0.9 * self.expected)
         return step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,18 +20,22 @@ class StateBlocks:
     """
 
     states: Tensor  # (G, S, d)
-    mask: Tensor | None  # (G, S) False for padding; None where there is none
+    mask: Tensor | None  # (G, S) False behind the last state of a row; None where padding is NaN
     rows: Tensor  # (G, c) the rows that look at a block; any row where nobody does
     table: Tensor | None = None  # (B, M) the blocks of each row in order, -1 behind the last
     seen: Tensor | None = None  # (B,) whether a row has vision states; None where all rows have
 
     @classmethod
     def padded(cls, states: Tensor, mask: Tensor, copies: int = 1) -> StateBlocks:
-        """One block an item, shared by consecutive rows that are its copies (beams, return sequences)."""
+        """One block an item, shared by consecutive rows that are its copies (beams, return sequences).
+
+        Padding becomes NaN, in place, and so is never selected: that is free, and a mask would be looked at in every step.
+        """
         rows = torch.arange(len(states) * copies, device=states.device).view(-1, copies)
         if bool(mask.all()):
             return cls(states, None, rows)
-        return cls(states, mask, rows, None, mask.any(-1)[:, None].expand_as(rows).flatten())
+        states.masked_fill_(~mask[..., None], math.nan)
+        return cls(states, None, rows, None, mask.any(-1)[:, None].expand_as(rows).flatten())
 
     @classmethod
     def of_items(cls, items: Sequence[Tensor], copies: int = 1) -> StateBlocks:
@@ -62,13 +67,15 @@ class StateBlocks:
         return wide.view(*self.rows.shape, -1) if self.table is None else wide[self.rows]
 
     def by_row(self, values: Tensor) -> Tensor:
-        """Values of the states that each row looks at; inf where it has fewer.  (G, c, S) -> (B, M · S)"""
+        """Values of the states that each row looks at; inf where it has fewer.  (G, S, c) -> (B, M · S)"""
         if self.table is None:
-            return values.flatten(0, 1)
-        return torch.where(self.table[..., None] < 0, INFINITY, values[self.table, 0]).flatten(1)
+            return values.mT.flatten(0, 1)
+        return torch.where(self.table[..., None] < 0, INFINITY, values[..., 0][self.table]).flatten(1)
 
-    def places(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the states of rows are, by their number in `by_row`: block · c + looking row, and offset.  (B, n)"""
+    def pick(self, values: Tensor, index: Tensor) -> Tensor:
+        """The values of some states of each row, by their number in `by_row`.  (G, S, c, K), (B, n) -> (B, n, K)"""
         if self.table is None:
-            return self.rows.view(-1, 1), index
-        return self.table.gather(1, index // self.states.shape[1]), index % self.states.shape[1]
+            number = index.view(*self.rows.shape, -1, 1).expand(-1, -1, -1, values.shape[-1])
+            return values.transpose(1, 2).gather(2, number).flatten(0, 1)
+        size = self.states.shape[1]
+        return values[:, :, 0][self.table.gather(1, index // size), index % size]

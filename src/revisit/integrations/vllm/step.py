@@ -52,14 +52,15 @@ class SharedStep:
         copied = HostCopy(candidates.sizes)
         scores, facts = self._take(logits, candidates, view(every), uniform)
         sizes: list[int] = copied.read()
-        for small, large in pairwise([capacity, *(c for c in CAPACITIES if c > capacity), vocabulary]):
+        larger_ones = [c for c in CAPACITIES if c > capacity][1::2]  # few, each of which is a step of its own
+        for small, large in pairwise([capacity, *larger_ones, vocabulary]):
             larger = [row for row in every if small < sizes[row] <= large]
             for part in split(larger, blocks, self.room // large):
                 index = to_device(np.array(part), logits.device)
                 draws = None if uniform is None else uniform[index]
                 some = find_candidates(logits[index], self.rule, large)
                 scores[index], facts[index] = self._take(logits[index], some, view(part), draws)
-        self.expected = max(1.5 * usual_size(sizes), 0.95 * self.expected)
+        self.expected = max(1.5 * usual_size(sizes), 0.9 * self.expected)
         return scores, facts.sum(0)
 
     def _take(
