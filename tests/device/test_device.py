@@ -158,15 +158,20 @@ def later_steps(family: str, items: int, images: int, method: Any, **options: An
     return kernels, waits, moved_bytes, many
 
 
+ADAPTIVE = {"weight": "agreement", "neighbors": 8}  # what the embedded model recommends
+
+
 @pytest.mark.parametrize("family", [*FAMILIES, "embedded"])
-@pytest.mark.parametrize("layers", ["last", "all", (0, 2, 4)])
-def test_a_step_of_revisit_stays_within_its_budget(family: str, layers: Any, shapes: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize("settings", [{"layers": "last"}, {"layers": "all"}, {"layers": (0, 2, 4)}, ADAPTIVE], ids=str)
+def test_a_step_of_revisit_stays_within_its_budget(
+    family: str, settings: dict[str, Any], shapes: list[tuple[int, int]]
+) -> None:
     """Kernels do not depend on the batch, the host waits once, and the states are read once."""
     vocabulary = built(family)[0].config.get_text_config().vocab_size
     asked = []
     for items, images in ((8, 3), (1, 1), (8, 1), (32, 1)):
         shapes.clear()
-        kernels, waits, moved_bytes, log = later_steps(family, items, images, revisit.ReVisiT(layers=layers))
+        kernels, waits, moved_bytes, log = later_steps(family, items, images, revisit.ReVisiT(**settings))
         later = shapes[-(NEW - 3) :]  # a step that was taken again is among them twice
         states, compared = (sum(parts) / len(later) for parts in zip(*later, strict=True))
         budget = 2 * states + 8 * 4 * items * vocabulary + 160 * compared

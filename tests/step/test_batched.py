@@ -151,6 +151,21 @@ def test_sets_larger_than_the_capacity_are_taken_again(monkeypatch: pytest.Monke
     assert capacities[-1] == 32  # and the room shrinks when it is not needed
 
 
+@pytest.mark.usefixtures("_as_on_a_gpu")
+def test_rows_that_have_ended_make_the_step_of_the_others_no_larger() -> None:
+    logits, states, head = batch()
+    logits = logits * 5
+    logits[1] = 0  # every token of a row that has ended is plausible
+    ended = torch.arange(len(logits)) == 1
+    step, others = BatchedStep(StateBlocks.of_items(states), head, Rule(alpha=1e-3)), ~ended
+    for _ in range(3):
+        got = step(logits, ended=ended)
+        want = expected(logits, states, head, Rule(alpha=1e-3))
+        torch.testing.assert_close(got.scores[others], want[others], atol=1e-5, rtol=1e-5)
+        assert got.sizes[1] == 0
+    assert step.capacity() == 32
+
+
 METHOD = ReVisiT(alpha=1e-3, layers="all")
 OPTIONS: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
 

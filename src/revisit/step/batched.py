@@ -33,8 +33,8 @@ from revisit.step.divergence import (
 from revisit.step.rule import Rule
 from revisit.step.states import StateBlocks
 
-# How many logits of vision tokens are compared at a time: what stays in a CPU's cache, and on a GPU 64 MB.
-CPU_NUMBERS, DEVICE_NUMBERS = 1 << 19, 1 << 24
+# How many logits of vision tokens are compared at a time: what stays in a CPU's cache, and on a GPU 128 MB.
+CPU_NUMBERS, DEVICE_NUMBERS = 1 << 19, 1 << 25
 
 
 class Candidates(NamedTuple):

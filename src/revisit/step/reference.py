@@ -227,8 +227,6 @@ def fuse(log_p: Tensor, log_q: Tensor, fusion: Fusion, weight: float | Tensor, n
         fused = torch.add(log_p, log_q, alpha=weight) if weight else log_p  # 0 · log 0 is no constraint
     else:
         w = (weight if isinstance(weight, Tensor) else log_p.new_full(log_p.shape[:-1], weight)).unsqueeze(-1)
-        if fusion == "poe":
-            fused = log_p + torch.where(w > 0, w * log_q, 0.0)
-        else:
-            fused = torch.logaddexp(log_p + torch.log1p(-w), log_q + w.log())
+        mixed = torch.logaddexp(log_p + torch.log1p(-w), log_q + w.log())
+        fused = log_p + torch.where(w > 0, w * log_q, 0.0) if fusion == "poe" else mixed
     return fused.log_softmax(-1) if normalize else fused

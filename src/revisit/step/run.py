@@ -12,7 +12,7 @@ from revisit.step.batched import Step, find_candidates, finish, refine
 from revisit.step.rule import Rule
 from revisit.step.states import StateBlocks
 
-CAPACITIES = (*(size * 2**power for power in range(4, 12) for size in (2, 3)), 8192)  # 32, 48, 64, 96, …
+CAPACITIES: tuple[int, ...] = (*(size << power for power in range(4, 12) for size in (2, 3)), 8192)  # 32, 48, 64, 96, …
 
 
 def host_sync_is_cheap(device: torch.device) -> bool:
