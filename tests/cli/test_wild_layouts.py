@@ -288,6 +288,8 @@ def test_nine_settings_at_once(tmp_path: Path) -> None:
     assert score("pope", said, "--questions", asked) == by_name  # the folder of the question files
     in_a_row = lines(tmp_path / "all.jsonl", rows * 9)
     assert score("pope", in_a_row, *flags) == by_name
+    with pytest.raises(RevisitError, match="Nothing says in which order the answers to the settings coco_random, "):
+        score("pope", in_a_row, "--questions", asked)
     with pytest.raises(RevisitError, match="there are 32 answers to 36 questions"):
         score("pope", lines(tmp_path / "some.jsonl", rows * 8), *flags)
     texts = [{"question_id": n + 1, "prompt": ASKED[n].replace("image", "image 5"), "text": SAID[n]} for n in range(4)]

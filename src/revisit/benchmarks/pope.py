@@ -28,7 +28,15 @@ from revisit.benchmarks.base import (
     require,
 )
 from revisit.benchmarks.io import files
-from revisit.benchmarks.io.answers import Answer, aligned, by_id, check_not_gold, check_pictures, check_questions
+from revisit.benchmarks.io.answers import (
+    Answer,
+    aligned,
+    by_id,
+    check_not_gold,
+    check_pictures,
+    check_questions,
+    repeats_question,
+)
 from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.io.drafts import Draft
 from revisit.benchmarks.io.files import Record
@@ -323,7 +331,7 @@ class Pope(Benchmark):
             raise RevisitError(
                 f"{', '.join(map(str, truth))}: there are no questions, or none of the settings asked for."
             )
-        found = _by_setting(items, answers)
+        found = _by_setting(items, answers, told=not any(path.is_dir() for path in truth))
         check_questions({item.id: item.prompt.removesuffix(SUFFIXES[self.suffix]) for item in items}, found)
         if self.name == "repope":  # answers to all of POPE: those to ambiguous questions do not count
             known = {item.id for item in items}
@@ -350,8 +358,11 @@ def _setting(path: Path) -> str:
     return "_".join(found) if len(found) == 2 else path.name.split(".")[0]
 
 
-def _by_setting(items: list[Item], answers: list[Answer]) -> dict[str, Answer]:
-    """Answers by item id, which begins with the setting: as the ids say, as the files are called, or as the order shows."""
+def _by_setting(items: list[Item], answers: list[Answer], told: bool) -> dict[str, Answer]:
+    """Answers by item id, which begins with the setting: as the ids say, as the files are called, or as the order shows.
+
+    `told`: whether the user gave the question files one by one, so that their order is known to be that of the answers.
+    """
     if any("/" in str(answer.record.get("id", "")) for answer in answers):
         return by_id(answers, ("id", "question_id"))
     settings = list(dict.fromkeys(item.meta["setting"] for item in items))
@@ -367,6 +378,11 @@ def _by_setting(items: list[Item], answers: list[Answer]) -> dict[str, Answer]:
             raise RevisitError(
                 f"The answers' question ids do not say which of the settings {', '.join(settings)} they belong to, and there are "
                 f"{len(answers)} answers to {len(items)} questions; name the answer files by their settings, or score one at a time."
+            )
+        if not told and not all(repeats_question(answer) for answer in answers):
+            raise RevisitError(
+                f"Nothing says in which order the answers to the settings {', '.join(settings)} stand in one file: give --questions once "
+                "for each question file in that order, or name the answer files by their settings."
             )
         left = iter(answers)  # all settings one after the other, in the order of the question files
         groups = {setting: [next(left) for _ in part] for setting, part in parts.items()}

@@ -290,6 +290,11 @@ def check_questions(questions: Mapping[str, str], found: Mapping[str, Answer]) -
         )
 
 
+def repeats_question(answer: Answer) -> bool:
+    """Whether a row says which question it answers."""
+    return bool(_said(answer))
+
+
 def check_pictures(pictures: Mapping[str, str], found: Mapping[str, Answer]) -> None:
     """Raises if an answer names another picture than that of its item; `pictures`: item id -> its file name."""
     for key, answer in found.items():
