@@ -247,3 +247,26 @@ def test_a_request_cannot_have_a_file_run(file: Path) -> None:
 
     with pytest.raises(RevisitError, match="Unknown method"):
         get(f"{file}:Mine")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "greedy",
+        "revisit:alpha=0.01,layers=[0,2]",
+        "revisit:normalize=false",
+        "pai:gamma=none",
+        "chain:methods=[vcd:alpha=0.5,revisit]",
+        "icd:sentence=One, two: three.",
+    ],
+)
+def test_a_method_written_as_text_is_read_as_the_same_method(text: str) -> None:
+    method = registry.as_method(text)
+    assert registry.as_method(registry.method_text(method.name, method.settings())) == method
+
+
+def test_only_settings_that_are_not_defaults_are_written() -> None:
+    settings = registry.get("chain", methods="vcd:alpha=0.5,revisit").settings()
+    assert registry.method_text("chain", settings) == "chain:methods=[vcd:alpha=0.5,revisit]"
+    assert registry.method_text("vcd", registry.get("vcd").settings()) == "vcd"
+    assert registry.method_text("from-elsewhere", {"flag": True}) == "from-elsewhere:flag=true"

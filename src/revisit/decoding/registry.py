@@ -105,6 +105,22 @@ def parse_methods(given: Any) -> list[tuple[str, dict[str, Any]]]:
     return [parse_method(entry) for entry in parse_list(given, lambda name: name in names() or ".py:" in name)]
 
 
+def method_text(name: str, settings: Mapping[str, Any]) -> str:
+    """What `parse_method` reads as this method: its name, and the settings that are not its defaults."""
+    defaults = get(name).settings() if name in names() else {}
+    told = {key: value for key, value in settings.items() if key not in defaults or defaults[key] != value}
+    return ":".join([name, *([",".join(f"{key}={value_text(told[key])}" for key in told)] if told else [])])
+
+
+def value_text(value: Any) -> str:
+    """A setting's value as it is typed; the links of a chain as methods with their settings."""
+    if isinstance(value, Mapping):
+        return method_text(value["name"], {key: own for key, own in value.items() if key != "name"})
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(value_text, value))}]"
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
 def as_method(method: Any, model: Any = None, /, **settings: Any) -> Method:
     """A method from whatever names one: a method, its class, text, a mapping with its name, or None for plain decoding.
 

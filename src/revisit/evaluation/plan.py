@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from revisit.benchmarks.base import Benchmark
+from revisit.decoding.registry import value_text
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 
@@ -98,8 +98,4 @@ def label(method: Named) -> str:
     telling = {key: value for key, value in settings.items() if key not in defaults or defaults[key] != value}
     if not telling:
         return method.name
-    return f"{method.name}({', '.join(f'{key}={_short(value)}' for key, value in telling.items())})"
-
-
-def _short(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=repr, separators=(",", ":"))
+    return f"{method.name}({', '.join(f'{key}={value_text(value)}' for key, value in telling.items())})"

@@ -351,4 +351,4 @@ def label(method: dict[str, Any]) -> str:
     except (RevisitError, TypeError):
         defaults = {}
     changed = {k: v for k, v in method.items() if k != "name" and k in defaults and defaults[k] != v}
-    return name + (f" ({', '.join(f'{k}={v}' for k, v in changed.items())})" if changed else "")
+    return name + (f" ({', '.join(f'{k}={methods.value_text(v)}' for k, v in changed.items())})" if changed else "")

@@ -6,11 +6,24 @@ from revisit.decoding.registry import (
     as_method,
     find,
     get,
+    method_text,
     names,
     parse_method,
     parse_methods,
     recommended,
     register,
+    value_text,
 )
 
-__all__ = ["as_method", "find", "get", "names", "parse_method", "parse_methods", "recommended", "register"]
+__all__ = [
+    "as_method",
+    "find",
+    "get",
+    "method_text",
+    "names",
+    "parse_method",
+    "parse_methods",
+    "recommended",
+    "register",
+    "value_text",
+]

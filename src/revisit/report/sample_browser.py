@@ -24,16 +24,8 @@ log = logging.getLogger(__name__)
 
 PICTURES, TRACES = "pictures", "traces"
 SIDE = 384  # longest side of a copied picture
-TRUTH = (
-    "ground_truth",
-    "gold",
-    "label",
-    "answer",
-    "answers",
-    "truth",
-    "gt_answer",
-    "category",
-)  # keys of Item.meta, in this order
+# keys of Item.meta, in this order
+TRUTH = ("ground_truth", "gold", "label", "answer", "answers", "truth", "gt_answer", "category")
 # The page's own folder is all it may read; from disk that is a file: address.
 POLICY = "default-src 'none'; img-src data: 'self' file:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
@@ -148,22 +140,17 @@ def _unknown_item(name: str) -> Item:
 
 def _answer(line: Any, scores: ScoresRecord | None, cell: Mapping[str, Any], item: Item) -> dict[str, Any]:
     """One answer with short keys: text, marked words, scores of the item, whether it is wrong, steps that were changed."""
+    from revisit.explain.record import wrong_spans
+
     terms = {m: units[line.id] for m, units in (scores.per_item if scores else {}).items() if line.id in units}
     shown = item.meta.get("ground_truth")
     told: dict[str, Any] = {"x": line.text, "c": line.counters.get("changed", 0), "n": line.counters.get("steps", 0)}
     if isinstance(shown, (list, tuple)):
-        told["w"] = wrong_words(line.text, shown)
+        told["w"] = wrong_spans(line.text, shown)
     told["s"] = {name: round(a / b, 4) for name, (a, b) in terms.items() if b}
     if is_wrong(terms, cell["metrics"], str(cell["benchmark"]["headline"])):
         told["bad"] = 1
     return told
-
-
-def wrong_words(text: str, shown: Sequence[str]) -> list[tuple[int, int]]:
-    """Where a text has words for objects that are not among those shown."""
-    from revisit.explain.record import wrong_spans
-
-    return wrong_spans(text, shown)
 
 
 def is_wrong(terms: Mapping[str, tuple[float, float]], metrics: Mapping[str, Any], headline: str) -> bool:
@@ -268,13 +255,9 @@ def _truth(item: Item) -> str:
 
 def command(sample: Sample, columns: Columns) -> str:
     """The command that makes the decode page of a sample."""
+    from revisit.methods import value_text
+
     last = columns.methods[max(sample.answers)]
-    settings = last["method"]
-    text = (
-        last["label"].replace("(", ":").replace(")", "").replace(", ", ",")
-        if "(" in last["label"]
-        else settings["name"]
-    )
     images = list(_relative(sample.item.images))
     together = ["--together"] if len(images) > 1 else []
     words = [
@@ -285,7 +268,7 @@ def command(sample: Sample, columns: Columns) -> str:
         "--model",
         last["model"],
         "--method",
-        text,
+        value_text(last["method"]),
         "--prompt",
         sample.item.prompt,
     ]

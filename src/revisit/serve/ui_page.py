@@ -6,6 +6,7 @@ import dataclasses
 import typing
 from typing import Any
 
+from revisit.decoding.registry import value_text
 from revisit.errors import RevisitError
 from revisit.models.prompts import DESCRIBE
 from revisit.serve.limits import Limits
@@ -60,7 +61,7 @@ def method_settings(model: Any) -> list[dict[str, Any]]:
 
 def _setting(name: str, hint: Any, default: Any) -> dict[str, Any]:
     """How one setting is asked for: by a choice, a flag or a text; alpha below 1 by a slider over powers of ten."""
-    entry: dict[str, Any] = {"name": name, "kind": "text", "default": _text(default)}
+    entry: dict[str, Any] = {"name": name, "kind": "text", "default": value_text(default)}
     if typing.get_origin(hint) is typing.Literal:
         entry |= {"kind": "choice", "choices": [str(choice) for choice in typing.get_args(hint)]}
     elif hint is bool:
@@ -68,11 +69,3 @@ def _setting(name: str, hint: Any, default: Any) -> dict[str, Any]:
     elif name == "alpha" and isinstance(default, float) and 0 < default <= 0.1:
         entry["slider"] = True
     return entry
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, (list, tuple)):
-        return ",".join(map(str, value))
-    return "none" if value is None else str(value)
