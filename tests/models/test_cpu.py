@@ -31,6 +31,11 @@ def test_a_child_that_dies_of_the_instruction_means_refused_and_is_tried_once(ma
     assert cpu.refuses_amx()
 
 
+def test_a_child_that_is_killed_says_nothing_about_the_cpu(machine: pytest.MonkeyPatch) -> None:
+    machine.setattr(cpu, "TRIAL", DIES.replace("SIGILL", "SIGKILL"))  # as a system without memory does
+    assert not cpu.refuses_amx()
+
+
 def test_the_trial_itself_says_what_torch_can_do_here(machine: pytest.MonkeyPatch) -> None:
     machine.setenv("ONEDNN_MAX_CPU_ISA", cpu.WITHOUT_AMX)  # works on every machine
     assert not cpu.refuses_amx()

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import platform
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
@@ -45,7 +46,7 @@ def refuses_amx() -> bool:
         return bool(json.loads(stored.read_text("utf-8"))["refused"])
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    refused = _trial_is_killed()
+    refused = _dies_of_the_instruction()
     try:
         stored.parent.mkdir(parents=True, exist_ok=True)
         stored.write_text(json.dumps({"refused": refused}), "utf-8")
@@ -54,14 +55,14 @@ def refuses_amx() -> bool:
     return refused
 
 
-def _trial_is_killed() -> bool:
-    """Whether a child process that multiplies half-precision matrices dies of a signal."""
+def _dies_of_the_instruction() -> bool:
+    """Whether a child process that multiplies half-precision matrices dies of an illegal instruction."""
     try:
         done = subprocess.run([sys.executable, "-c", TRIAL], capture_output=True, timeout=120, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         _log.warning("whether this CPU can use AMX could not be tried: %s", error)
         return False
-    return done.returncode < 0
+    return done.returncode == -signal.SIGILL
 
 
 def check_half_precision() -> None:
