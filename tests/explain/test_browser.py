@@ -9,7 +9,6 @@ import made_up
 import pytest
 
 import families
-from revisit import tiny
 from revisit.cli.demo import demo
 from revisit.explain import lens, lens_page, page
 from revisit.explain.record import Decode
@@ -170,8 +169,6 @@ def test_a_long_trace_opens_in_under_two_seconds(seen: Any, tmp_path: Path) -> N
 
 def test_the_demo_page(seen: Any, tmp_path: Path) -> None:
     """The embedded model: every token that points at a patch moves the highlight there, by click and by key."""
-    if not (Path(tiny.__file__).parent / "weights" / "model.safetensors").is_file():
-        pytest.skip("the embedded model's weights are not here")
     demo(output=tmp_path, model="tiny", scene=0)
     path = tmp_path / "demo.html"
     seen.page.goto(path.as_uri())

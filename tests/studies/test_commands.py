@@ -17,11 +17,7 @@ from revisit.evaluation.runner import Silent
 from revisit.methods.revisit import ReVisiT
 from revisit.studies.ablation import all_methods, fill, paper_panels
 
-WEIGHTS = Path(__file__).parents[2] / "src" / "revisit" / "tiny" / "weights" / "model.safetensors"
-pytestmark = [
-    pytest.mark.usefixtures("nltk_data"),
-    pytest.mark.skipif(not WEIGHTS.is_file(), reason="the embedded model's weights are not here"),
-]
+pytestmark = pytest.mark.usefixtures("nltk_data")
 SCENES = "scenes:unusual:4:7"
 
 
