@@ -91,9 +91,8 @@ def generate(
     if not prompt.strip():
         raise RevisitError("The prompt is empty; say what to ask with --prompt.")
     groups = [paths] if together else [[path] for path in paths]
-    pictures = [
-        [_open(path, allow_url) for path in group] for group in groups
-    ]  # before the model: a bad file fails at once
+    # before the model is loaded: a bad file fails at once
+    pictures = [[_open(path, allow_url) for path in group] for group in groups]
 
     import torch
 

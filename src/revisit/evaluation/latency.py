@@ -400,9 +400,8 @@ def table(timings: Sequence[Timing]) -> list[dict[str, Any]]:
     for timing in timings:
         mean, deviation = timing.per_token
         own = statistics.fmean(timing.own)
-        rest = (
-            statistics.fmean(t for run in timing.intervals for t in run) - own
-        )  # what greedy does, in the same minutes
+        # what greedy does, in the same minutes
+        rest = statistics.fmean(t for run in timing.intervals for t in run) - own
         rows.append(
             {
                 "method": timing.label,

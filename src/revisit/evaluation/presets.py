@@ -21,9 +21,7 @@ class Preset:
     max_new_tokens: int
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # benchmark -> its options
     items: Mapping[str, int] = field(default_factory=dict)  # benchmark -> the first items that are asked
-    as_published: bool = (
-        False  # methods with the settings of papers and released code, not with what a model recommends
-    )
+    as_published: bool = False  # methods as in papers and released code, not as a model recommends
 
 
 PAPER = Preset(

@@ -78,9 +78,8 @@ class Answer:
     """
 
     decode: Decode
-    notes: list[str] = field(
-        default_factory=list
-    )  # what a reader should know, such as a model that cannot know the picture
+    # what a reader should know, such as a model that cannot know the picture
+    notes: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:

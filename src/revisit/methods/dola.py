@@ -38,9 +38,8 @@ def divergences(final: Tensor, early: Tensor) -> Tensor:
         early = early.masked_fill(impossible.unsqueeze(-2), -math.inf)
     log_p = final.log_softmax(-1).masked_fill(impossible, 0.0)  # (rows, V)
     log_q = early.log_softmax(-1)  # (rows, layers, V)
-    q = (
-        log_q.exp() if early.dtype == final.dtype else early.softmax(-1).to(final.dtype)
-    )  # rounded on its own, as published
+    # rounded on its own, as published
+    q = log_q.exp() if early.dtype == final.dtype else early.softmax(-1).to(final.dtype)
     m = q.add_(final.softmax(-1).unsqueeze(-2)).mul_(0.5)
     log_q.nan_to_num_(neginf=0.0)
     # Differences token by token: layers may be so close that sums of each term would cancel.

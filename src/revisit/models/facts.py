@@ -27,9 +27,7 @@ class ModelFacts:
     image_size: tuple[int, int]  # width, height asked about
     batch: int
     vision_tokens: int | None  # of one image of that size
-    layers: dict[
-        str, tuple[int, ...]
-    ]  # what each set of layers means; hidden state 0 is the embedding, `depth` the last
+    layers: dict[str, tuple[int, ...]]  # what each set means; hidden state 0 is the embedding, `depth` the last
     recommended: dict[str, Any]  # settings of ReVisiT
     refused: tuple[str, ...]  # what will not work, and why; one sentence each
     notes: tuple[str, ...]  # what is particular about the family

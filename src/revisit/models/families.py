@@ -37,9 +37,7 @@ class Family:
     vllm: tuple[str, str] | None = None  # the class in vLLM and the module that holds it
     needs: str = ""  # a package that its processor imports and this package does not install
     prefixing_processor: str = ""  # the processor class, if it puts the images before the text by itself
-    native_suffix: str = (
-        ""  # checkpoints of this type run code of their own; the native ones are named with this ending
-    )
+    native_suffix: str = ""  # ending of the native checkpoints' names, where this type runs code of its own
     notes: tuple[str, ...] = ()  # sentences on what is particular
 
     @property

@@ -12,9 +12,8 @@ from torch import Tensor
 
 HALF = (torch.float16, torch.bfloat16)
 LARGEST_LOGIT = 1e30  # states times head beyond this overflowed, or nearly so
-NOT_A_LOGIT = torch.tensor(
-    math.nan
-)  # of the host: a Python number would be written to the device by a kernel of its own
+# On the host: a Python number would be written to the device by a kernel of its own.
+NOT_A_LOGIT = torch.tensor(math.nan)
 
 
 class Projection(Protocol):

@@ -127,9 +127,8 @@ class Worker:
         self._steps: dict[Rule, SharedStep] = {}
         self._views: dict[Rule, tuple[tuple[int, ...], StateBlocks]] = {}  # with the requests whose blocks they are
         self._counts: Counter[str] = Counter()
-        self._device_counts: Tensor | None = (
-            None  # (2,) rows refined by a vision token, and with another token than before
-        )
+        # (2,) rows refined by a vision token, and with another token than before
+        self._device_counts: Tensor | None = None
 
     @functools.cached_property
     def head(self) -> ShardedHead:
