@@ -217,3 +217,15 @@ def test_other_formats_are_not_read(kind: str) -> None:
     Image.new("RGB", (16, 16)).save(buffer, kind)
     with pytest.raises(RevisitError, match="convert it to PNG or JPEG"):
         open_image(buffer.getvalue())
+
+
+def test_a_jpeg_of_many_scans_is_refused_before_decoding() -> None:
+    buffer = io.BytesIO()
+    Image.new("L", (64, 64), 128).save(buffer, "JPEG", progressive=True)
+    data = buffer.getvalue()
+    last = data[data.rfind(b"\xff\xc4") : -2]  # a scan, and the table before it
+    trailer = last * images.MAX_SCANS  # of no matter after the picture's end, as in a photo with a film behind it
+    assert read_image(data + trailer, "photo").size == (64, 64)
+    for hidden in (b"", b"\xff\x01", b"\xff\xff"):
+        with pytest.raises(RevisitError, match="more than 100 scans"):
+            read_image(data[:-2] + (hidden + last) * images.MAX_SCANS + data[-2:], "bomb")

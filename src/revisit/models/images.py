@@ -6,6 +6,7 @@ import base64
 import binascii
 import glob
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 200_000_000
 MAX_RATIO = 200  # of the sides: image processors bring the shorter one to a size, whatever that makes of the longer
+MAX_SCANS = 100  # of a JPEG: each is a pass over the whole picture, however few bytes it has; encoders write ten or so
 # Pillow reads more formats, some of them by starting other programs (EPS): files from others are held to these.
 WEB_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 FORMATS = (*WEB_FORMATS, "TIFF")
@@ -122,6 +124,20 @@ def _check_size(size: tuple[int, int], what: str, max_pixels: int) -> None:
         )
 
 
+def _check_scans(file: Any, what: str) -> None:
+    """Refuse a JPEG whose passes over the picture are more than `MAX_SCANS`, counted by its markers."""
+    place = file.tell()
+    file.seek(0)
+    data, scans, at = file.read(), 0, 2
+    file.seek(place)
+    marker = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # 0: a byte of data; the others have no length
+    while (found := marker.search(data, at)) and found[0][-1] != 0xD9:  # the picture's end
+        scans += found[0][-1] == 0xDA
+        if scans > MAX_SCANS:
+            raise RevisitError(f"The image {what!r} is a JPEG of more than {MAX_SCANS} scans; save it again.")
+        at = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
+
+
 def _check_bytes(count: int, what: str) -> None:
     if count > MAX_BYTES:
         raise RevisitError(f"The image {what} has {count:,} bytes, more than the {MAX_BYTES:,} allowed.")
@@ -141,6 +157,8 @@ def read_image(source: Any, what: str, *, max_pixels: int = MAX_PIXELS, formats:
             Image.init()
             image: Image.Image = Image.open(source, formats=[name for name in formats if name in Image.OPEN])
             _check_size(image.size, repr(what), max_pixels)
+            if image.format in ("JPEG", "MPO"):
+                _check_scans(source, what)
             image.load()
             image = upright(image)
     except UnidentifiedImageError:
