@@ -130,6 +130,32 @@ def test_a_damaged_folder_is_repaired_or_refused_in_one_sentence(
     check_damaged_folder(tmp_path, data, whole, number)
 
 
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_nothing_is_written_through_links_and_no_pipe_is_waited_for(
+    tmp_path: Path, data: Path, whole: Path, kind: str
+) -> None:
+    cell = next(iter(answers(whole)))
+    inside = [f"cells/{cell}/{name}" for name in ("cell.json", "scores.json", ".answers.jsonl.tmp", "damaged.jsonl")]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("of somebody else, without a line end")
+    for number, name in enumerate(
+        (*inside, f"cells/{cell}/answers.jsonl", "results.json", ".results.json.tmp", ".lock", ".holder")
+    ):
+        out = tmp_path / str(number)
+        shutil.copytree(whole, out)
+        with (out / "cells" / cell / "answers.jsonl").open("a") as file:
+            file.write("damaged\n")  # so that the file is written again
+        path = out / name
+        path.unlink(missing_ok=True)
+        path.symlink_to(elsewhere) if kind == "link" else os.mkfifo(path)
+        assert verify(out).problems
+        for read in (lambda: compare_folder(out, resamples=99), lambda: gather(out)):  # noqa: B023
+            one_sentence(read)
+        refused = one_sentence(lambda: run(make_plan(out, data), engine_for=HashEngine))  # noqa: B023
+        assert refused or answers(out) == answers(whole)
+        assert elsewhere.read_text() == "of somebody else, without a line end"
+
+
 @pytest.mark.faults
 @pytest.mark.timeout(900)
 def test_hundred_damaged_folders(tmp_path: Path, data: Path, whole: Path) -> None:

@@ -75,13 +75,26 @@ def disk_error(error: OSError, path: Path) -> RevisitError:
         errno.ENOTDIR: "a file stands where a folder is needed",
         errno.EEXIST: "a file stands where a folder is needed",
         errno.EISDIR: "a folder stands where a file is needed",
-        errno.ELOOP: "its links go in a circle",
+        errno.ELOOP: "it is a link, which may lead anywhere",
     }
-    reason = reasons.get(error.errno or 0, os.strerror(error.errno) if error.errno else str(error))
+    reason = reasons.get(error.errno or 0, error.strerror or str(error))
     return RevisitError(
         f"Cannot write {path}: {reason}. Every answer stored so far is intact; "
         "make room or choose another --out, and run the same command again to go on."
     )
+
+
+def check_file(path: Path) -> None:
+    """Refuses pipes and devices, which would be waited for or read without end; what is not there is for the reader."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.ENXIO, "it is a pipe or a device, not a file", str(path))
+
+
+def clear(path: Path) -> Path:
+    """A place that this process may write to: a link, which may lead anywhere, and a pipe are taken away first."""
+    if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
+        path.unlink()
+    return path
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -89,7 +102,7 @@ def write_json(path: Path, value: Any) -> None:
     data = (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with clear(temporary).open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -102,6 +115,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """The JSON in `path`; raises RevisitError if it is absent, unreadable or not JSON."""
     try:
+        check_file(path)
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RevisitError(f"{path} does not exist: give the --out folder of a `revisit eval` run.") from error
@@ -179,6 +193,7 @@ def locked(output: Path) -> Iterator[None]:
     path, holder = make_folder(output) / ".lock", output / ".holder"
     lock = FileLock(path, timeout=0, is_singleton=False)
     try:
+        clear(path)
         lock.acquire()
     except Timeout as error:
         try:
@@ -192,7 +207,7 @@ def locked(output: Path) -> Iterator[None]:
         raise disk_error(error, path) from error
     try:
         try:
-            holder.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", "utf-8")
+            clear(holder).write_text(f"process {os.getpid()} on {socket.gethostname()}\n", "utf-8")
         except OSError as error:
             raise disk_error(error, holder) from error
         yield
@@ -221,8 +236,10 @@ class Cell:
         make_folder(self.path)
         self._open_about(self.path / "cell.json")
         path = self.path / "answers.jsonl"
+        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW  # behind a link is a file of somebody else
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            check_file(path)
+            descriptor = os.open(path, flags | os.O_CREAT, 0o644)
             try:
                 repair(descriptor)
                 lines, damaged = sort_lines(path)
@@ -230,7 +247,7 @@ class Cell:
                     _set_aside(path, damaged)
             finally:
                 os.close(descriptor)
-            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+            self._descriptor = os.open(path, flags)
             self._size = os.fstat(self._descriptor).st_size
         except OSError as error:
             raise disk_error(error, path) from error
@@ -310,6 +327,7 @@ def sort_lines(path: Path) -> tuple[list[StoredAnswer], list[tuple[int, str]]]:
     """The stored answers in the order they were written, and the number and problem of every damaged line."""
     good, damaged = [], []
     cell = path.parent.name[-KEY:]
+    check_file(path)
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
             if not raw.endswith(b"\n"):
@@ -324,8 +342,8 @@ def sort_lines(path: Path) -> tuple[list[StoredAnswer], list[tuple[int, str]]]:
 def _set_aside(path: Path, damaged: Sequence[tuple[int, str]]) -> None:
     """Moves damaged lines to `damaged.jsonl`; the file of answers is replaced in one step."""
     numbers = {number for number, _ in damaged}
-    temporary = path.with_name(f".{path.name}.tmp")
-    with path.open("rb") as file, temporary.open("wb") as kept, path.with_name("damaged.jsonl").open("ab") as aside:
+    temporary, aside_path = clear(path.with_name(f".{path.name}.tmp")), clear(path.with_name("damaged.jsonl"))
+    with path.open("rb") as file, temporary.open("wb") as kept, aside_path.open("ab") as aside:
         for number, raw in enumerate(file, 1):
             (aside if number in numbers else kept).write(raw)
         for written in (aside, kept):
