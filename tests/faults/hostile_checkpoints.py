@@ -122,6 +122,7 @@ def fill(name: str, value: float) -> Damage:
 
 
 NESTED = "".join(f"{{% for a{n} in range(99999) %}}" for n in range(3)) + "x" + "{% endfor %}" * 3
+MULTIPLY = {"type": "Replace", "pattern": {"Regex": "."}, "content": "x" * 1000}
 DOUBLING = "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}"
 
 # Refused in one sentence.
@@ -174,6 +175,8 @@ REFUSED: dict[str, Damage] = {
     "index not json": both(index("x"), write(INDEX, "{")),
     "index without a map": index(["a"]),
     "tokenizer missing": remove("tokenizer.json"),
+    "tokenizer that multiplies": edit("tokenizer.json", normalizer={"type": "Sequence", "normalizers": [MULTIPLY] * 5}),
+    "index of too many files": index({f"t{n}": f"{n}.safetensors" for n in range(10_001)}),
     "tokenizer truncated": cut("tokenizer.json", 0.4),
     "image processor missing": remove("preprocessor_config.json", "processor_config.json"),
     "image processor not json": write("preprocessor_config.json", "{"),
@@ -209,6 +212,8 @@ REFUSED: dict[str, Damage] = {
     "an end that is forced beyond the vocabulary": edit(
         "generation_config.json", _from_model_config=None, forced_eos_token_id=10**9
     ),
+    "a bias for no token": edit("generation_config.json", _from_model_config=None, sequence_bias=[[[10**9], 1.0]]),
+    "a watermark of words": edit("generation_config.json", _from_model_config=None, watermarking_config={"bias": "x"}),
     "pictures of negative size": edit("preprocessor_config.json", size={"shortest_edge": -5}),
     "pictures without end": edit("preprocessor_config.json", size={"shortest_edge": 10**7}),
     "crops without end": edit("preprocessor_config.json", crop_size={"height": 10**5, "width": 10**5}),
@@ -217,6 +222,7 @@ REFUSED: dict[str, Damage] = {
     "vision layer beyond the tower": edit(CONFIG, vision_feature_layer=99),
     "other patches than the model": edit("processor_config.json", patch_size=14),
     "integers for weights": tensors(lambda found: found.update({TENSOR: found[TENSOR].int()})),
+    "complex numbers for weights": tensors(lambda found: found.update({TENSOR: found[TENSOR] * 1j})),
     "attention from a repository": edit(CONFIG, _attn_implementation="evil/kernel"),
     "quantized by what is not here": edit(CONFIG, quantization_config={"quant_method": "gptq", "bits": 4}),
     "a pipe instead of the tokenizer": both(

@@ -41,6 +41,7 @@ from transformers import (
     TopPLogitsWarper,
     TypicalLogitsWarper,
 )
+from transformers.generation import logits_process
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GENERATION_MODES_MAPPING
 
@@ -126,14 +127,16 @@ def generate(
     extra = {"trace": made} if isinstance(made, Trace) else {}
     try:
         output = model.generate(*args, custom_generate=chosen, **extra, **kwargs)
-    except (ValueError, TypeError, ImportError) as error:
+    except (ValueError, TypeError, ImportError, IndexError) as error:
         if isinstance(error, RevisitError):
             raise
+        places = [frame.f_code for frame, _ in walk_tb(error.__traceback__)]
+        its_rule = places[-1].co_filename == logits_process.__file__  # such as a bias for tokens that there are not
         if "image tokens" in str(error).lower():
             raise RevisitError(
                 f"The prompt's image tokens do not fit the image ({str(error)[:200]}): use this model's own processor and all it returned."
             ) from error
-        if any(frame.f_code is decode.__code__ for frame, _ in walk_tb(error.__traceback__)):
+        if not its_rule and (decode.__code__ in places or isinstance(error, IndexError)):
             raise
         raise RevisitError(
             f"transformers cannot generate with these arguments, or with the model's generation_config.json: {brief(error)}"

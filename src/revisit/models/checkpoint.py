@@ -15,6 +15,8 @@ INDEX = "model.safetensors.index.json"
 MAX_JSON = 50_000_000  # bytes of a JSON file or header
 MAX_BEAMS, MAX_COUNT = 1000, 100_000_000  # generation settings
 MAX_SIDE, MAX_PICTURE = 20_000, 200_000_000  # pixels that an image processor may be told to make
+MAX_FILES = 10_000  # of weights
+MAX_GROWTH = 100  # of a text by a tokenizer's normalizers; real ones put one character for another, or one in front
 MAX_LAYERS = 10_000  # of a text or vision model; real ones have fewer than 200
 
 
@@ -50,7 +52,7 @@ def check_folder(folder: Path, quantized: bool = False) -> None:
         if not path.is_file():
             raise RevisitError(f"The checkpoint {str(folder)!r} is incomplete: {path.name} is missing.")
         for name, dtype in check_safetensors(path).items():
-            if not quantized and dtype[:1] in "IUB" and dtype != "BF16" and name.endswith(("weight", "bias")):
+            if not quantized and dtype[:1] in "IUBC" and dtype != "BF16" and name.endswith(("weight", "bias")):
                 raise RevisitError(
                     f"The checkpoint {str(folder)!r} holds {name[:200]} as {dtype}, but its config.json names no quantization; get "
                     "a whole copy."
@@ -63,6 +65,8 @@ def index_files(index: Path) -> list[str]:
     if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
         raise RevisitError(f"{str(index)!r} is damaged: its weight_map must map tensors to files.")
     files = sorted(set(names.values()))
+    if len(files) > MAX_FILES:
+        raise RevisitError(f"{str(index)!r} is damaged: it names {len(files):,} files.")
     for name in files:
         if not name.endswith(".safetensors"):
             raise RevisitError(f"{str(index)!r} names {name[:200]!r}: only .safetensors files are read.")
@@ -150,6 +154,22 @@ def check_generation(name: str, path: Path, generation: Any, vocabulary: int) ->
             raise RevisitError(
                 f"The generation_config.json of {name!r} is wrong: {field} cannot be {str(value)[:40]!r}."
             )
+
+
+def check_tokenizer(path: Path) -> None:
+    """Refuses a tokenizer that could make a text of any size of a short one, before it is built; `path` is its file."""
+    if not path.is_file():
+        return
+    growth, waiting = 1, [read_json(path).get(part) for part in ("normalizer", "decoder")]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        elif isinstance(part, dict):
+            growth *= max(1, *(len(str(part.get(field) or "")) for field in ("content", "prepend")))
+            waiting += [part.get("normalizers"), part.get("decoders")]
+        if growth > MAX_GROWTH:
+            raise RevisitError(f"The tokenizer {str(path)!r} is refused: its normalizer could make a text of any size.")
 
 
 def check_image_processor(name: str, processor: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from revisit.errors import RevisitError
 from revisit.models import families
-from revisit.models.checkpoint import brief, check_image_processor
+from revisit.models.checkpoint import brief, check_image_processor, check_tokenizer
 from revisit.models.config import load_config, resolve
 
 
@@ -23,6 +23,7 @@ def load_processor(name_or_path: str | Path, *, trust_remote_code: bool = False,
     needs = families.of(config.model_type).needs
     if needs and importlib.util.find_spec(needs) is None:
         raise RevisitError(f"The processor of {name!r} needs {needs}, which is not installed: pip install {needs}.")
+    check_tokenizer(Path(name) / "tokenizer.json")
     try:
         processor = _build(name, config, trust_remote_code=trust_remote_code, **kwargs)
     except RevisitError:
