@@ -225,3 +225,10 @@ def test_the_files_keys_are_the_flags_names(tmp_path: Path) -> None:
         (tmp_path / "grid.yaml").write_text(f"{key}: runs/mine\nlimit: 3\n")
         config = load_config(tmp_path / "grid.yaml", {})
         assert (config.out, config.limit) == ("runs/mine", 3)
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, "a: " + "x" * 2_000_000])
+def test_a_file_that_is_no_configuration_is_not_parsed(tmp_path: Path, text: str) -> None:
+    (tmp_path / "eval.yaml").write_text(text)
+    with pytest.raises(RevisitError, match="too large for a configuration"):
+        load_config(tmp_path / "eval.yaml", {})

@@ -31,6 +31,7 @@ SCENES = "scenes"
 HUB = "hub"
 DOWNLOAD = "download"
 DEFAULT_SCENES = "scenes:unusual:100"
+YAML_BRACKETS = 1000
 
 
 Entry = str | Mapping[str, Any]  # a name with settings in its text, or a mapping with a name
@@ -194,11 +195,16 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     import yaml
 
     try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        if max(len(text) // 1000, text.count("[") + text.count("{")) > YAML_BRACKETS:  # a parser would take hours
+            raise RevisitError(f"{path} is too large for a configuration: a megabyte, or {YAML_BRACKETS:,} brackets.")
+        value = yaml.safe_load(text)
     except OSError as error:
         raise RevisitError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise RevisitError(f"{path} is not text in UTF-8; save it as UTF-8.") from error
+    except RevisitError:
+        raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RevisitError(f"{path} is not valid YAML: {' '.join(str(error).split())[:300]}.") from error
     if value is None:  # an empty file
