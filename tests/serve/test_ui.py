@@ -198,9 +198,13 @@ def test_settings_are_those_recommended_for_the_model() -> None:
 
 
 def test_the_shelf_forgets_the_oldest() -> None:
-    shelf = RecentItems[int](2)
-    names = [shelf.put(n) for n in range(3)]
-    assert [shelf.get(name) for name in names] == [None, 1, 2]
+    shelf = RecentItems[Image.Image](lambda image: [image], pixels=300)
+    small, large = Image.new("L", (1, 1)), Image.new("L", (20, 10))
+    names = [shelf.put(small) for _ in range(10)]
+    assert [shelf.get(name) for name in names] == [None] * 2 + [small] * 8
+    first, second = shelf.put(large), shelf.put(large)  # more than 300 pixels in all
+    assert (shelf.get(first), shelf.get(second)) == (None, large)
+    assert not any(shelf.get(name) for name in names)
 
 
 def test_an_error_in_the_model_is_told(app: Any) -> None:

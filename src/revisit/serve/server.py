@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import socket
+import threading
+import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +37,30 @@ def address(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def answer_requests(config: Any, listening: socket.socket) -> None:
+    """Run uvicorn until it is told to stop, for either server."""
+    import uvicorn
+
+    warnings.filterwarnings("ignore", module="PIL")  # about what clients send, as often as they like
+    return_memory()
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def return_memory(seconds: float = 5.0) -> None:
+    """Give freed memory back to the system every few seconds: glibc would keep what a few large images held."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # another C library
+        return
+
+    def work() -> None:
+        while True:
+            time.sleep(seconds)
+            trim(0)
+
+    threading.Thread(target=work, name="memory", daemon=True).start()
+
+
 def serve(
     model: str,
     *,
@@ -58,8 +86,6 @@ def serve(
     told the address when everything is ready.
     """
     need("fastapi", "uvicorn", "prometheus_client")
-    import uvicorn
-
     from revisit import methods
     from revisit.models.loading import load
     from revisit.serve.access import allowed_hosts, check_exposure
@@ -90,4 +116,4 @@ def serve(
         config = configure(build(service), limits, service.metrics)
         place = f"{address(listening)}/v1"
         announce(f"Serving {service.name} with {service.method.name} at {place} (Ctrl-C ends it).")
-        uvicorn.Server(config).run(sockets=[listening])
+        answer_requests(config, listening)

@@ -158,10 +158,8 @@ def serve(
     announce: Callable[[str], None],
 ) -> None:
     """Serve the page until interrupted; beyond loopback with a key, which is made up unless given."""
-    import uvicorn
-
     from revisit.serve.connections import configure
-    from revisit.serve.server import address, listen
+    from revisit.serve.server import address, answer_requests, listen
 
     limits = limits or Limits()
     key = key_for(host, api_key)
@@ -170,4 +168,4 @@ def serve(
         config = configure(app, limits, headers=[("Cache-Control", "no-store")])
         query = "" if key is None else f"/?key={key}"
         announce(f"The page is at {address(listening)}{query} (Ctrl-C ends it).")
-        uvicorn.Server(config).run(sockets=[listening])
+        answer_requests(config, listening)

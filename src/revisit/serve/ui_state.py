@@ -6,7 +6,7 @@ import functools
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -28,19 +28,22 @@ T = TypeVar("T")
 
 
 class RecentItems(Generic[T]):
-    """The last few items, each under a name that cannot be guessed."""
+    """The last few items, fewer where their images are large, each under a name that cannot be guessed."""
 
-    def __init__(self, size: int = KEPT) -> None:
-        self.size, self.items = size, OrderedDict[str, T]()
+    def __init__(self, images: Callable[[T], Sequence[Image]], pixels: int) -> None:
+        self.images, self.pixels, self.items = images, pixels, OrderedDict[str, T]()
         self.lock = threading.Lock()
 
     def put(self, item: T) -> str:
         name = uuid.uuid4().hex
         with self.lock:
             self.items[name] = item
-            while len(self.items) > self.size:
+            while len(self.items) > KEPT or (len(self.items) > 1 and self._held() > self.pixels):
                 self.items.popitem(last=False)
         return name
+
+    def _held(self) -> int:
+        return sum(image.width * image.height for item in self.items.values() for image in self.images(item))
 
     def get(self, name: str) -> T | None:
         with self.lock:
@@ -65,12 +68,16 @@ class UiState:
     models: tuple[str, ...]
     loader: Callable[[str], tuple[Any, Any]]
     limits: Limits = field(default_factory=Limits)
-    images: RecentItems[Image] = field(default_factory=RecentItems)
-    runs: RecentItems[Decode] = field(default_factory=RecentItems)
+    images: RecentItems[Image] = field(init=False)
+    runs: RecentItems[Decode] = field(init=False)
     turn: threading.Lock = field(default_factory=threading.Lock)  # one question at a time
     waiting: int = 0  # questions that wait or are being answered
     loaded: tuple[str, Any, Any] | None = None
     _count: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.images = RecentItems(lambda image: [image], self.limits.image_pixels)
+        self.runs = RecentItems(lambda decode: decode.images, self.limits.image_pixels)
 
     @contextmanager
     def counting(self) -> Iterator[None]:
