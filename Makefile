@@ -21,7 +21,7 @@ test: $(VENV)/.installed lint  ## lint, types and the whole test suite
 	$(BIN)/python -m pytest -n 2
 
 test-faults: $(VENV)/.installed  ## hostile requests, checkpoints and run folders, kills, slow clients; at most 15 minutes
-	timeout 900 $(BIN)/python -m pytest -n 2 -m faults
+	timeout 900 $(BIN)/python -m pytest -n 2 --dist worksteal -m faults tests/faults
 
 test-device: $(VENV)/.installed  ## every method on a device that says it is CUDA, and what a step asks of it; needs a C++ compiler
 	$(BIN)/python -m pytest -m device tests/device

@@ -155,14 +155,6 @@ def test_a_sample_of_the_mixed_load(server: Server) -> None:
     assert not outcome.wrong, outcome.wrong[0]
 
 
-@pytest.mark.faults
-@pytest.mark.timeout(400)
-def test_two_thousand_valid_requests_leave_nothing_behind(server: Server) -> None:
-    outcome, before, after = mixed(server, malformed=0, good=2_000, slow=0, seed=21)
-    report("soak", outcome, before, after)
-    check(outcome, before, after)
-
-
 def test_health_beside_250_half_open_connections_on_200_descriptors(model: Path) -> None:
     with serving(model, descriptors=200) as server:
         connections = half_open(server.port, 250, random.Random(1))

@@ -1,0 +1,23 @@
+"""Thousands of random steps: what the fast backends give is what the reference gives."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from revisit.step.compiled import kernel
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "step"))
+import random_cases
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("backend", ["batched", "compiled"])
+def test_a_thousand_random_steps_are_the_references(backend: str) -> None:
+    if backend == "compiled" and kernel.library() is None:
+        pytest.skip("the compiled step was not built when the package was installed (no C compiler?)")
+    counts, differences = random_cases.run(range(92_000_000, 92_001_000), backend)
+    print(f"\n{backend}: {dict(counts)}")
+    assert not differences, differences

@@ -1,0 +1,211 @@
+"""Answer files, evaluation files and settings with anything in them: a result, or one sentence."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import typing
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import damage
+import pytest
+from chat_requests import TEXTS, of_type, setting, value
+from corpus import recall, remember
+from typer.testing import CliRunner
+
+from revisit import methods
+from revisit.benchmarks import language
+from revisit.cli.main import app
+from revisit.errors import RevisitError
+from revisit.evaluation.config import load_config
+
+YES_NO = [
+    {"question_id": n, "image": "a.jpg", "text": "A dog?", "label": label} for n, label in ((1, "yes"), (2, "no"))
+]
+ART = {"id": "validation_Art_1", "question_type": "multiple-choice", "all_choices": ["A", "B"]}
+PAIR = {"category": "VD", "subcategory": "math", "set_id": "0", "figure_id": "0", "question_id": "0"}
+# (benchmark, answers, the flag of the truth, the truth): what each scorer reads, small
+LAYOUTS: list[tuple[str, Any, str, Any]] = [
+    ("pope", [{"question_id": n, "text": "No."} for n in (1, 2)], "--questions", YES_NO),
+    ("repope", [{"question_id": n, "text": "No."} for n in (1, 2)], "--questions", YES_NO),
+    ("vqav2", [{"question_id": 1, "answer": "a"}], "--annotations", [{"question_id": 1, "answers": ["a"] * 10}]),
+    ("mmmu", {"validation_Art_1": "A"}, "--answers", {"validation_Art_1": {**ART, "ground_truth": "A"}}),
+    ("mmmu", [{**ART, "answer": "A", "response": "A", "index2ans": {"A": "x", "B": "y"}}], "", None),
+    ("chair", [{"image_id": 1, "caption": "A dog and a cat."}], "--ground-truth", {"1": ["dog"]}),
+    ("hallusionbench", [{**PAIR, "visual_input": "1", "gt_answer": "1", "model_prediction": "Yes"}], "", None),
+    ("llava_bench", [{"question_id": 1, "category": "llava_bench_conv", "tuple": [8, 4], "content": "8 4"}], "", None),
+    ("amber", [{"id": 1005, "response": "Yes"}], "--annotations", [{"id": 1005, "type": "discriminative", "truth": "no"}]),
+]  # fmt: skip
+CONFIG = {
+    "model": ["tiny"],
+    "method": ["greedy", {"name": "revisit", "alpha": 0.1, "layers": "all"}, "vcd:alpha=1"],
+    "benchmark": ["chair", {"name": "pope", "parser": "vcd"}],
+    "data": "scenes:unusual:4",
+    "out": "nowhere",
+    "limit": 2,
+    "batch_size": 2,
+    "seeds": [0, 1],
+    "sample": True,
+    "temperature": 0.5,
+    "set": {"revisit.alpha": 0.1},
+}
+
+
+def changed(given: Any, dice: random.Random) -> Any:
+    """The same with something else in one to three places, or something else altogether."""
+    if dice.random() < 0.05:
+        return value(dice)
+    holder = {"": copy.deepcopy(given)}
+    for _ in range(dice.randrange(1, 4)):
+        places = list(_places(holder))
+        place, key = dice.choice(places)
+        action = dice.randrange(5)
+        if action == 0 and len(places) > 1 and key != "":
+            del place[key]
+        elif action == 1 and isinstance(place, dict) and key != "":
+            place[dice.choice((*TEXTS, "id", "name"))] = value(dice)
+        elif action == 2 and isinstance(place, list):
+            place.append(copy.deepcopy(place[key]))
+        else:
+            place[key] = value(dice)
+    return holder[""]
+
+
+def _places(node: Any) -> Any:
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, inner in list(items):
+        yield node, key
+        yield from _places(inner)
+
+
+def in_file(given: Any, path: Path, dice: random.Random) -> bytes:
+    """A value as the bytes of a JSON file, lines of JSON if it is a list, now and then damaged."""
+    path.unlink(missing_ok=True)
+    if isinstance(given, list) and dice.random() < 0.4:
+        path.write_text("".join(json.dumps(row) + "\n" for row in given))
+    else:
+        path.write_text(json.dumps(given))
+    if path.stat().st_size and dice.random() < 0.3:
+        dice.choice((damage.changed_byte, damage.cut, damage.zeros, damage.random_bytes, damage.nested))(path, dice)
+    return path.read_bytes()
+
+
+def outcome(work: Any) -> str:
+    """`done`, `refused`, or what is wrong with how it was refused."""
+    try:
+        work()
+    except RevisitError as error:
+        said = str(error)
+        return "refused" if "\n" not in said and len(said) < 1500 else f"no sentence: {said[:200]!r}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "done"
+
+
+def score(benchmark: str, folder: Path, answers: bytes, flag: str, truth: bytes) -> None:
+    """`revisit score` on these files."""
+    (folder / "answers.json").write_bytes(answers)
+    (folder / "coco_pope_random.json").write_bytes(truth)
+    given = [flag, str(folder / "coco_pope_random.json")] if flag else []
+    result = CliRunner().invoke(app, ["score", benchmark, str(folder / "answers.json"), *given, "--json"])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    json.loads(result.stdout)
+
+
+def score_all(folder: Path, count: int, seed: int) -> Counter[str]:
+    """What became of every answer file of the corpus and of so many new ones."""
+    cases = [json.loads(case) for case in recall("score")]
+    for number in range(count):
+        dice = random.Random(seed * 1_000_000 + number)
+        benchmark, answers, flag, truth = dice.choice(LAYOUTS)
+        which = dice.random()
+        if which < 0.7:
+            answers = changed(answers, dice)
+        if which > 0.5:
+            truth = changed(truth, dice)
+        files = [in_file(given, folder / "made", dice).decode("latin-1") for given in (answers, truth)]
+        cases.append([benchmark, files[0], flag, files[1]])
+    found: Counter[str] = Counter()
+    for case in cases:
+        benchmark, answers, flag, truth = case
+        files = [text.encode("latin-1") for text in (answers, truth)]
+        end = outcome(lambda: score(benchmark, folder, files[0], flag, files[1]))  # noqa: B023
+        found[end] += 1
+        if end not in ("done", "refused"):
+            remember("score", json.dumps(case).encode())
+    return found
+
+
+def settings_all(folder: Path, count: int, seed: int) -> Counter[str]:
+    """What became of every evaluation file of the corpus and of so many new ones, and of as many settings of methods."""
+    cases = [json.loads(case) for case in recall("settings")]
+    for number in range(count):
+        dice = random.Random(seed * 1_000_000 + number)
+        if dice.random() < 0.4:
+            cases.append([in_file(changed(CONFIG, dice), folder / "made", dice).decode("latin-1")])
+            continue
+        name = dice.choice(methods.names())
+        hints = typing.get_type_hints(methods.find(name))
+        fields = [*hints, "methods", dice.choice(TEXTS)]
+        chosen = {}
+        for field in dice.choices(fields, k=dice.randrange(1, 4)):
+            fitting = field in hints and dice.random() < 0.5
+            chosen[field] = of_type(dice, hints[field]) if fitting else setting(dice)
+        cases.append([name, chosen])
+    found: Counter[str] = Counter()
+    for case in cases:
+        end = outcome(lambda: use(case, folder))  # noqa: B023
+        found[end] += 1
+        if end not in ("done", "refused"):
+            remember("settings", json.dumps(case).encode())
+    return found
+
+
+def use(case: list[Any], folder: Path) -> None:
+    """A method with its settings, or the plan of an evaluation file."""
+    if len(case) == 2:
+        name, chosen = case
+        methods.get(name, **chosen)
+        methods.get(":".join([name, *(f"{key}={text}" for key, text in chosen.items())]))
+        return
+    path = folder / "eval.yaml"
+    path.write_bytes(case[0].encode("latin-1"))
+    load_config(path, {}).plan()
+
+
+def check(found: Counter[str]) -> None:
+    print(f"\n{dict(found)}")
+    assert set(found) == {"done", "refused"}, found
+
+
+@pytest.fixture
+def _words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What CHAIR asks of NLTK, answered for any text, whether NLTK's data is here or not."""
+    monkeypatch.setattr(language, "missing_packages", list)
+    monkeypatch.setattr(language, "version", lambda: "Words as they stand.")
+    monkeypatch.setattr(language, "tagged", lambda text: [(word, "NN") for word in text.split()])
+    monkeypatch.setattr(language, "lemma", lambda word, pos: word)
+
+
+@pytest.mark.usefixtures("_words")
+def test_a_sample_of_answer_files(tmp_path: Path) -> None:
+    check(score_all(tmp_path, 60, seed=1))
+
+
+@pytest.mark.faults
+@pytest.mark.usefixtures("_words")
+def test_two_thousand_answer_files(tmp_path: Path) -> None:
+    check(score_all(tmp_path, 2_000, seed=2))
+
+
+def test_a_sample_of_settings(tmp_path: Path) -> None:
+    check(settings_all(tmp_path, 100, seed=3))
+
+
+@pytest.mark.faults
+def test_three_thousand_settings(tmp_path: Path) -> None:
+    check(settings_all(tmp_path, 3_000, seed=4))
