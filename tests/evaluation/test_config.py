@@ -232,3 +232,11 @@ def test_a_file_that_is_no_configuration_is_not_parsed(tmp_path: Path, text: str
     (tmp_path / "eval.yaml").write_text(text)
     with pytest.raises(RevisitError, match="too large for a configuration"):
         load_config(tmp_path / "eval.yaml", {})
+
+
+def test_a_file_in_json_may_write_characters_in_halves(tmp_path: Path) -> None:
+    (tmp_path / "eval.yaml").write_text(r'{"out": "\ud83e\udd8a"}')
+    assert load_config(tmp_path / "eval.yaml", {}).out == "🦊"
+    (tmp_path / "eval.yaml").write_text(r'{"out": "\ud83e"}')
+    with pytest.raises(RevisitError, match="save it as UTF-8"):
+        load_config(tmp_path / "eval.yaml", {})

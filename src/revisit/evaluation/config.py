@@ -194,11 +194,17 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     """The mapping in a YAML file; raises RevisitError if it cannot be read."""
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """Joins characters that JSON writes in halves (\\ud83e\\udd8a), and refuses a half alone."""
+
+        def construct_scalar(self, node: Any) -> str:
+            return super().construct_scalar(node).encode("utf-16", "surrogatepass").decode("utf-16")
+
     try:
         text = path.read_text(encoding="utf-8")
         if max(len(text) // 1000, text.count("[") + text.count("{")) > YAML_BRACKETS:  # a parser would take hours
             raise RevisitError(f"{path} is too large for a configuration: a megabyte, or {YAML_BRACKETS:,} brackets.")
-        value = yaml.safe_load(text)
+        value = yaml.load(text, Loader)
     except OSError as error:
         raise RevisitError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
