@@ -60,9 +60,14 @@ format: $(VENV)/.installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: $(VENV)/.installed  ## build the site into site/
-	$(PIP) install -q -c constraints.txt -e ".[docs]"
-	$(BIN)/mkdocs build --strict
+# The pages of the API are read from the sources, which are not imported: nothing of the package need be installed.
+.venv-docs/.installed: Makefile constraints.txt
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip install -q -c constraints.txt mkdocs-material "mkdocstrings[python]" latex2mathml ruff
+	touch $@
+
+docs: .venv-docs/.installed  ## build the site into site/
+	.venv-docs/bin/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) site build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-docs .venv-ray .venv-vllm site build dist .pytest_cache .mypy_cache .ruff_cache

@@ -75,6 +75,10 @@ COMMANDS = [
     ("generate photo.png --sample --temperature 1e-320", "temperature must be a number from 1e-05"),
     ("generate photo.png --versus nope", "Unknown method 'nope'"),
     ("generate photo.png --html /proc/page.html", "/proc/page.html cannot be written"),
+    ("generate photo.png --html new/page.html", "new/page.html cannot be written: there is no folder new; make it"),
+    ("explain photo.png --png new/figure.png", "there is no folder new"),
+    ("compare nothing --out new/table.md", "there is no folder new"),
+    ("bench --method greedy,revist", "Unknown method 'revist'. Did you mean 'revisit'"),
     ("generate photo.png --method mine.py", "mine.py needs the class of the method after it: mine.py:Mine."),
     ("eval --benchmark mine.py", "mine.py needs the class of the benchmark after it: mine.py:Mine."),
     ("generat photo.png", "generate"),
@@ -155,7 +159,12 @@ CALLS: list[tuple[str, Call, str]] = [
     ("two wrong things", lambda pair: revisit.ask((1, 2), PICTURE, "?"), r"the pair \(model, processor\)"),
     ("no such picture", lambda pair: ask(pair, "nope.png", "?"), "There is no image file 'nope.png'"),
     ("a folder", lambda pair: ask(pair, "nothing", "?"), "is a folder, not an image file"),
-    ("bytes of nothing", lambda pair: ask(pair, b"no picture", "?"), "is not an image in a format"),
+    (
+        "bytes of nothing",
+        lambda pair: ask(pair, b"no picture", "?"),
+        "The file given as bytes is not an image in a format",
+    ),
+    ("a setting beside the method", lambda pair: ask(pair, PICTURE, "?", alpha=1e-3), "method='revisit:alpha=0.001'"),
     ("a number", lambda pair: ask(pair, 3.5, "?"), "not float"),
     ("no picture", lambda pair: ask(pair, [], "?"), "at least one"),
     ("seven colors", lambda pair: ask(pair, np.zeros((8, 8, 7)), "?"), "8, 8, 7"),
@@ -203,6 +212,12 @@ CALLS: list[tuple[str, Call, str]] = [
         "Layer 99 does not exist",
     ),
     ("generate: a method twice", lambda pair: generate(pair, custom_generate=3), "give the method as method="),
+    ("generate: a setting", lambda pair: generate(pair, layers="all"), "method='revisit:layers=all'"),
+    (
+        "transformers: a class",
+        lambda pair: pair[0].generate(**inputs(pair), custom_generate=revisit.ReVisiT),
+        r"not its class: write custom_generate=ReVisiT.recommended\(model\)",
+    ),
     ("generate: vision_mask", lambda pair: generate(pair, vision_mask="a"), "vision_mask must be a tensor"),
     ("generate: no pixels", lambda pair: generate(pair, pixel_values=None), "no pixels came with it"),
     ("ask: trace", lambda pair: ask(pair, PICTURE, "?", trace=True), "the trace is always kept"),
@@ -228,6 +243,7 @@ CALLS: list[tuple[str, Call, str]] = [
     ("answers: no inputs", lambda pair: revisit.answers(pair[1], inputs(pair)["input_ids"], None), "what generate"),
     ("answers: no processor", lambda pair: revisit.answers(None, None, None), "must be the model's processor"),
     ("settings: alpha", lambda pair: revisit.ReVisiT(alpha=0), "alpha must be above 0"),
+    ("settings: misspelled", lambda pair: revisit.ReVisiT(alhpa=3), "Did you mean 'alpha'"),  # type: ignore[call-arg]
     ("settings: layers", lambda pair: revisit.ReVisiT(layers="lats"), "Did you mean 'last'"),  # type: ignore[arg-type]
     ("settings: select", lambda pair: revisit.ReVisiT(select="mni"), "Did you mean 'min'"),  # type: ignore[arg-type]
     ("settings: seed", lambda pair: revisit.ReVisiT(select="random", seed=-1), "seed must be"),
@@ -252,3 +268,24 @@ def test_a_wrong_call(call: Call, said: str, folder: Path, pair: tuple[Any, Any]
     with pytest.raises(RevisitError, match=said) as raised:
         call(pair)
     assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_mistyped_model_without_a_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from revisit.models import config
+
+    monkeypatch.setattr(config, "_hub_answers", lambda name, hub: False)
+    with pytest.raises(RevisitError, match=r"hub cannot be reached.* Did you mean 'tiny'\?"):
+        revisit.load("tinny")
+
+
+def test_captions_without_nltks_data_are_refused_before_scenes_are_drawn(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from revisit.benchmarks import language
+
+    monkeypatch.setattr(language, "missing_packages", lambda: ["wordnet"])
+    monkeypatch.setattr(sys, "argv", ["revisit", "eval", "--benchmark", "chair", "--data", "scenes:unusual:2"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "NLTK data not found: wordnet. Run `revisit data get nltk`" in capsys.readouterr().err
+    assert not (folder / "cache").exists()

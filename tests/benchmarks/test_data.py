@@ -177,7 +177,7 @@ def test_interrupted_and_resumed(offered: str, file_server: FileServer, tmp_path
     longest = max(file_server.files, key=lambda path: len(file_server.files[path]))
     size = len(file_server.files[longest])
     file_server.cut[longest] = [size // 2] + [0] * (download.ATTEMPTS - 1)  # half of it, then nothing at all
-    with pytest.raises(RevisitError, match=r"after 5 attempts .* run the same command again to go on"):
+    with pytest.raises(RevisitError, match=r"after 5 attempts .* run the same command again to resume"):
         data.get(offered, tmp_path / "data", file_server.url)
     assert not (tmp_path / "data").exists()
     file_server.requests.clear()

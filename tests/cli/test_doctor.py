@@ -25,7 +25,7 @@ def test_the_embedded_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     told = json.loads(capsys.readouterr().out)
     assert told["refused"] == []
     assert told["machine"]["revisit"]
-    assert told["machine"]["step on CPUs"].startswith(("compiled", "torch"))
+    assert told["machine"]["ReVisiT's step on CPUs"].startswith(("in C", "in torch"))
     model = told["model"]
     assert model["vision tokens of 128×128"] == "64"
     assert model["recommended"] == "layers=last, alpha=1e-05, neighbors=8, weight=agreement"

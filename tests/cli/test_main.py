@@ -161,7 +161,7 @@ def test_an_interrupted_evaluation_says_what_there_is(tmp_path: Path) -> None:
     assert str(stopped(tmp_path)) == "Stopped before the first answer."
     (tmp_path / "cells/a").mkdir(parents=True)
     (tmp_path / "cells/a/answers.jsonl").write_text("{}")
-    assert "goes on from there" in str(stopped(tmp_path))
+    assert "resumes from there" in str(stopped(tmp_path))
     assert stopped(tmp_path).status == 130
 
 

@@ -271,7 +271,7 @@ def test_unreadable_images_among_500_are_reported_and_nothing_is_scored(tmp_path
     (cell,) = results["cells"]
     assert "metrics" not in cell
     assert cell["answers"] == 498
-    with pytest.raises(RevisitError, match="no finished cell"):
+    with pytest.raises(RevisitError, match="no finished method"):
         compare_folder(tmp_path / "out")
     # Put right, the same command asks for what is missing and scores everything.
     for i, data in good.items():

@@ -84,7 +84,10 @@ def test_lens_prints_tables_and_writes_files(folder: Path, tmp_path: Path) -> No
     assert "words, layer 3" in result.output
     assert (tmp_path / "l.png").stat().st_size > 1000
     assert "LensView" in (tmp_path / "l.html").read_text("utf-8")
-    assert "the 2 surest of 16 patches" in run("lens", str(folder / "a.png"), *common, "--patches", "2").output
+    assert (
+        "the 2 of 16 patches with the most probable word"
+        in run("lens", str(folder / "a.png"), *common, "--patches", "2").output
+    )
 
 
 @pytest.mark.parametrize(

@@ -87,4 +87,4 @@ def test_a_lens_as_a_picture_and_tables(tmp_path: Path) -> None:
     row = next(line for line in text.splitlines() if line.startswith("│ a "))
     assert f"{float(maps[4, best, 0]):.1%}" in row
     assert f"{best // 4 + 1},{best % 4 + 1}" in row
-    assert "the 3 surest of 16 patches" in printed(terminal.patches_table(seen, 0, 4, most=3))
+    assert "the 3 of 16 patches with the most probable word" in printed(terminal.patches_table(seen, 0, 4, most=3))

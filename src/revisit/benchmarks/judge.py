@@ -91,7 +91,7 @@ class Judge:
     def _silent(self, problem: str) -> RevisitError:
         return RevisitError(
             f"The judge at {self.url} did not answer after {self.attempts} attempts ({problem.rstrip('.')}); "
-            "run the same command again to go on from here."
+            "run the same command again to resume."
         )
 
 

@@ -102,7 +102,13 @@ def get_data(folder: Path, source: str | None = None) -> dict[str, Any]:
         else:
             address = (source or ADDRESS).rstrip("/")
             archives = [f"{place}.zip" for place in _folders()]
-            fetch_all([Remote(a, (f"{address}/{a}",), size=11_000_000, unpack=True) for a in archives], out.root)
+            try:
+                fetch_all([Remote(a, (f"{address}/{a}",), size=11_000_000, unpack=True) for a in archives], out.root)
+            except RevisitError as error:
+                raise RevisitError(
+                    f"{error} If this machine has no network, copy NLTK's data from one that has, and give its folder: "
+                    "revisit data get nltk --from FOLDER."
+                ) from error
     _tools.cache_clear()
     return {"folder": str(folder), "version": version()}
 

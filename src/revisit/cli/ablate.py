@@ -38,7 +38,7 @@ def ablate(
     device_map: str = options.DEVICE_MAP,
     quiet: bool = options.QUIET,
 ) -> None:
-    """Run the paper's ablation panels, or a grid of your own; killed at any moment, the same command goes on.
+    """Run the paper's ablation panels, or a grid of your own; a stopped or killed run resumes with the same command.
 
     The prompt of an item is run once for all settings. The main configuration is ReVisiT with its defaults and the
     layers that the paper recommends for the model.

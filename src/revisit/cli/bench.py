@@ -8,13 +8,12 @@ from typing import Any
 import typer
 
 from revisit.cli import options
-from revisit.cli.generate import chosen_method
 from revisit.errors import RevisitError
 
 
 def bench(
     methods_: list[str] = typer.Option(
-        ["revisit"], "--method", "-d", help="A method, with settings as in revisit:layers=all,alpha=1e-5."
+        ["revisit"], "--method", "-d", help="Methods, separated by commas; settings as revisit:layers=all,alpha=1e-5."
     ),
     model: str = options.MODEL,
     random_weights: str = typer.Option(
@@ -39,7 +38,7 @@ def bench(
 
     Examples:
 
-      revisit bench --method revisit --method revisit:layers=all
+      revisit bench --method revisit,vcd
 
       revisit bench --random-weights qwen2.5-vl-0.5b --method revisit:layers=all --median 512 --spread 0
     """
@@ -50,7 +49,7 @@ def bench(
     from revisit.models.loading import as_dtype
     from revisit.step.compiled import kernel
 
-    wanted = {text: chosen_method(text, []) for text in methods_}
+    wanted = {_label(name, settings): (name, settings) for name, settings in methods.parse_methods(methods_)}
     chosen = {text: methods.get(name, **settings) for text, (name, settings) in wanted.items()}
     if threads is not None:
         torch.set_num_threads(threads)
@@ -96,6 +95,11 @@ def bench(
         print(f"random weights; {profile.describe()}")
     print(latency.show(rows))
     print("× to greedy: first token by the median call, ms/token by the lower quartile of all intervals.")
+
+
+def _label(name: str, settings: dict[str, Any]) -> str:
+    """A method as it was typed."""
+    return f"{name}:{','.join(f'{key}={value}' for key, value in settings.items())}" if settings else name
 
 
 def _device(name: str) -> Any:

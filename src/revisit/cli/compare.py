@@ -30,6 +30,7 @@ def compare(
       revisit compare runs/first --metric CHAIRi --metric F1 --out table.tex
     """
     from revisit.evaluation.comparison import compare_folder
+    from revisit.pages.document import check_writable
     from revisit.report.tables import SUFFIXES, WRITERS
     from revisit.report.terminal import print_comparison
 
@@ -41,6 +42,8 @@ def compare(
         raise RevisitError(f"{out} does not say a format: end its name in {', '.join(SUFFIXES)}, or give --format.")
     if kind not in WRITERS:
         raise unknown("format", kind, WRITERS)
+    if out is not None:
+        check_writable(out)
     wanted = [part.strip() for entry in metric for part in entry.split(",")]
     tables = compare_folder(folder, baseline, wanted, intersect, test, resamples)  # type: ignore[arg-type]
     if out is None and format_ is None:
@@ -51,7 +54,6 @@ def compare(
         print(text, end="")
         return
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise RevisitError(f"Cannot write {out}: {error.strerror}; choose another --out.") from error

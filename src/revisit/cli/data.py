@@ -27,7 +27,7 @@ def get(
 ) -> None:
     """Fetch a benchmark's data into a folder for `revisit eval --data`: questions, annotations, and the pictures they need.
 
-    The folder appears when it is complete; killed before that, the same command goes on with what is there.
+    The folder appears when it is complete; stopped before that, the same command resumes.
 
     Examples:
 

@@ -25,9 +25,10 @@ def demo(
 ) -> None:
     """Describe a picture with and without ReVisiT, on an embedded model; nothing is downloaded.
 
-    The picture is a scene of the unusual split: things in places where the model has hardly ever seen them, so that
-    what it has learnt to expect misleads it. It is the first such scene at which ReVisiT corrects a mistake and the patch
-    that it selected lies on the object (chosen by tools/samples.py); --scene shows any other.
+    The picture is a scene of the split "unusual": without the objects most typical of its place and with others
+    instead, so that what the model has learnt to expect misleads it. It is the first such scene at which ReVisiT
+    corrects a mistake and the patch that it selected lies on the object (chosen by tools/samples.py); --scene shows
+    any other.
     """
     from rich.console import Console
     from rich.table import Table

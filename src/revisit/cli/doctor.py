@@ -71,6 +71,7 @@ def machine_rows() -> Iterator[Row]:
     import revisit
     from revisit import settings
     from revisit.evaluation.environment import version
+    from revisit.models import smol
 
     yield "revisit", revisit.__version__
     yield "python", f"{platform.python_version()} on {platform.platform()}"
@@ -83,17 +84,22 @@ def machine_rows() -> Iterator[Row]:
     from revisit.step.compiled import kernel
 
     if kernel.library() is not None:
-        yield "step on CPUs", "compiled"
+        yield "ReVisiT's step on CPUs", "in C (compiled at installation)"
     else:
-        off = "switched off by REVISIT_KERNEL" if not settings.compiled_step() else "not compiled here"
-        yield "step on CPUs", f"torch (the compiled step is {off})"
+        why = (
+            "the one in C is switched off by REVISIT_KERNEL"
+            if not settings.compiled_step()
+            else "no C compiler was found"
+        )
+        yield "ReVisiT's step on CPUs", f"in torch ({why})"
     extras: dict[str, list[str]] = {}
     for package, extra in EXTRAS.items():
         extras.setdefault(extra, []).append(package)
+    extras[smol.NAME].append(smol.PACKAGE)
     for extra, packages in sorted(extras.items()):
         absent = [package for package in packages if find_spec(package) is None]
-        what = f"missing {', '.join(absent)}: pip install 'revisit-decoding[{extra}]'" if absent else "installed"
-        yield f"extra {extra}", what
+        install = smol.INSTALL if extra == smol.NAME else f"pip install 'revisit-decoding[{extra}]'"
+        yield f"extra {extra}", f"missing {', '.join(absent)}: {install}" if absent else "installed"
     yield "cache", str(settings.cache_folder())
 
 
@@ -180,17 +186,16 @@ def _print(machine: dict[str, str], traps: list[str], facts: ModelFacts | None) 
             table.add_row(Text(name, style="dim"), Text(str(value)))
         show(table, console)
 
+    if facts is not None:
+        facts_table(facts.name, model_rows(facts))
+        for reason in facts.refused:
+            console.print(Text(f"✗ {reason}"))
+        if not facts.refused:
+            console.print("✓ ReVisiT can be used with this model.")
+        console.print()
     facts_table("This machine", machine.items())
     for trap in traps:
         console.print(Text(f"! {trap}"))
-    if facts is None:
-        return
-    console.print()
-    facts_table(facts.name, model_rows(facts))
-    for reason in facts.refused:
-        console.print(Text(f"✗ {reason}"))
-    if not facts.refused:
-        console.print("✓ ReVisiT can be used with this model.")
 
 
 def register(app: typer.Typer) -> None:

@@ -35,15 +35,20 @@ def _a_folder(value: Path | None) -> Path | None:
 
 def evaluate(
     context: typer.Context,
-    model: list[str] = typer.Option(MODELS, "--model", "-m", help="Local folders or hub ids, separated by commas."),
-    method: list[str] = typer.Option(
-        METHODS, help="Methods, separated by commas; settings as revisit:alpha=0.01,layers=all."
+    model: list[str] = typer.Option(
+        MODELS, "--model", "-m", metavar="NAMES", help="Local folders or hub ids, separated by commas."
     ),
-    benchmark: list[str] = typer.Option(BENCHMARKS, "--benchmark", "-b", help="Benchmarks, separated by commas."),
+    method: list[str] = typer.Option(
+        METHODS, metavar="NAMES", help="Methods, separated by commas; settings as revisit:alpha=0.01,layers=all."
+    ),
+    benchmark: list[str] = typer.Option(
+        BENCHMARKS, "--benchmark", "-b", metavar="NAMES", help="Benchmarks, separated by commas."
+    ),
     data: list[str] = typer.Option(
         None,
-        help="Folder with the benchmarks' files, or NAME=FOLDER for each, or scenes:SPLIT:NUMBER:SEED to generate "
-        f"them, or hub to fetch them once. The embedded model's default is {DEFAULT_SCENES}.",
+        metavar="PLACE",
+        help="Folder with the benchmarks' files, or NAME=FOLDER for each; scenes:SPLIT:NUMBER:SEED generates them, download "
+        f"fetches them from their authors, hub from hub datasets, each once. Of the model tiny: {DEFAULT_SCENES}.",
     ),
     limit: int = options.LIMIT,
     batch_size: int = options.BATCH_SIZE,
@@ -54,6 +59,7 @@ def evaluate(
         DEFAULT.seed,
         min=0,
         max=MAX_SEED,
+        metavar="NUMBER",
         help="Seed of --sample; every item draws with a seed of its own made from it.",
     ),
     seeds: str = typer.Option(
@@ -90,7 +96,7 @@ def evaluate(
     ),
     schema: bool = typer.Option(False, "--schema", help="Print the stored records as JSON Schema instead."),
 ) -> None:
-    """Measure methods on benchmarks; killed at any moment, the same command goes on where it stopped.
+    """Measure methods on benchmarks; a run that was stopped or killed resumes with the same command.
 
     Examples:
 
@@ -100,6 +106,7 @@ def evaluate(
 
       revisit eval --config grid.yaml --set revisit.alpha=0.001
     """
+    from revisit.benchmarks.language import require_data
     from revisit.decoding.grammar import parse_assignments
     from revisit.evaluation.comparison import compare_folder
     from revisit.evaluation.config import load_config
@@ -122,6 +129,8 @@ def evaluate(
         given["set"] = parse_assignments(set_, "--set key=value or method.key=value")
     settings = load_config(config, {k: str(v) if isinstance(v, Path) else v for k, v in given.items()})
     need("scipy", "statsmodels")  # they are needed when the answers are there
+    if all(benchmark.needs_nltk for benchmark in settings.benchmarks()):
+        require_data()  # before any data is fetched or drawn
     plan = settings.plan()
     plan, left_out = without_unscorable(plan)
     try:
@@ -175,7 +184,9 @@ def verify_run(folder: Path) -> None:
     for problem in verdict.problems:
         print(problem)
     problems = "nothing is wrong" if not verdict.problems else f"{len(verdict.problems)} problems"
-    print(f"{folder}: {verdict.cells} cells, {verdict.answers} answers, {problems}.")
+    print(
+        f"{folder}: {verdict.cells} combinations of model, method and benchmark, {verdict.answers} answers, {problems}."
+    )
     if verdict.problems:
         raise typer.Exit(1)
 
@@ -183,7 +194,7 @@ def verify_run(folder: Path) -> None:
 def stopped(output: Path) -> Interrupted:
     """The message for KeyboardInterrupt."""
     if any(output.glob("cells/*/answers.jsonl")):
-        return Interrupted(f"Stopped. Every finished answer is in {output}; the same command goes on from there.")
+        return Interrupted(f"Stopped. Every finished answer is in {output}; the same command resumes from there.")
     return Interrupted("Stopped before the first answer.")
 
 

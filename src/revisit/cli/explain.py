@@ -28,7 +28,7 @@ def explain(
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
     allow_incomplete: bool = options.ALLOW_INCOMPLETE,
 ) -> None:
-    """Draw how an answer came about: which patch spoke at each step, and what it changed.
+    """Draw how an answer came about: which patch was selected at each step, and what it changed.
 
     Examples:
 

@@ -58,7 +58,8 @@ def models(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) ->
         table.add_row(f"[bold]{row['family']}[/]", f"{row['models']}{needs}", row["layers"])
     show(table)
     Console(soft_wrap=True).print(
-        "\n'tiny' is the embedded model, 'smol' the one with SmolLM2 (extra `smol`). Other decoder-only models whose prompts hold "
+        "\n'tiny' is the model that ships with this package, 'smol' the one with SmolLM2 (extra `smol`). These families are decoded by "
+        "the tests. Other decoder-only models whose prompts hold "
         "vision tokens work too: they are "
         "found by what the model declares, and refused in one sentence where they cannot."
     )

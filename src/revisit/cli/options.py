@@ -7,7 +7,9 @@ import typer
 from revisit.decoding.settings import MAX_BEAMS
 from revisit.models.prompts import DESCRIBE
 
-MODEL = typer.Option("tiny", "--model", "-m", help="Local folder or hub id; 'tiny' is the embedded model.")
+MODEL = typer.Option(
+    "tiny", "--model", "-m", help="Local folder or hub id; 'tiny' is the small model that ships with this package."
+)
 PROMPT = typer.Option(DESCRIBE, "--prompt", "-p", help="What to ask.")
 METHOD = typer.Option("revisit", help="Decoding method; see `revisit methods`. Settings: --set, or revisit:alpha=1e-3.")
 SET = typer.Option([], "--set", help="A setting of the method, key=value; may be repeated.")

@@ -47,7 +47,7 @@ def reproduce(
     ),
     quiet: bool = options.QUIET,
 ) -> None:
-    """Print the plan, run what is missing, and write our numbers beside the published ones; killed, the same command goes on.
+    """Print the plan, run what is missing, and write our numbers beside the published ones; a stopped run resumes.
 
     Examples:
 

@@ -11,9 +11,11 @@ from revisit.decoding.settings import MAX_SEED
 
 def build(
     folder: Path = typer.Argument(help="A new folder."),
-    split: str = typer.Option("usual", help="usual, unusual (contradicts the habits of places) or flat (no habits)."),
+    split: str = typer.Option(
+        "usual", help="usual (objects that belong to the place), unusual (others instead) or flat (any objects)."
+    ),
     limit: int = typer.Option(500, min=1, help="Number of pictures."),
-    seed: int = typer.Option(0, min=0, max=MAX_SEED, help="Other seeds give other scenes."),
+    seed: int = typer.Option(0, min=0, max=MAX_SEED, metavar="NUMBER", help="Other seeds give other scenes."),
 ) -> None:
     """Write held-out scenes with CHAIR, POPE, HallusionBench, VQAv2 and MMMU files.
 

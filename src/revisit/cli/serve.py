@@ -33,6 +33,9 @@ def serve(
 ) -> None:
     """Serve a model to any OpenAI client, with a decoding method per request.
 
+    A request names its method in the field decoding; with the openai client:
+    extra_body={"decoding": {"method": "revisit", "settings": {"alpha": 0.001}}}.
+
     Examples:
 
       revisit serve

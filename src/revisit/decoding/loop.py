@@ -47,7 +47,7 @@ from transformers.generation.utils import GENERATION_MODES_MAPPING
 
 from revisit.decoding.method import Method
 from revisit.decoding.options import parse_settings
-from revisit.decoding.registry import as_method
+from revisit.decoding.registry import as_method, refuse_settings
 from revisit.decoding.run import PIXEL_INPUTS, Run
 from revisit.decoding.settings import Decoding
 from revisit.decoding.trace import Trace
@@ -119,6 +119,7 @@ def generate(
     if "custom_generate" in kwargs:
         raise RevisitError("custom_generate is how a method reaches transformers: give the method as method=… instead.")
     chosen = as_method(method, model)
+    refuse_settings(chosen, kwargs)
     kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in PIXEL_INPUTS}
     _check_drawing(kwargs)
     if kwargs.get("stop_strings") is not None:

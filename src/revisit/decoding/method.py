@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_type_hints
 
@@ -29,6 +30,16 @@ class Method:
     summary: ClassVar[str] = ""  # one line of what it does
     cost: ClassVar[str] = ""  # forwards, rows and prefills that it needs
     source: ClassVar[str] = ""  # the paper
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        """Raises RevisitError for a setting that the method does not have, before `__init__` would raise TypeError."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        if "logits_processor" in settings and "logits_processor" not in known:
+            made = f"{cls.__name__}.recommended(model)" if hasattr(cls, "recommended") else f"{cls.__name__}()"
+            raise RevisitError(f"custom_generate takes a method, not its class: write custom_generate={made}.")
+        for name in settings.keys() - set(known) - set(inspect.signature(cls.__init__).parameters):
+            raise unknown(f"{cls.__name__} setting", name, known)
+        return super().__new__(cls)
 
     def begin(self, run: Run) -> Refine:
         """Prepare for one call: what returns is given the raw logits of every step, before any other processor."""

@@ -144,6 +144,16 @@ def as_method(method: Any, model: Any = None, /, **settings: Any) -> Method:
     return _recommended(find(name), model, {**own, **settings})
 
 
+def refuse_settings(method: Method, given: Mapping[str, Any]) -> None:
+    """Raises RevisitError for a setting of the method among the arguments of `generate`, where it would be none."""
+    for field in dataclasses.fields(method):
+        if field.name in given:
+            text = f"{method.name}:{field.name}={given[field.name]}"
+            raise RevisitError(
+                f"{field.name} is a setting of the method, not an argument of generate: write method={text!r}."
+            )
+
+
 def _recommended(cls: type[Method], model: Any, settings: Mapping[str, Any]) -> Method:
     knows = model is not None and hasattr(cls, "recommended")
     return _made(cls, partial(cls.recommended, model) if knows else cls, model, settings)  # type: ignore[attr-defined]

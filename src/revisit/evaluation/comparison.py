@@ -124,7 +124,7 @@ def compare_folder(
         if entry["status"] == "complete" and (keys is None or entry["key"] in keys):
             groups.setdefault(_group(entry), []).append(_scored(output, entry))
     if not groups:
-        raise RevisitError(f"{output} holds no finished cell yet; run `revisit eval` with this --out to the end.")
+        raise RevisitError(f"{output} holds no finished method yet; run `revisit eval` with this --out to the end.")
     if baseline is not None:
         known = {cell.label for cells in groups.values() for cell in cells}
         known |= {cell.entry["method"]["name"] for cells in groups.values() for cell in cells}
@@ -232,9 +232,9 @@ def _about_tests(rows: Sequence[Row], baseline: str, test: Test) -> list[str]:
     tested = [(method, name, value) for method, name, value in values if not math.isnan(value.p)]
     family = "1 test" if len(tested) == 1 else f"{len(tested)} tests"
     notes = [
-        f"Differences are to {baseline} on the same items, p-values by a two-sided {test} test. Holm's correction is over the {family} of "
-        "this table (metrics with a better direction); brackets are bootstrap intervals at the level of the corrected test. * below 0.05, "
-        "** below 0.01, *** below 0.001."
+        f"Differences are to {baseline} on the same items, p-values by a two-sided {test} test, corrected by Holm for the {family} of "
+        "this table (metrics that have a better direction). In brackets: the bootstrap interval of the difference, widened by the same "
+        "correction, so that one without zero means a corrected p below 0.05. * below 0.05, ** below 0.01, *** below 0.001."
     ]
     means = sorted({name for _, name, value in tested if value.paired and math.isnan(value.paired.p_permutation)})
     if means and test == "permutation":

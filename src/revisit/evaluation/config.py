@@ -115,6 +115,10 @@ class EvalConfig:
             },
         )
 
+    def benchmarks(self) -> tuple[benchmarks.Benchmark, ...]:
+        """The benchmarks with their settings."""
+        return self._methods_and_benchmarks(None)[1]
+
     def _scale(self) -> dict[str, Any]:
         """Options that only an engine on several machines has."""
         given = {"workers": self.workers, "address": self.address}

@@ -345,7 +345,7 @@ class Results:
             aside = self.path.with_name("results.damaged.json")
             self.path.replace(aside)
             reporter.note(
-                f"{error} It was moved to {aside.name}; cells of other commands appear again when those are run again."
+                f"{error} It was moved to {aside.name}; results of other commands appear again when those are run again."
             )
             return {"cells": []}
 

@@ -80,7 +80,7 @@ def disk_error(error: OSError, path: Path) -> RevisitError:
     reason = reasons.get(error.errno or 0, error.strerror or str(error))
     return RevisitError(
         f"Cannot write {path}: {reason}. Every answer stored so far is intact; "
-        "make room or choose another --out, and run the same command again to go on."
+        "make room or choose another --out, and run the same command again to resume."
     )
 
 
@@ -174,7 +174,7 @@ def read_scores(folder: Path) -> ScoresRecord:
     """The scores.json of a cell's folder."""
     found = read_record(folder / "scores.json", ScoresRecord)
     if found.key is not None and not folder.name.endswith(found.key[:KEY]):
-        raise Damaged(f"{folder / 'scores.json'} is that of another cell; {AGAIN}")
+        raise Damaged(f"{folder / 'scores.json'} belongs to another model, method or benchmark; {AGAIN}")
     return found
 
 

@@ -42,7 +42,7 @@ def ask(
 
     Other arguments go to `generate`, for example `do_sample=True`.
     """
-    from revisit.decoding.registry import as_method
+    from revisit.decoding.registry import as_method, refuse_settings
     from revisit.explain.record import explain, name_of
     from revisit.models.images import open_image
 
@@ -55,7 +55,7 @@ def ask(
         not isinstance(shown, (list, tuple, set, frozenset)) or not all(isinstance(name, str) for name in shown)
     ):
         raise RevisitError(f"shown must be a list of the objects in the picture, such as ['cat'], not {shown!r}.")
-    as_method(method)  # before the model is loaded: a wrong setting fails at once
+    refuse_settings(as_method(method), generate_kwargs)  # before the model is loaded: what is wrong fails at once
     pictures = [open_image(entry) for entry in given]
     loaded, processor = _loaded(model)
     name = str(model) if isinstance(model, (str, Path)) and not Path(model).is_dir() else name_of(loaded)
@@ -200,5 +200,5 @@ def _notes(name: str, model: Any, processor: Any, pictures: Sequence[Image]) -> 
 
     if not is_embedded(name):
         return []
-    found = [said for image in pictures if (said := advice(model, processor, image, "This picture")) is not None]
+    found = [said for image in pictures if (said := advice(model, processor, image, "This picture", "")) is not None]
     return [f"{KNOWS} {found[0]}"] if found else []

@@ -114,7 +114,6 @@ def check_path(path: Path) -> Path:
 def save(figure: Figure, path: str | Path, dpi: int = 200) -> Path:
     """Write a figure as the format that its name asks for."""
     path = check_path(Path(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=dpi, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
     return path
 

@@ -29,10 +29,20 @@ def table(
     ]
     title = f"{label(answer.method)}: {len(answer.changed)} of {len(answer.steps)} steps changed"
     made = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    left = ("token", "instead of", "patch", "model → after")
+    left = ("token", "instead of", "patch (row, column)", "model → after")
     several_layers = len({step.layer for _, step in kept} - {None}) > 1
     adaptive = isinstance(answer.method.get("weight"), str)  # from step to step
-    names = ["step", "token", "instead of", "model → after", "set", "layer", "patch", "divergence", "weight"]
+    names = [
+        "step",
+        "token",
+        "instead of",
+        "model → after",
+        "plausible tokens",
+        "layer",
+        "patch (row, column)",
+        "divergence",
+        "weight",
+    ]
     left_out = {"layer": not several_layers, "weight": not adaptive}
     for name in names:
         if not left_out.get(name):
@@ -56,7 +66,7 @@ def table(
 
 
 def place(step: Step, layout: Layout | None) -> str:
-    """Row and column of the patch that spoke, counted from 1; the number of the vision token where that is not known."""
+    """Row and column of the selected patch, counted from 1; the number of the vision token where that is not known."""
     if step.index is None:
         return ""
     region = layout.region(step.index) if layout is not None else None
@@ -76,7 +86,7 @@ def words_table(lens: Lens, reading: int, layer: int) -> Table:
     maps = read.maps[layer]  # (tokens, words)
     made = Table(title=f"{read.name}, layer {lens.layers[layer]}", title_justify="left", header_style="bold")
     made.add_column("word")
-    for name in ("highest", "patch", "mean", "patches it wins"):
+    for name in ("highest", "in patch (row, column)", "mean", "best word of so many patches"):
         made.add_column(name, justify="right")
     winners = maps.argmax(-1)
     for number in sorted(range(len(read.words)), key=lambda n: -float(maps[:, n].max())):
@@ -92,15 +102,15 @@ def words_table(lens: Lens, reading: int, layer: int) -> Table:
 
 
 def patches_table(lens: Lens, reading: int, layer: int, most: int = 20) -> Table:
-    """What the surest patches say at a layer."""
+    """What the patches with the most probable words say at a layer."""
     from rich.table import Table
     from rich.text import Text
 
     read = lens.readings[reading]
     order = read.chance[layer, :, 0].argsort(descending=True)[:most].tolist()
-    title = f"{read.name}, layer {lens.layers[layer]}: the {len(order)} surest of {lens.tokens} patches"
+    title = f"{read.name}, layer {lens.layers[layer]}: the {len(order)} of {lens.tokens} patches with the most probable word"
     made = Table(title=title, title_justify="left", header_style="bold")
-    made.add_column("patch", justify="right")
+    made.add_column("patch (row, column)", justify="right")
     made.add_column("says")
     for token in order:
         said = Text("  ").join(

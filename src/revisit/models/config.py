@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,7 +90,7 @@ def _raw(name: str, hub: dict[str, Any]) -> dict[str, Any]:
         if isinstance(error.__cause__, LocalEntryNotFoundError):
             raise _unreachable(name) from None
         raise RevisitError(
-            f"There is no model {name!r}, neither as a local folder nor on the hub: {brief(error)}"
+            f"There is no model {name!r}, neither as a local folder nor on the hub: {brief(error)}{_meant(name)}"
         ) from None
     return found
 
@@ -112,8 +113,15 @@ def _hub_answers(name: str, hub: dict[str, Any]) -> bool:
 
 def _unreachable(name: str) -> RevisitError:
     return RevisitError(
-        f"There is no model {name!r} on this machine, and the hub cannot be reached: check the network, or give the folder of a model."
+        f"There is no model {name!r} on this machine, and the hub cannot be reached: check the network, or give the folder of a "
+        f"model.{_meant(name)}"
     )
+
+
+def _meant(name: str) -> str:
+    """The embedded model that a mistyped name means, as a question; nothing if it means none."""
+    near = difflib.get_close_matches(name.lower(), OF_SCENES, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def _check_type(name: str, raw: dict[str, Any], trust_remote_code: bool) -> None:

@@ -148,7 +148,6 @@ FAMILIES = {
             "SmolVLM",
             patch_map=maps.splits,
             tokens_per_side=maps.pixel_shuffled("scale_factor"),
-            needs="num2words",
             notes=(_VIDEO,),
         ),
         Family("vipllava", "ViP-LLaVA", patch_map=maps.llava, sid_share=100 / 576),

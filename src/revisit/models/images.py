@@ -69,7 +69,7 @@ def _open_file(name: str, max_pixels: int) -> Image:
             raise RevisitError(f"{name!r} is {'a folder' if path.is_dir() else 'no regular file'}, not an image file.")
         _check_bytes(path.stat().st_size, repr(name))
         with path.open("rb") as file:
-            return read_image(file, name, max_pixels=max_pixels)
+            return read_image(file, repr(name), max_pixels=max_pixels)
     except RevisitError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
@@ -134,7 +134,7 @@ def _check_scans(file: Any, what: str) -> None:
     while (found := marker.search(data, at)) and found[0][-1] != 0xD9:  # the picture's end
         scans += found[0][-1] == 0xDA
         if scans > MAX_SCANS:
-            raise RevisitError(f"The image {what!r} is a JPEG of more than {MAX_SCANS} scans; save it again.")
+            raise RevisitError(f"The image {what} is a JPEG of more than {MAX_SCANS} scans; save it again.")
         at = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
 
 
@@ -144,7 +144,7 @@ def _check_bytes(count: int, what: str) -> None:
 
 
 def read_image(source: Any, what: str, *, max_pixels: int = MAX_PIXELS, formats: Sequence[str] = FORMATS) -> Image:
-    """The picture in a binary file object (or bytes); `what` names it in messages, `formats` are the file types read."""
+    """The picture in a binary file object (or bytes); "the file `what`" in messages, `formats` are the file types read."""
     import warnings
 
     from PIL import Image, UnidentifiedImageError
@@ -156,23 +156,23 @@ def read_image(source: Any, what: str, *, max_pixels: int = MAX_PIXELS, formats:
             warnings.simplefilter("ignore")  # the limit below is ours, and odd tags do not matter
             Image.init()
             image: Image.Image = Image.open(source, formats=[name for name in formats if name in Image.OPEN])
-            _check_size(image.size, repr(what), max_pixels)
+            _check_size(image.size, what, max_pixels)
             if image.format in ("JPEG", "MPO"):
                 _check_scans(source, what)
             image.load()
             image = upright(image)
     except UnidentifiedImageError:
         raise RevisitError(
-            f"{what!r} is not an image in a format that can be read; convert it to PNG or JPEG."
+            f"The file {what} is not an image in a format that can be read; convert it to PNG or JPEG."
         ) from None
     except Image.DecompressionBombError:
         raise RevisitError(
-            f"The image {what!r} has more than the {max_pixels:,} pixels allowed; make it smaller first."
+            f"The image {what} has more than the {max_pixels:,} pixels allowed; make it smaller first."
         ) from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:
         if isinstance(error, RevisitError):
             raise
-        raise RevisitError(f"The image {what!r} is truncated or damaged ({error}); get a whole copy.") from None
+        raise RevisitError(f"The image {what} is truncated or damaged ({error}); get a whole copy.") from None
     return _to_rgb(image)
 
 
@@ -250,4 +250,4 @@ def image_from_data_uri(uri: str, *, max_pixels: int = MAX_PIXELS, formats: Sequ
         data = base64.b64decode(payload, validate=True)
     except (binascii.Error, ValueError):
         raise RevisitError("The image's data URI is not valid base64.") from None
-    return read_image(data, "data URI", max_pixels=max_pixels, formats=formats)
+    return read_image(data, "in the data URI", max_pixels=max_pixels, formats=formats)

@@ -74,4 +74,4 @@ def fetch_image(url: str, *, max_pixels: int = MAX_PIXELS, max_bytes: int = MAX_
         raw.close()
     if len(data) > max_bytes:
         raise RevisitError(f"The image behind the URL is larger than {max_bytes:,} bytes.")
-    return read_image(data, "URL", max_pixels=max_pixels, formats=WEB_FORMATS)
+    return read_image(data, "behind the URL", max_pixels=max_pixels, formats=WEB_FORMATS)

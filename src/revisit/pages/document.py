@@ -98,9 +98,12 @@ def check_writable(path: str | Path) -> Path:
     path = Path(path)
     if path.is_dir():
         raise RevisitError(f"{path} is a folder: give the name of a file in it, such as {path / 'page.html'}.")
-    parent = next(parent for parent in path.absolute().parents if parent.exists())
+    parent = path.absolute().parent
     if not parent.is_dir():
-        raise RevisitError(f"{path} cannot be written: {parent} is a file.")
+        nearest = next(above for above in parent.parents if above.exists()) if not parent.exists() else parent
+        if not nearest.is_dir():
+            raise RevisitError(f"{path} cannot be written: {nearest} is a file.")
+        raise RevisitError(f"{path} cannot be written: there is no folder {path.parent}; make it first.")
     try:  # a trial: rights alone do not tell what a file system allows
         with path.open("ab") if path.exists() else tempfile.TemporaryFile(dir=parent):
             pass
@@ -110,10 +113,9 @@ def check_writable(path: str | Path) -> Path:
 
 
 def write_page(path: str | Path, text: str) -> Path:
-    """Write a page, making its folder; returns its path."""
+    """Write a page into a folder that is there; returns its path."""
     path = check_writable(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, "utf-8")
     except OSError as error:
         raise RevisitError(f"{path} cannot be written: {error.strerror}.") from error

@@ -16,7 +16,7 @@ from revisit.benchmarks.base import Item, Metric
 from revisit.evaluation.config import SCENES, EvalConfig
 from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.runner import Reporter, run
-from revisit.evaluation.store import digest, read_answers, read_results, read_scores, slug
+from revisit.evaluation.store import digest, make_folder, read_answers, read_results, read_scores, slug
 from revisit.report import figures, paper, published
 from revisit.report.document import Block, Cell, Document, Section, Table, Text, rows_of
 from revisit.report.paper import Row
@@ -407,6 +407,7 @@ def _decode_pages(
                 max_new_tokens=plan.max_new_tokens,
                 do_sample=False,
             )
+            make_folder(setup.out / "pages")
             half = page.write(setup.out / f"{address}.part", decode)  # a kill leaves no half page under the name
             half.replace(setup.out / address)
         made.append((item.id, address))

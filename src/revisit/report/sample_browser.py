@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
+from revisit.evaluation.store import make_folder
 from revisit.pages.document import check_writable, script_page, write_page
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def write(
     name: str, columns: Columns, samples: Sequence[Sample], out: Path, notes: Sequence[str] = (), traces: int = 0
 ) -> Path:
     """Write the page and its pictures; returns the page."""
-    page = check_writable(out / "index.html")
+    page = check_writable(make_folder(out) / "index.html")
     pictures = copy_pictures(samples, out / PICTURES)
     made = make_traces(columns, samples, out / TRACES, traces) if traces else {}
     data: dict[str, Any] = {
@@ -222,7 +223,7 @@ def make_traces(columns: Columns, samples: Sequence[Sample], folder: Path, count
             do_sample=False,
         )
         made[number] = f"{TRACES}/{number:06d}.html"
-        page.write(folder / f"{number:06d}.html", decode)
+        page.write(make_folder(folder) / f"{number:06d}.html", decode)
     return made
 
 

@@ -55,6 +55,10 @@ def from_validation(error: ValidationError, fields: tuple[str, ...] = ()) -> Api
         return ApiError(400, "The request body must be a JSON object.")
     if kind == "extra_forbidden":
         name = shorten(str(first["loc"][-1]), ECHO // 2)
+        if len(first["loc"]) == 1 and "decoding" in fields and name in ("method", "settings"):
+            example = '"method": "revisit"' if name == "method" else '"method": "revisit", "settings": {…}'
+            said = f'{name} belongs into the field decoding: {{"decoding": {{{example}}}}}.'
+            return ApiError(400, said, param=where)
         if len(first["loc"]) == 1 and fields:
             return ApiError(400, str(unknown("request field", name, fields)), param=where)
         return ApiError(400, f"{shorten(where)} is not a field of this request; leave it out.", param=where)

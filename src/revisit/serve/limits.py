@@ -20,7 +20,9 @@ class Limits:
 
     # What one request may hold; all of it is checked before anything is tokenized or decoded.
     body_bytes: int = _limit(16 << 20, "--max-body", "Largest request, in bytes.")
-    json_values: int = _limit(200_000, "--max-values", "Most commas and brackets in a request, in texts or not.")
+    json_values: int = _limit(
+        200_000, "--max-values", "Most commas and brackets in a request's JSON, counted before it is parsed."
+    )
     messages: int = _limit(256, "--max-messages", "Most messages in a request.")
     parts: int = _limit(64, "--max-parts", "Most texts and images in one message.")
     characters: int = _limit(65_536, "--max-characters", "Most characters in all texts of a request.")
@@ -38,7 +40,11 @@ class Limits:
     held_bytes: int = _limit(
         256 << 20, "--max-held-bytes", "Most bytes in all requests that are arriving or being read."
     )
-    held_pixels: int = _limit(400_000_000, "--max-held-pixels", "Most pixels in the images of all waiting requests.")
+    held_pixels: int = _limit(
+        400_000_000,
+        "--max-held-pixels",
+        "Most pixels in the decoded images of all requests that wait; more are told to come back.",
+    )
     batch: int = _limit(16, "--max-batch", "Requests decoded together.")
     connections: int = _limit(1024, "--max-connections", "Open connections; fewer where the system allows few files.")
     client_connections: int = _limit(512, "--max-client-connections", "Open connections of one address.")
@@ -50,7 +56,9 @@ class Limits:
     body_seconds: float = _limit(30.0, "--body-seconds", "Time for a client to send a request's body.")
     write_seconds: float = _limit(30.0, "--write-seconds", "Time for a client that stopped reading its answer.")
     idle_seconds: float = _limit(15.0, "--idle-seconds", "Time an unused connection is kept open.")
-    batch_wait: float = _limit(0.01, "--batch-wait", "How long the first request of a batch waits for company.")
+    batch_wait: float = _limit(
+        0.01, "--batch-wait", "Seconds that a batch waits for further requests before it is decoded."
+    )
 
     def __post_init__(self) -> None:
         for f in fields(self):

@@ -98,7 +98,7 @@ def create_app(
     @app.post("/api/image", dependencies=guarded)
     async def image(request: Request, name: str = "image") -> Response:
         def opened(body: bytes) -> Response:
-            return keep(read_image(body, shorten(name, 100), max_pixels=limits.image_pixels, formats=WEB_FORMATS))
+            return keep(read_image(body, repr(shorten(name, 100)), max_pixels=limits.image_pixels, formats=WEB_FORMATS))
 
         async with bodies.read(request) as body:
             response: Response = await timed(opened, body)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 LEAST = 0.009
 KNOWS = (
-    "The embedded model is a demonstration: it knows only generated scenes of cartoon objects (like those of `revisit demo`), "
+    "The embedded model `tiny` is a demonstration: it knows only generated scenes of cartoon objects (like those of `revisit demo`), "
     "not photographs."
 )
 # Small models that know photographs: hub id -> size of the download.
@@ -39,14 +39,17 @@ def likeness(model: Any, processor: Any, image: Image) -> float:
     return float(best.mean())
 
 
-def advice(model: Any, processor: Any, image: Image, what: str = "this picture") -> str | None:
-    """The sentence for a picture that is not like the embedded model's scenes; None for one that is."""
+def advice(model: Any, processor: Any, image: Image, what: str = "this picture", flag: str = "--model ") -> str | None:
+    """The sentence for a picture that is not like the embedded model's scenes; None for one that is.
+
+    `flag` stands before the names of other models.
+    """
     if likeness(model, processor, image) >= LEAST:
         return None
-    return f"{what} is not like those scenes, so the answer will be about something else. {other_models()}"
+    return f"{what} is not like those scenes, so the answer will be about something else. {other_models(flag)}"
 
 
-def other_models(count: int = 3) -> str:
+def other_models(flag: str, count: int = 3) -> str:
     """Which models to try instead."""
-    listed = ", ".join(f"--model {name} ({size})" for name, size in list(REAL_MODELS.items())[:count])
-    return f"For photographs try {listed}; `revisit models` lists more."
+    listed = ", ".join(f"{flag}{name} ({size})" for name, size in list(REAL_MODELS.items())[:count])
+    return f"For photographs try {'' if flag else 'the model '}{listed}; `revisit models` lists more."

@@ -158,7 +158,7 @@ def _transfer(url: str, part: Path) -> None:
             problem = str(getattr(error, "reason", error)) or type(error).__name__
         log.info("%s broke off (%s); going on.", url, problem)
     raise RevisitError(
-        f"{url} could not be downloaded after {ATTEMPTS} attempts ({problem}); run the same command again to go on from here."
+        f"{url} could not be downloaded after {ATTEMPTS} attempts ({problem}); run the same command again to resume."
     )
 
 

@@ -131,7 +131,7 @@ def decode_images(job: Job, files: Sequence[bytes] | None = None) -> list[Any] |
     images = []
     for number, path in enumerate(job.images):
         try:
-            images.append(open_image(path) if files is None else read_image(files[number], str(path)))
+            images.append(open_image(path) if files is None else read_image(files[number], repr(str(path))))
         except Exception as error:  # Pillow has no common error for broken files; whatever it is, it is reported
             return BadImage(path, str(error) or type(error).__name__)
     return images
