@@ -121,6 +121,7 @@ def test_a_conversation_without_image_is_fine_unless_a_method_was_asked_for() ->
         (body(png(), decoding={"settings": {"alpha": 5}}), "at most 1"),
         (body(png(), decoding={"settings": {"alpha": [1]}}), "alpha must be a number"),
         (body(png(), decoding="revisit"), "decoding: must be"),
+        (body(png(), method="greedy"), 'method belongs into the field decoding: {"decoding": {"method": "revisit"}}'),
         (body("/etc/passwd"), "must be a data URI"),
         (body("file:///etc/passwd"), "must be a data URI"),
         (body("http://127.0.0.1:1/x.png"), "not fetched"),

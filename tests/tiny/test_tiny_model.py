@@ -45,6 +45,12 @@ def tiny() -> tuple[object, object]:
     return load("tiny")
 
 
+def test_an_answer_ends_before_the_next_question(tiny) -> None:  # type: ignore[no-untyped-def]
+    model, processor = tiny
+    ends = [processor.tokenizer.convert_tokens_to_ids(token) for token in ("</s>", "<|user|>")]
+    assert model.generation_config.eos_token_id == ends
+
+
 def test_a_program_without_revisit_gives_the_same_caption(tiny, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     model, processor = tiny
     picture = render(scene("usual", 21, 0))

@@ -99,7 +99,7 @@ def bench(
 
 def _label(name: str, settings: dict[str, Any]) -> str:
     """A method as it was typed."""
-    return f"{name}:{','.join(f'{key}={value}' for key, value in settings.items())}" if settings else name
+    return ":".join([name, *([",".join(f"{key}={value}" for key, value in settings.items())] if settings else [])])
 
 
 def _device(name: str) -> Any:
