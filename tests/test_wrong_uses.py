@@ -215,7 +215,7 @@ CALLS: list[tuple[str, Call, str]] = [
     ("generate: a setting", lambda pair: generate(pair, layers="all"), "method='revisit:layers=all'"),
     (
         "transformers: a class",
-        lambda pair: pair[0].generate(**inputs(pair), custom_generate=revisit.ReVisiT),
+        lambda pair: pair[0].generate(**inputs(pair), custom_generate=revisit.ReVisiT, max_new_tokens=2),
         r"not its class: write custom_generate=ReVisiT.recommended\(model\)",
     ),
     ("generate: vision_mask", lambda pair: generate(pair, vision_mask="a"), "vision_mask must be a tensor"),

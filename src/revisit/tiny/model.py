@@ -194,8 +194,8 @@ def make_model(tokenizer: PreTrainedTokenizerFast, shape: Shape, seed: int) -> L
     _scale_language(model, shape)
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
-        # It was trained on conversations: an answer that is not ended is over when it invents the next question.
-        eos_token_id=[token_id(tokenizer, EOS), token_id(tokenizer, USER)],
+        # Trained on conversations, it may forget to end an answer and invent a prompt: tokens that only prompts have end it, too.
+        eos_token_id=[*(token_id(tokenizer, token) for token in (EOS, USER, ASSISTANT)), *tokenizer.encode("\n")],
         pad_token_id=tokenizer.pad_token_id,
         do_sample=False,
         revisit=RECOMMENDED,
