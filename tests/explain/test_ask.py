@@ -49,7 +49,7 @@ def test_whatever_holds_the_picture_gives_the_same_answer() -> None:
 
 
 def test_it_saves_itself_in_each_format(answer: revisit.Answer, tmp_path: Path) -> None:
-    page = answer.save(tmp_path / "new/page.html").read_text("utf-8")
+    page = answer.save(tmp_path / "page.html").read_text("utf-8")
     assert page.startswith("<!doctype html>")
     assert json.loads(answer.save(tmp_path / "trace.json").read_text())["method"]["name"] == "revisit"
     assert revisit.Trace.load(tmp_path / "trace.json").summary() == answer.trace.summary()
@@ -95,7 +95,7 @@ def test_a_picture_the_embedded_model_cannot_know_is_said() -> None:
         answer = revisit.ask("tiny", noise, max_new_tokens=2)
     assert warned[0].filename == __file__
     assert "knows only generated scenes" in answer.notes[0]
-    assert "SmolVLM-256M-Instruct (0.5 GB)" in answer.notes[0]
+    assert "try the model HuggingFaceTB/SmolVLM-256M-Instruct (0.5 GB)" in answer.notes[0]
     assert revisit.ask("tiny", sample("usual").path, max_new_tokens=2).notes == []
 
 
