@@ -46,7 +46,7 @@ def test_the_table_without_a_layout_numbers_the_tokens() -> None:
 
 @pytest.mark.parametrize("ending", [".png", ".svg", ".pdf"])
 def test_a_decode_as_a_picture(tmp_path: Path, ending: str) -> None:
-    path = figure.save(figure.decode_figure(made_up.decode()), tmp_path / "sub" / f"out{ending}", dpi=80)
+    path = figure.save(figure.decode_figure(made_up.decode()), tmp_path / f"out{ending}", dpi=80)
     if ending == ".png":
         with Image.open(path) as image:
             assert image.width == pytest.approx(7 * 80, abs=2)

@@ -10,7 +10,6 @@ import typer
 
 from revisit.cli import options
 from revisit.cli.progress import reporter
-from revisit.decoding.settings import MAX_SEED
 from revisit.errors import RevisitError
 
 DATA = typer.Option(
@@ -181,7 +180,7 @@ def fusion(
     test: int = typer.Option(1000, help="Other unusual scenes on which it is measured."),
     usual: int = typer.Option(500, help="Usual scenes on which it is measured too."),
     seed: int = typer.Option(
-        301, min=0, max=MAX_SEED, help="Of the validation scenes; the test scenes have the two seeds after it."
+        301, callback=options.a_seed, help="Of the validation scenes; the test scenes have the two seeds after it."
     ),
     workers: int = typer.Option(1, help="Processes that decode side by side."),
 ) -> None:

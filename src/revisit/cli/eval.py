@@ -11,7 +11,6 @@ import typer
 
 from revisit.cli import options
 from revisit.cli.progress import reporter
-from revisit.decoding.settings import MAX_SEED
 from revisit.errors import Incomplete, Interrupted, RevisitError, need
 from revisit.evaluation.config import DEFAULT_SCENES, EvalConfig
 
@@ -39,7 +38,7 @@ def evaluate(
         MODELS, "--model", "-m", metavar="NAMES", help="Local folders or hub ids, separated by commas."
     ),
     method: list[str] = typer.Option(
-        METHODS, metavar="NAMES", help="Methods, separated by commas; settings as revisit:alpha=0.01,layers=all."
+        METHODS, metavar="NAMES", help="Methods, separated by commas; settings as revisit:alpha=0.01."
     ),
     benchmark: list[str] = typer.Option(
         BENCHMARKS, "--benchmark", "-b", metavar="NAMES", help="Benchmarks, separated by commas."
@@ -57,9 +56,7 @@ def evaluate(
     ),
     seed: int = typer.Option(
         DEFAULT.seed,
-        min=0,
-        max=MAX_SEED,
-        metavar="NUMBER",
+        callback=options.a_seed,
         help="Seed of --sample; every item draws with a seed of its own made from it.",
     ),
     seeds: str = typer.Option(

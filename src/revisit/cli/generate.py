@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from revisit.cli import options
-from revisit.decoding.settings import MAX_SEED
 from revisit.errors import RevisitError
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def generate(
     temperature: float = options.TEMPERATURE,
     top_p: float = options.TOP_P,
     beams: int = options.BEAMS,
-    seed: int = typer.Option(0, min=0, max=MAX_SEED, metavar="NUMBER", help="Seed for --sample."),
+    seed: int = typer.Option(0, callback=options.a_seed, help="Seed for --sample."),
     together: bool = typer.Option(False, "--together", help="Put all images into one prompt instead of one each."),
     html: Path = options.HTML,
     trace_: bool = typer.Option(False, "--trace", help="Print the steps at which the method mattered."),

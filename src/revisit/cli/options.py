@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import typer
 
-from revisit.decoding.settings import MAX_BEAMS
+from revisit.decoding.settings import MAX_BEAMS, MAX_SEED
 from revisit.models.prompts import DESCRIBE
+
+
+def a_seed(value: int) -> int:
+    """The seed, if generators take it; a range of the option would print its 19 digits in every help."""
+    if not 0 <= value <= MAX_SEED:
+        raise typer.BadParameter(f"{value} is not in the range 0<=x<={MAX_SEED}.")
+    return value
+
 
 MODEL = typer.Option(
     "tiny", "--model", "-m", help="Local folder or hub id; 'tiny' is the small model that ships with this package."

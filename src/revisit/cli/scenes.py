@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from revisit.decoding.settings import MAX_SEED
+from revisit.cli import options
 
 
 def build(
@@ -15,7 +15,7 @@ def build(
         "usual", help="usual (objects that belong to the place), unusual (others instead) or flat (any objects)."
     ),
     limit: int = typer.Option(500, min=1, help="Number of pictures."),
-    seed: int = typer.Option(0, min=0, max=MAX_SEED, metavar="NUMBER", help="Other seeds give other scenes."),
+    seed: int = typer.Option(0, callback=options.a_seed, help="Other seeds give other scenes."),
 ) -> None:
     """Write held-out scenes with CHAIR, POPE, HallusionBench, VQAv2 and MMMU files.
 

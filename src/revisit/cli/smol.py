@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from revisit.decoding.settings import MAX_SEED
+from revisit.cli import options
 
 
 def train(
@@ -14,7 +14,7 @@ def train(
     out: Path = typer.Option(None, help="Where to write the finished model; by default FOLDER/model."),
     steps: int = typer.Option(None, min=1, help="At most this many steps a stage, for a trial."),
     stage: list[str] = typer.Option(None, help="Only these stages (projector, adapter), in this order."),
-    seed: int = typer.Option(7, min=0, max=MAX_SEED, help="Seed of everything."),
+    seed: int = typer.Option(7, callback=options.a_seed, help="Seed of everything."),
     threads: int = typer.Option(None, min=1, help="CPU threads; by default torch's choice."),
 ) -> None:
     """Train a projector and a low-rank adapter between the embedded vision tower and SmolLM2-135M-Instruct.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from revisit.decoding.settings import MAX_SEED
+from revisit.cli import options
 
 
 def train(
@@ -16,7 +16,7 @@ def train(
     out: Path = typer.Option(None, help="Where to write the finished model; by default FOLDER/model."),
     steps: int = typer.Option(None, help="At most this many steps a stage, for a trial."),
     stage: list[str] = typer.Option(None, help="Only these stages (vision, language, projector, tune), in this order."),
-    seed: int = typer.Option(0, min=0, max=MAX_SEED, help="Seed of everything."),
+    seed: int = typer.Option(0, callback=options.a_seed, help="Seed of everything."),
     size: str = typer.Option("base", help="base (what ships) or small (under half of its parameters)."),
     threads: int = typer.Option(None, help="CPU threads; by default torch's choice."),
 ) -> None:
@@ -61,7 +61,7 @@ def evaluate(
     batch_size: int = typer.Option(32, min=1, help="Captions generated at once."),
     workers: int = typer.Option(1, help="Processes that decode side by side."),
     seed: int = typer.Option(
-        101, min=0, max=MAX_SEED, help="Of the usual scenes; validation and test have the two after it."
+        101, callback=options.a_seed, help="Of the usual scenes; validation and test have the two after it."
     ),
     threads: int = typer.Option(None, help="CPU threads; by default torch's choice."),
 ) -> None:
