@@ -126,7 +126,7 @@ def evaluate(
         given["set"] = parse_assignments(set_, "--set key=value or method.key=value")
     settings = load_config(config, {k: str(v) if isinstance(v, Path) else v for k, v in given.items()})
     need("scipy", "statsmodels")  # they are needed when the answers are there
-    if all(benchmark.needs_nltk for benchmark in settings.benchmarks()):
+    if all(benchmark.needs_nltk for benchmark in settings.chosen_benchmarks()):
         require_data()  # before any data is fetched or drawn
     plan = settings.plan()
     plan, left_out = without_unscorable(plan)

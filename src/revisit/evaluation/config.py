@@ -115,7 +115,7 @@ class EvalConfig:
             },
         )
 
-    def benchmarks(self) -> tuple[benchmarks.Benchmark, ...]:
+    def chosen_benchmarks(self) -> tuple[benchmarks.Benchmark, ...]:
         """The benchmarks with their settings."""
         return self._methods_and_benchmarks(None)[1]
 
