@@ -8,6 +8,8 @@ from typing import Any
 
 from latex2mathml.converter import convert
 
+# A letter alone is set in the mathematical alphabet, in which fonts lack the h; as plain italics all letters have one typeface.
+LETTER = re.compile(r"<mi>([A-Za-z]|&#x003[0-9A-F]{2};)</mi>")
 EQUATION = re.compile(r'<(span|div) class="arithmatex">\s*\\([(\[])(.*?)\\[)\]]\s*</\1>', re.DOTALL)
 
 
@@ -19,4 +21,5 @@ def on_page_content(text: str, **_: Any) -> str:
 def _equation(found: re.Match[str]) -> str:
     display = "block" if found.group(2) == "[" else "inline"
     tex = html.unescape(found.group(3)).strip().replace(r"\big", "")
-    return str(convert(tex, display=display))
+    made = LETTER.sub(r'<mi mathvariant="normal" class="letter">\1</mi>', str(convert(tex, display=display)))
+    return f'<div class="equation">{made}</div>' if display == "block" else made  # an element that can be scrolled

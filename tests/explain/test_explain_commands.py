@@ -49,7 +49,7 @@ def test_generate_writes_a_page_per_answer_and_a_table(folder: Path, tmp_path: P
         assert data["images"][0]["w"] == width
         assert [answer["method"]["name"] for answer in data["answers"]] == ["revisit", "greedy"]
         assert data["answers"][0]["method"]["alpha"] == 0.05
-        assert str(folder) not in data["answers"][0]["label"]
+        assert str(folder) not in data["answers"][0]["settings"]
     assert numbered(Path("x.html"), 0, 1) == Path("x.html")
 
 

@@ -7,13 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import made_up
 import pytest
 
 import families
 from revisit import RevisitError
 from revisit.benchmarks.base import Item
 from revisit.explain.record import wrong_spans
-from revisit.report.sample_browser import Columns, Sample, build, is_wrong, write
+from revisit.report.sample_browser import Columns, Sample, build, is_wrong, natural_order, write
 
 LOWER, HIGHER = {"better": "lower"}, {"better": "higher"}
 
@@ -75,6 +76,22 @@ def test_pictures_are_copied_once_and_the_command_is_told(tmp_path: Path) -> Non
     assert [sample.get("d", 0) for sample in data["samples"][:5]] == [1, 0, 0, 0, 1]
 
 
+def test_samples_are_ordered_as_a_reader_would(tmp_path: Path) -> None:
+    assert sorted(["10", "9", "b2", "b10", "1"], key=natural_order) == ["1", "9", "10", "b2", "b10"]
+
+
+def test_fewer_decode_pages_than_asked_for_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("revisit.models.loading.load", lambda name: (None, None))
+    monkeypatch.setattr("revisit.explain.record.explain", lambda *_, **__: made_up.decode())
+    with caplog.at_level("WARNING", logger="revisit"):
+        page = write("run", *made(5, tmp_path / "in"), tmp_path / "out", traces=3)
+    assert "2 of the 3 asked for" in caplog.text
+    assert "no more of the 5 samples" in caplog.text
+    assert [bool(sample.get("trace")) for sample in data_of(page)["samples"]] == [True, False, False, False, True]
+
+
 def test_a_folder_without_a_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(RevisitError, match="does not exist: give the --out folder"):
         build(tmp_path, tmp_path / "out")
@@ -97,14 +114,15 @@ def test_in_a_browser(seen: Any, tmp_path: Path, count: int, width: int, scheme:
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
     assert seen.page.locator(".detail img").evaluate("image => image.naturalWidth") == 80
     status = seen.page.locator(".count")
-    assert status.inner_text() == f"{count:,} of {count:,} samples"
+    assert status.inner_text() == f"{count:,} of {count:,} samples, ordered by id"
+    assert "At the right of each row: greedy, revisit" in seen.page.locator(".side").inner_text()
     seen.page.check("#disagree")
-    assert status.inner_text() == f"{count // 4:,} of {count:,} samples"
+    assert status.inner_text() == f"{count // 4:,} of {count:,} samples, ordered by id"
     assert seen.page.locator("mark").all_inner_texts() == ["cat"]
     seen.page.select_option("#wrong", "0")
-    assert status.inner_text() == f"0 of {count:,} samples"
+    assert status.inner_text() == f"0 of {count:,} samples, ordered by id"
     seen.page.select_option("#wrong", "1only")
-    assert status.inner_text() == f"{count // 4:,} of {count:,} samples"
+    assert status.inner_text() == f"{count // 4:,} of {count:,} samples, ordered by id"
     seen.page.fill("#text", f"picture {count - 4}?")
     seen.page.get_by_text(f"1 of {count:,} samples").wait_for()
     assert f"chair · {count - 4}" in seen.page.locator(".detail h2").inner_text()

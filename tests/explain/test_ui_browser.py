@@ -87,7 +87,7 @@ def test_upload_ask_stream_inspect_change_download(opened: Any, server: tuple[st
     assert (spot["y"] - stage["y"]) / stage["height"] * 60 == pytest.approx(region.box[1], abs=0.6)
     # another alpha: answered anew without being asked
     page.locator("#alpha-revisit").fill("-1")
-    page.get_by_role("heading", name="revisit (alpha=0.1)").wait_for()
+    page.locator(".answer .settings", has_text="alpha=0.1").wait_for()
     done(page)
     second = next(reversed(state.runs.items.values()))
     assert second is not first
@@ -98,8 +98,23 @@ def test_upload_ask_stream_inspect_change_download(opened: Any, server: tuple[st
     assert opened.errors == []
     assert all(url.startswith((address, "data:")) for url in opened.requests)
     page.goto((tmp_path / "saved.html").as_uri())
-    assert page.locator(".answer h2").all_inner_texts() == ["revisit (alpha=0.1)", "greedy"]
+    assert page.locator(".answer h2").all_inner_texts() == ["revisit", "greedy"]
+    assert page.locator(".answer .settings").all_inner_texts() == ["alpha=0.1"]
     assert page.locator(".tok").count() == sum(len(answer.steps) for answer in second.answers)
+    assert opened.errors == []
+
+
+def test_a_sample_says_what_is_in_it(opened: Any) -> None:
+    page = opened.page
+    page.click("#sample")
+    page.get_by_text("128 × 128").wait_for()
+    assert page.locator("#sample").inner_text() == "Another sample"
+    ask(page, 2)
+    done(page)
+    assert page.locator(".shown").inner_text() == "In the picture: motorcycle, oven, book, cat."
+    page.evaluate("studio.viewer.wrong([[1], []])")
+    assert page.locator(".tok.wrong").count() == 1
+    assert "not in the picture" in page.locator(".tok.wrong").get_attribute("title")
     assert opened.errors == []
 
 

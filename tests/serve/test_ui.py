@@ -13,11 +13,13 @@ import pytest
 from PIL import Image
 
 import families
+from revisit.explain import record
 from revisit.serve import ui
 from revisit.serve.limits import Limits
 from revisit.serve.ui_answer import AnswerJob
 from revisit.serve.ui_page import method_settings
-from revisit.serve.ui_state import RecentItems, UiState, described
+from revisit.serve.ui_state import Picture, RecentItems, UiState, described
+from revisit.tiny.samples import sample
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,9 @@ def test_two_methods_stream_and_the_page_can_be_saved(app: Any) -> None:
     assert kinds[-1] == "done"
     scene = dict(told)["scene"]
     assert scene["grids"][0]["rows"] == 4
-    assert [answer["label"] for answer in scene["answers"]] == ["revisit (alpha=0.05)", "greedy"]
+    assert [answer["name"] for answer in scene["answers"]] == ["revisit", "greedy"]
+    assert [answer["settings"] for answer in scene["answers"]] == ["alpha=0.05", ""]
+    assert scene["shown"] is None  # nobody knows what is in an uploaded picture
     steps: dict[int, list[Any]] = {0: [], 1: []}
     for kind, data in told:
         if kind == "step":
@@ -183,6 +187,30 @@ def test_the_page_offers_every_method_with_its_settings(app: Any) -> None:
     assert greedy["settings"] == []
 
 
+def test_the_first_sample_is_the_demo_picture_and_what_it_shows_is_known(app: Any) -> None:
+    demo = sample("demo")
+    reply = call(app, "POST", "/api/sample").json()
+    kept = app.state.ui.images.get(reply["id"])
+    assert kept.image.tobytes() == demo.image().tobytes()
+    assert kept.shown == demo.nouns
+    other = app.state.ui.images.get(call(app, "POST", "/api/sample?number=1").json()["id"])
+    assert other.image.tobytes() != kept.image.tobytes()
+    assert other.shown
+
+
+def test_words_for_what_is_not_in_the_picture_are_marked(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on the demo page: the stream says what is in the picture, and at the end which tokens name something else."""
+    monkeypatch.setattr(record, "wrong_spans", lambda text, shown: [(0, 1)] if tuple(shown) == ("cat",) else [])
+    image = app.state.ui.images.put(Picture(families.picture(1), ("cat",)))
+    told = dict(events(call(app, "POST", "/api/run", json=ask(image)).text))
+    assert told["scene"]["shown"] == ["cat"]
+    assert [steps[:1] for steps in told["done"]["wrong"]] == [[0], [0]]
+    run = app.state.ui.runs.get(told["done"]["run"])
+    assert run.shown == ("cat",)
+    unknown = dict(events(call(app, "POST", "/api/run", json=ask(upload(app))).text))
+    assert unknown["done"]["wrong"] == [[], []]
+
+
 def test_settings_are_those_recommended_for_the_model() -> None:
     def weight(model: str) -> str:
         revisit = next(method for method in method_settings(described(model)) if method["name"] == "revisit")
@@ -190,7 +218,7 @@ def test_settings_are_those_recommended_for_the_model() -> None:
 
     assert (weight("tiny"), weight("llava")) == ("agreement", "1.0")
     state = UiState(("tiny",), lambda _: (None, None))
-    body = {"image": state.images.put(families.picture(0)), "prompt": "hi", "model": "tiny"}
+    body = {"image": state.images.put(Picture(families.picture(0))), "prompt": "hi", "model": "tiny"}
     chosen = state.read(json.dumps({**body, "methods": [{"name": "revisit"}, {"name": "greedy"}]}).encode()).methods
     assert chosen[0].settings()["weight"] == "agreement"
     own = [{"name": "revisit", "settings": {"alpha": "0.1"}}]
@@ -212,7 +240,7 @@ def test_an_error_in_the_model_is_told(app: Any) -> None:
         raise OSError("disk gone")
 
     state = UiState(("llava",), broken)
-    image = state.images.put(families.picture(1))
+    image = state.images.put(Picture(families.picture(1)))
     job = AnswerJob(state, state.read(json.dumps(ask(image)).encode()))
     job.thread.join(30)
     kind, data = list(job.events.queue)[-1]
@@ -275,7 +303,7 @@ def test_sizes_of_the_page_are_bounded() -> None:
     page = small(image_pixels=100, characters=10, queue=1)
     assert "pixels" in call(page, "POST", "/api/image", content=png()).json()["error"]
     state = page.state.ui
-    image = state.images.put(families.picture(1))
+    image = state.images.put(Picture(families.picture(1)))
     assert "characters" in call(page, "POST", "/api/run", json=ask(image, prompt="x" * 11)).json()["error"]
     with state.counting():
         assert call(page, "POST", "/api/run", json=ask(image)).status_code == 429
@@ -307,7 +335,7 @@ def test_every_stream_ends_with_done_or_an_error(app: Any) -> None:
 
 def test_a_question_longer_than_the_model_takes_is_an_error_event() -> None:
     page = small(prompt_tokens=20)
-    image = page.state.ui.images.put(families.picture(1))
+    image = page.state.ui.images.put(Picture(families.picture(1)))
     reply = call(page, "POST", "/api/run", json=ask(image, prompt="a long question " * 20))
     kind, data = events(reply.text)[-1]
     assert kind == "error"

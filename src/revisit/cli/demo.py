@@ -52,7 +52,8 @@ def demo(
     console.print(f"\nThe picture ({output / 'demo.png'}) shows: [bold]{', '.join(nouns)}[/] (place: {place}).\n")
     table = Table("decoding", f"“{DESCRIBE}”", box=None, padding=(0, 2, 1, 0))
     for answer in reversed(decode.answers):
-        table.add_row(f"[bold]{record.label(answer.method)}[/]", answer.text)
+        own = record.own_settings(answer.method)
+        table.add_row(f"[bold]{answer.name}[/]" + (f"\n[dim]{own}[/]" if own else ""), answer.text)
     show(table, console)
     console.print("\nWhere ReVisiT mattered:\n")
     show(terminal.table(decode.answers[0], decode.layout), console)

@@ -45,7 +45,7 @@ def steps_to_draw(answer: MethodAnswer, wanted: Sequence[int] | None, most: int 
 
 
 def decode_figure(decode: Decode, answer: int = 0, steps: Sequence[int] | None = None) -> Figure:
-    """One row per step: the image with its heat map and the patch that spoke, and the candidates as bars."""
+    """One row per step: the image with its heat map and the selected patch, and the candidates as bars."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -100,7 +100,7 @@ def lens_figure(lens: Lens, reading: int = -1, layer: int = -1) -> Figure:
             drawn = _heat(place, lens.layout, read.maps[layer, :, number].numpy(), low=0.0, high=1.0) or drawn
             place.set_title(word, fontsize=9)
         if drawn is not None:
-            figure.colorbar(drawn, ax=list(axes), shrink=0.6, label="share within the set")
+            figure.colorbar(drawn, ax=list(axes), shrink=0.6, label="share among these words")
     return figure
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revisit.explain.record import Decode, MethodAnswer, Step, label
+from revisit.explain.record import Decode, MethodAnswer, Step, own_settings
 from revisit.pages.document import data_uri, script_page, write_page
 
 MOST_PATCHES = 5  # listed at every step
@@ -42,7 +42,7 @@ window.viewer = new Viewer(document.getElementById("main"), data);"""
         scripts=["viewer.js"],
         start=start,
         heading=decode.prompt,
-        meta=f"{decode.model} · {', '.join(label(answer.method) for answer in decode.answers)}",
+        meta=f"{decode.model} · {', '.join(dict.fromkeys(answer.name for answer in decode.answers))}",
     )
 
 
@@ -92,15 +92,23 @@ def answer_payload(answer: MethodAnswer) -> dict[str, Any]:
             rows.append(row)
         steps.append(entry)
     return {
-        "label": label(answer.method),
-        "method": answer.method,
+        **method_payload(answer.method),
         "text": answer.text,
         "seconds": answer.seconds,
         "layers": list(answer.layers),
-        "far": seeks_far(answer.method),
         "n": len(rows[0]) if rows else 0,
         "maps": base64.b64encode(b"".join(rows)).decode(),
         "steps": steps,
+    }
+
+
+def method_payload(method: dict[str, Any]) -> dict[str, Any]:
+    """What the page has to know of a method: its name, and apart from it the settings that are not its defaults."""
+    return {
+        "name": str(method.get("name", "greedy")),
+        "settings": own_settings(method),
+        "method": method,
+        "far": seeks_far(method),
     }
 
 

@@ -45,7 +45,7 @@ class Step:
     instead_of: str | None = None  # what the model alone would have put here, where the method's favorite is another
     set_size: int = 0
     layer: int | None = None
-    index: int | None = None  # the vision token that spoke
+    index: int | None = None  # the vision token that was selected
     divergence: float | None = None
     weight: float | None = None  # of the vision side
     heat: np.ndarray | None = None  # (vision tokens,) divergence of each, at its best layer
@@ -343,12 +343,17 @@ def object_words() -> re.Pattern[str]:
 
 def label(method: dict[str, Any]) -> str:
     """A method with the settings that are not its defaults."""
+    own = own_settings(method)
+    return str(method.get("name", "greedy")) + (f" ({own})" if own else "")
+
+
+def own_settings(method: dict[str, Any]) -> str:
+    """The settings of a method that are not its defaults, as text; empty if there are none."""
     from revisit import methods
 
-    name = str(method.get("name", "greedy"))
     try:
-        defaults = methods.get(name).settings()
+        defaults = methods.get(str(method.get("name", "greedy"))).settings()
     except (RevisitError, TypeError):
         defaults = {}
-    changed = {k: v for k, v in method.items() if k != "name" and k in defaults and defaults[k] != v}
-    return name + (f" ({', '.join(f'{k}={methods.value_text(v)}' for k, v in changed.items())})" if changed else "")
+    own = {k: v for k, v in method.items() if k != "name" and k in defaults and defaults[k] != v}
+    return ", ".join(f"{k}={methods.value_text(v)}" for k, v in own.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from revisit.explain.record import label, printable
+from revisit.explain.record import own_settings, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from revisit.explain.lens import Lens
     from revisit.explain.record import MethodAnswer, Step
     from revisit.models.geometry import Layout
-
 
 def table(
     answer: MethodAnswer, layout: Layout | None = None, *, all_steps: bool = False, threshold: float = 0.1
@@ -27,7 +26,8 @@ def table(
         for number, step in enumerate(answer.steps, 1)
         if all_steps or step.instead_of is not None or step.shift >= threshold
     ]
-    title = f"{label(answer.method)}: {len(answer.changed)} of {len(answer.steps)} steps changed"
+    own = own_settings(answer.method)
+    title = f"{answer.name}: {len(answer.changed)} of {len(answer.steps)} steps changed" + (f" ({own})" if own else "")
     made = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     left = ("token", "instead of", "patch (row, column)", "model → after")
     several_layers = len({step.layer for _, step in kept} - {None}) > 1
@@ -48,12 +48,12 @@ def table(
         if not left_out.get(name):
             made.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     for number, step in kept:
-        own = next((c for c in step.candidates if c.token == step.token), None)
+        chosen = next((c for c in step.candidates if c.token == step.token), None)
         made.add_row(
             str(number),
             Text(printable(step.text), style="bold" if step.instead_of is not None else ""),
             Text(printable(step.instead_of) if step.instead_of is not None else ""),
-            "" if own is None else f"{_percent(own.base)} → {_percent(own.final)}",
+            "" if chosen is None else f"{_percent(chosen.base)} → {_percent(chosen.final)}",
             str(step.set_size),
             *(["" if step.layer is None else str(step.layer)] if several_layers else []),
             place(step, layout),
@@ -84,7 +84,13 @@ def words_table(lens: Lens, reading: int, layer: int) -> Table:
     read = lens.readings[reading]
     assert read.maps is not None
     maps = read.maps[layer]  # (tokens, words)
-    made = Table(title=f"{read.name}, layer {lens.layers[layer]}", title_justify="left", header_style="bold")
+    made = Table(
+        title=f"{read.name}, layer {lens.layers[layer]}",
+        title_justify="left",
+        header_style="bold",
+        caption="The shares of a patch add up to 100 % among these words only.",
+        caption_justify="left",
+    )
     made.add_column("word")
     for name in ("highest", "in patch (row, column)", "mean", "best word of so many patches"):
         made.add_column(name, justify="right")

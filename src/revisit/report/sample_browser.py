@@ -7,6 +7,7 @@ gone, the answers are shown without them.
 from __future__ import annotations
 
 import logging
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,12 +55,15 @@ class Columns:
 
     def of(self, cell: Mapping[str, Any]) -> int:
         """The column of a cell; one more seed is one more column."""
-        label = str(cell["method"]["label"]) + (f" seed {cell['seed']}" if cell["seed"] else "")
-        key = (str(cell["model"]["name"]), label)
+        seed = f" seed {cell['seed']}" if cell["seed"] else ""
+        label = str(cell["method"]["label"])
+        key = (str(cell["model"]["name"]), label + seed)
         if key not in self.cells:
             self.cells[key] = len(self.cells)
             told = {"name": cell["method"]["name"], **cell["method"]["settings"]}
-            self.methods.append({"model": key[0], "label": key[1], "method": told})
+            name, _, own = label.partition("(")
+            shown = {"model": key[0], "name": name + seed, "settings": own.removesuffix(")")}
+            self.methods.append({**shown, "method": told})
         return self.cells[key]
 
 
@@ -82,7 +86,7 @@ def write(
     pictures = copy_pictures(samples, out / PICTURES)
     made = make_traces(columns, samples, out / TRACES, traces) if traces else {}
     data: dict[str, Any] = {
-        "columns": [{"model": c["model"], "label": c["label"]} for c in columns.methods],
+        "columns": [{key: c[key] for key in ("model", "name", "settings")} for c in columns.methods],
         "benchmarks": sorted({sample.benchmark for sample in samples}),
         "notes": list(notes),
         "samples": [_payload(s, pictures, made.get(number), columns) for number, s in enumerate(samples)],
@@ -102,7 +106,7 @@ window.samples = new SampleBrowser(document.getElementById("main"), JSON.parse(d
 
 
 def read_samples(run: Path) -> tuple[Columns, list[Sample], list[str]]:
-    """Every item that was answered, with the answers of all methods, in the order of the benchmarks."""
+    """Every item that was answered, with the answers of all methods, in the order of the benchmarks and of their ids."""
     from revisit.evaluation.store import read_answers, read_results, read_scores
 
     columns, found, notes = Columns(), dict[tuple[str, str], Sample](), list[str]()
@@ -119,7 +123,14 @@ def read_samples(run: Path) -> tuple[Columns, list[Sample], list[str]]:
             known = items[name, data].get(line.id) or _unknown_item(line.id)
             sample = found.setdefault((name, line.id), Sample(name, known))
             sample.answers[column] = _answer(line, scores, cell, known)
-    return columns, list(found.values()), notes
+    benchmarks = list(dict.fromkeys(name for name, _ in found))
+    ordered = sorted(found.values(), key=lambda s: (benchmarks.index(s.benchmark), natural_order(s.item.id)))
+    return columns, ordered, notes
+
+
+def natural_order(name: str) -> list[tuple[int, int, str]]:
+    """A key that sorts names as a reader would: numbers in them by their value."""
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
 
 
 def _items(name: str, data: str, notes: list[str]) -> dict[str, Item]:
@@ -201,12 +212,17 @@ def make_traces(columns: Columns, samples: Sequence[Sample], folder: Path, count
 
     made: dict[int, str] = {}
     loaded: tuple[str, Any, Any] | None = None
-    for number, sample in enumerate(samples):
-        if len(made) >= count:
-            break
+    able = [number for number, sample in enumerate(samples) if _can_be_traced(sample, columns)]
+    if len(able) < count:
+        log.warning(
+            "Decode pages: %d of the %d asked for, because methods of one model disagree about a picture at no more of the %d samples.",
+            len(able),
+            count,
+            len(samples),
+        )
+    for number in able[:count]:
+        sample = samples[number]
         used = [columns.methods[column] for column in sample.answers]
-        if not sample.disagree or not sample.item.images or len({entry["model"] for entry in used}) > 1:
-            continue
         if loaded is None or loaded[0] != used[0]["model"]:
             loaded = (used[0]["model"], *load(used[0]["model"]))
         methods = [as_method(entry["method"]) for entry in used][::-1]  # the method before the baseline
@@ -225,6 +241,12 @@ def make_traces(columns: Columns, samples: Sequence[Sample], folder: Path, count
         made[number] = f"{TRACES}/{number:06d}.html"
         page.write(make_folder(folder) / f"{number:06d}.html", decode)
     return made
+
+
+def _can_be_traced(sample: Sample, columns: Columns) -> bool:
+    """Whether methods of one model disagree about a sample that has a picture."""
+    models = {columns.methods[column]["model"] for column in sample.answers}
+    return sample.disagree and bool(sample.item.images) and len(models) == 1
 
 
 def _payload(sample: Sample, pictures: Mapping[Path, str], trace: str | None, columns: Columns) -> dict[str, Any]:

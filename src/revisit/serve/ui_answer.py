@@ -86,8 +86,8 @@ class AnswerJob:
             self.state.turn.release()
 
     def _answer(self) -> None:
-        from revisit.explain.page import images_payload, seeks_far
-        from revisit.explain.record import Decode, MethodAnswer, label, layout_of, patch_words
+        from revisit.explain.page import images_payload, method_payload
+        from revisit.explain.record import Decode, MethodAnswer, layout_of, patch_words
         from revisit.models.prompts import prepare
 
         question = self.question
@@ -101,11 +101,11 @@ class AnswerJob:
         layout = layout_of(model, processor, [question.image], inputs)
         described = [{"name": method.name, **method.settings()} for method in question.methods]
         blank: list[dict[str, Any]] = [
-            {"label": label(d), "method": d, "far": seeks_far(d), "n": layout.tokens, "maps": "", "steps": []}
-            for d in described
+            {**method_payload(d), "n": layout.tokens, "maps": "", "steps": []} for d in described
         ]
         words = patch_words(model, processor, inputs)
-        self.send("scene", **images_payload([question.image], layout, words), answers=blank)
+        shown = None if question.shown is None else list(question.shown)
+        self.send("scene", **images_payload([question.image], layout, words), shown=shown, answers=blank)
         answers: list[MethodAnswer | None] = [None] * len(question.methods)
         threads = [
             threading.Thread(
@@ -119,9 +119,10 @@ class AnswerJob:
             thread.join()
         done = [answer for answer in answers if answer is not None]
         if len(done) == len(answers) and not self.stopped.is_set():
-            decode = Decode([question.image], question.prompt, question.model, layout, done, patch_words=words)
+            decode = Decode([question.image], question.prompt, question.model, layout, done, question.shown, words)
             differs = [[n for n, step in enumerate(answer.steps) if step.differs] for answer in done]
-            self.send("done", run=self.state.runs.put(decode), differs=differs)
+            wrong = [[n for n, step in enumerate(answer.steps) if step.wrong] for answer in done]
+            self.send("done", run=self.state.runs.put(decode), differs=differs, wrong=wrong)
 
     def _one(self, number: int, model: Any, processor: Any, inputs: Any, answers: list[Any]) -> None:
         import base64

@@ -37,7 +37,7 @@ window.studio = new Studio(document.getElementById("main"), JSON.parse(document.
         styles=["viewer.css", "ui.css"],
         scripts=["viewer.js", "ui.js"],
         start=start,
-        meta="Ask about an image; see which patch spoke.",
+        meta="Ask about an image and see which patch was selected at each word.",
         policy=policy,
     )
 

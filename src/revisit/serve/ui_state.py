@@ -51,10 +51,19 @@ class RecentItems(Generic[T]):
 
 
 @dataclass(frozen=True)
+class Picture:
+    """An image to ask about, with the objects that are in it where that is known."""
+
+    image: Image
+    shown: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
 class CheckedQuestion:
     """A question whose image is here and whose methods are made."""
 
     image: Image
+    shown: tuple[str, ...] | None
     prompt: str
     model: str
     methods: tuple[Method, ...]
@@ -68,7 +77,7 @@ class UiState:
     models: tuple[str, ...]
     loader: Callable[[str], tuple[Any, Any]]
     limits: Limits = field(default_factory=Limits)
-    images: RecentItems[Image] = field(init=False)
+    images: RecentItems[Picture] = field(init=False)
     runs: RecentItems[Decode] = field(init=False)
     turn: threading.Lock = field(default_factory=threading.Lock)  # one question at a time
     waiting: int = 0  # questions that wait or are being answered
@@ -76,7 +85,7 @@ class UiState:
     _count: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self.images = RecentItems(lambda image: [image], self.limits.image_pixels)
+        self.images = RecentItems(lambda picture: [picture.image], self.limits.image_pixels)
         self.runs = RecentItems(lambda decode: decode.images, self.limits.image_pixels)
 
     @contextmanager
@@ -100,8 +109,8 @@ class UiState:
     def read(self, body: bytes) -> CheckedQuestion:
         """A request as a question; `ApiError` says what is wrong with it."""
         asked = parse(Question, body, self.limits)
-        image = self.images.get(asked.image)
-        if image is None:
+        picture = self.images.get(asked.image)
+        if picture is None:
             raise ApiError(400, "The image is no longer in memory; choose it again.")
         if not asked.prompt.strip():
             raise ApiError(400, "The question is empty; say what to ask.")
@@ -116,7 +125,7 @@ class UiState:
             raise ApiError(400, str(unknown("model", shorten(asked.model), self.models)))
         about = described(asked.model)
         made = tuple(make_method(m.name, m.settings or {}, self.limits, about) for m in asked.methods)
-        return CheckedQuestion(image, asked.prompt, asked.model, made, asked.max_new_tokens)
+        return CheckedQuestion(picture.image, picture.shown, asked.prompt, asked.model, made, asked.max_new_tokens)
 
 
 @functools.cache

@@ -25,15 +25,41 @@ class LensView {
       oninput: () => { this.layer = Number(this.slider.value); this.show(); } });
     this.layerName = make("output", { for: "layer" });
     this.kinds = make("div", { class: "row", role: "group", "aria-label": "Vocabulary" }, ...data.readings.map((reading, i) =>
-      make("button", { type: "button", class: "quiet", onclick: () => { this.reading = i; this.word = null; this.show(); } }, reading.name)));
+      make("button", { type: "button", class: "quiet", onclick: () => { this.reading = i; this.word = reading.words.length ? 0 : -1; this.show(); } }, reading.name)));
     this.words = make("div", { class: "words", role: "group", "aria-label": "Heat map of a word" });
     this.where = make("p", { class: "where", role: "status", "aria-live": "polite" });
-    look.append(make("div", { class: "row" }, make("label", { for: "layer" }, "Layer"), this.slider, this.layerName, this.views), this.kinds, this.words, this.where);
+    this.scale = make("span");
+    look.append(make("div", { class: "row" }, make("label", { for: "layer" }, "Layer"), this.slider, this.layerName, this.views), this.kinds, this.words,
+      make("p", { class: "legend" }, this.scale, "0 %", make("i"), "100 %"), this.where);
     for (const note of [...data.notes, ...(data.reason ? [`Patches cannot be shown: ${data.reason}`] : [])]) look.append(make("p", { class: "note" }, note));
     document.addEventListener("keydown", (event) => this.key(event));
     const grid = data.grids[0];
     if (grid) this.token = grid.first + Math.floor(grid.rows / 2) * (grid.columns + grid.gap) + Math.floor(grid.columns / 2);
+    this.word = data.readings[this.reading].words.length ? 0 : -1;
+    if (this.word === 0) this.token = this.highest(); // map, patch and sentence begin with the same word
     this.show();
+  }
+
+  share(token) { // of the chosen word, at the chosen layer
+    const reading = this.data.readings[this.reading];
+    return reading.mapBytes[(this.layer * this.data.tokens + token) * reading.words.length + this.word] / 255;
+  }
+
+  exactly(token) { // the same in %, unrounded where it is among the best; maps hold one byte each
+    const { k, words } = this.data.readings[this.reading];
+    for (let at = 0; at < k; at++) { const [text, p] = this.says(this.layer, token, at); if (text === words[this.word]) return percent(p); }
+    return this.share(token) > 0 ? percent(this.share(token)) : "<0.2";
+  }
+
+  highest() { // the vision token that says the chosen word most
+    let best = 0;
+    for (let token = 1; token < this.data.tokens; token++) if (this.share(token) > this.share(best)) best = token;
+    return best;
+  }
+
+  spot(token) {
+    const place = this.stage.locate(token);
+    return place ? `row ${place.row + 1}, column ${place.column + 1}${place.grid.view !== "image" ? ` (${place.grid.view})` : ""}` : null;
   }
 
   says(layer, token, k) { // [text, probability] number k
@@ -46,23 +72,30 @@ class LensView {
     this.layerName.textContent = `${this.data.layers[this.layer]} of ${this.data.depth}`;
     this.slider.value = this.layer;
     [...this.kinds.children].forEach((button, i) => button.setAttribute("aria-pressed", String(i === this.reading)));
-    const place = this.stage.point(this.token), view = this.views.value || null;
-    if (this.word === null && reading.words.length) this.word = 0;
+    this.stage.point(this.token);
+    const view = this.views.value || null, mapped = this.word >= 0;
     this.words.replaceChildren(...reading.words.map((word, i) => make("button", { type: "button", class: "quiet", "aria-pressed": String(i === this.word),
       onclick: () => { this.word = i === this.word ? -1 : i; this.show(); } }, word)));
-    if (this.word !== null && this.word >= 0 && reading.mapBytes) {
-      const across = reading.words.length, start = this.layer * this.data.tokens;
-      this.stage.paint((token) => reading.mapBytes[(start + token) * across + this.word] / 255, view);
-    } else { // how sure each patch is
-      this.stage.paint((token) => reading.chances[(this.layer * this.data.tokens + token) * reading.k], view);
-    }
-    const spot = place ? `row ${place.row + 1}, column ${place.column + 1}${place.grid.view !== "image" ? ` (${place.grid.view})` : ""}` : `vision token ${this.token}`;
-    const [text, p] = this.says(this.layer, this.token, 0);
-    this.where.replaceChildren(make("b", {}, visible(text.trim())), ` (${percent(p)} %) is what the patch at ${spot} says most at layer ${this.data.layers[this.layer]}.`);
-    this.table(reading, spot);
+    this.scale.textContent = mapped ? `share of “${reading.words[this.word]}” in a patch:` : "probability of what a patch says most:";
+    this.stage.paint(mapped ? (token) => this.share(token) : (token) => this.says(this.layer, token, 0)[1], view);
+    this.tell(reading, mapped);
+    this.table(reading);
   }
 
-  table(reading, spot) {
+  patch(token) { return this.spot(token) ? `the patch at ${this.spot(token)}` : `vision token ${token}`; }
+
+  tell(reading, mapped) { // about the word of the map, where one is chosen
+    const [text, p] = this.says(this.layer, this.token, 0), most = make("b", {}, visible(text.trim())), layer = ` at layer ${this.data.layers[this.layer]}`;
+    if (!mapped) return this.where.replaceChildren(most, ` (${percent(p)} %) is what ${this.patch(this.token)} says most${layer}.`);
+    const word = reading.words[this.word], best = this.highest(), here = this.share(this.token), parts = [make("b", {}, word)];
+    parts.push(` has ${this.exactly(this.token)} % of ${this.patch(this.token)}${layer}`);
+    if (text !== word) parts.push(", which says ", most, ` most (${percent(p)} %)`);
+    parts.push(here >= this.share(best) ? "; no patch has more of it." : "; most of it is at ");
+    if (here < this.share(best)) parts.push(make("button", { type: "button", class: "quiet", onclick: () => { this.token = best; this.show(); } }, this.spot(best) || `vision token ${best}`), ` (${this.exactly(best)} %).`);
+    this.where.replaceChildren(...parts);
+  }
+
+  table(reading) {
     const rows = [];
     for (let layer = this.data.layers.length - 1; layer >= 0; layer--) {
       const cells = [];
@@ -72,7 +105,9 @@ class LensView {
       }
       rows.push(make("tr", { class: layer === this.layer ? "now" : null, onclick: () => { this.layer = layer; this.show(); } }, make("th", { scope: "row" }, String(this.data.layers[layer])), ...cells));
     }
-    this.card.replaceChildren(make("h2", {}, `The patch at ${spot}, layer by layer, over ${reading.name} (%)`), make("div", { class: "scroll", tabindex: "0" }, make("table", { class: "says" }, make("tbody", {}, ...rows))));
+    this.card.replaceChildren(make("h2", {}, `${this.patch(this.token).replace(/^./, (first) => first.toUpperCase())}, layer by layer, in %`),
+      make("p", { class: "sub" }, reading.words.length ? `Shares add up to 100 % among the ${reading.entries.length} words only: a patch that says something else still divides 100 % among them.` : "Probabilities over the whole vocabulary of the model."),
+      make("div", { class: "scroll", tabindex: "0" }, make("table", { class: "says" }, make("tbody", {}, ...rows))));
   }
 
   key(event) {

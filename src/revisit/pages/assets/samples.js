@@ -7,7 +7,8 @@ class SampleBrowser {
     this.benchmark = make("select", { id: "benchmark", "aria-label": "Benchmark", onchange: changed }, option("", "All benchmarks"), ...data.benchmarks.map((name) => option(name, name)));
     this.benchmark.hidden = data.benchmarks.length < 2;
     const several = new Set(data.columns.map((column) => column.model)).size > 1;
-    this.names = data.columns.map((column) => (several ? `${column.model} · ${column.label}` : column.label));
+    const short = data.columns.map((column) => (several ? `${column.model} · ${column.name}` : column.name));
+    this.names = short.map((name, c) => (short.indexOf(name) === short.lastIndexOf(name) ? name : `${name} (${data.columns[c].settings || "defaults"})`));
     this.wrong = make("select", { id: "wrong", "aria-label": "Which method is wrong", onchange: changed }, option("", "Right or wrong"),
       ...this.names.flatMap((name, c) => [option(`${c}`, `${name} is wrong`), option(`${c}only`, `only ${name} is wrong`)]));
     this.disagree = make("input", { type: "checkbox", id: "disagree", onchange: changed });
@@ -18,10 +19,14 @@ class SampleBrowser {
     this.detail = make("section", { class: "detail", "aria-label": "Sample" });
     root.append(make("div", { class: "samples" }, make("div", { class: "side" },
       make("div", { class: "filters" }, this.benchmark, make("label", {}, this.disagree, "methods disagree"), this.wrong, this.text, this.count),
-      ...data.notes.map((note) => make("p", { class: "notes" }, note)), this.list), this.detail));
+      ...data.notes.map((note) => make("p", { class: "notes" }, note)), this.dots(), this.list), this.detail));
     document.addEventListener("keydown", (event) => this.key(event));
     window.addEventListener("hashchange", () => this.goToHash());
     this.filter();
+  }
+
+  dots() { // what the marks at the right of each row stand for
+    return make("p", { class: "notes" }, "At the right of each row: ", this.names.join(", "), " (", make("span", { class: "dot" }), " right, ", make("span", { class: "dot bad" }), " wrong).");
   }
 
   matches(sample, wanted) {
@@ -40,7 +45,7 @@ class SampleBrowser {
     const shown = this.kept[this.now];
     this.kept = [];
     this.data.samples.forEach((sample, number) => { if (this.matches(sample, wanted)) this.kept.push(number); });
-    this.count.textContent = `${this.kept.length.toLocaleString("en")} of ${this.data.samples.length.toLocaleString("en")} samples`;
+    this.count.textContent = `${this.kept.length.toLocaleString("en")} of ${this.data.samples.length.toLocaleString("en")} samples, ordered by id`;
     this.list.replaceChildren(); this.drawn = 0; this.now = -1;
     this.more();
     if (!this.kept.length) return this.detail.replaceChildren(make("p", {}, "No sample is like that."));
@@ -81,21 +86,21 @@ class SampleBrowser {
   show(sample) {
     const facts = make("div", { class: "facts" }, make("h2", {}, `${sample.b} · ${sample.i}`), make("p", {}, sample.q || "The question is not known."));
     if (sample.t) facts.append(make("p", { class: "truth" }, "Truth: ", make("b", {}, sample.t)));
-    if (sample.trace) facts.append(make("p", {}, make("a", { href: sample.trace }, "Step by step")));
-    else if (sample.cmd) facts.append(make("details", {}, make("summary", {}, "Step by step: the command that makes the page"), make("code", { class: "command" }, sample.cmd)));
-    const columns = this.names.map((name, c) => (sample.a[c] ? this.column(name, sample.a[c]) : null));
+    if (sample.trace) facts.append(make("p", {}, make("a", { href: sample.trace }, "See this answer token by token")));
+    else if (sample.cmd) facts.append(make("details", {}, make("summary", {}, "See this answer token by token: run this command"), make("code", { class: "command" }, sample.cmd)));
+    const columns = this.names.map((name, c) => (sample.a[c] ? this.column(name, this.data.columns[c].settings, sample.a[c]) : null));
     this.detail.replaceChildren(make("div", { class: "head" }, ...sample.p.map((src) => make("img", { src, alt: "Picture of the sample", loading: "lazy" })), facts), make("div", { class: "columns" }, ...columns));
     this.detail.scrollTop = 0;
   }
 
-  column(name, answer) {
+  column(name, settings, answer) {
     const parts = [];
     let at = 0;
     for (const [start, end] of answer.w || []) { parts.push(answer.x.slice(at, start), make("mark", { title: "not in the picture" }, answer.x.slice(start, end))); at = end; }
     parts.push(answer.x.slice(at));
     const scores = Object.entries(answer.s || {}).map(([metric, value]) => `${metric} ${Number(value.toFixed(3))}`).join(" · ");
-    return make("article", { class: `column${answer.bad ? " bad" : ""}` }, make("h3", {}, make("span", { class: `dot${answer.bad ? " bad" : ""}` }), name),
-      make("p", {}, ...parts), make("p", { class: "scores" }, scores, answer.c ? `${scores ? " · " : ""}${answer.c} of ${answer.n} steps changed` : ""));
+    return make("article", { class: `column${answer.bad ? " bad" : ""}` }, make("h3", {}, make("span", { class: `dot${answer.bad ? " bad" : ""}`, title: answer.bad ? "wrong" : "right" }), name),
+      settings ? make("p", { class: "scores" }, settings) : null, make("p", {}, ...parts), make("p", { class: "scores" }, scores, answer.c ? `${scores ? " · " : ""}${answer.c} of ${answer.n} steps changed` : ""));
   }
 
   key(event) {

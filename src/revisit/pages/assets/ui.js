@@ -14,6 +14,7 @@ class Studio {
     this.stop = make("button", { type: "button", class: "quiet", id: "stop", hidden: true, onclick: () => this.halt("Stopped.") }, "Stop");
     this.save = make("a", { class: "quiet", id: "save", hidden: true, download: "revisit.html" }, "Download the page");
     this.sample = make("button", { type: "button", class: "quiet", id: "sample", hidden: !setup.samples, onclick: () => this.upload(null) }, "Sample image");
+    this.samples = 0; // taken so far: the first is the picture of the demo
     this.tell = make("p", { class: "tell", role: "status", "aria-live": "polite" }, "Choose an image to begin.");
     this.chosen = make("div", { class: "methods" });
     this.show = make("div", {});
@@ -51,8 +52,9 @@ class Studio {
     try {
       if (file && file.size > this.setup.bytes) throw new Error(`The file has ${(file.size / 1e6).toFixed(0)} MB; at most ${(this.setup.bytes / 1e6).toFixed(0)} MB are taken.`);
       const name = file ? `?name=${encodeURIComponent(file.name || "image")}` : "";
-      const response = file ? await fetch(`api/image${name}`, { method: "POST", body: file, headers: { "Content-Type": "application/octet-stream" } }) : await fetch("api/sample", { method: "POST" });
+      const response = file ? await fetch(`api/image${name}`, { method: "POST", body: file, headers: { "Content-Type": "application/octet-stream" } }) : await fetch(`api/sample?number=${this.samples}`, { method: "POST" });
       this.image = await this.reply(response);
+      if (!file) { this.samples += 1; this.sample.textContent = "Another sample"; }
       this.drop.replaceChildren(make("img", { src: this.image.src, alt: "Your image" }), make("span", {}, `${this.image.w} × ${this.image.h}; drop another to change it`), this.file);
       this.go.disabled = false;
       this.say("Ready.");
@@ -147,6 +149,7 @@ class Studio {
     if (kind[1] === "done") {
       this.halt("Done. Click a word to see where it came from.");
       this.viewer.differences(data.differs);
+      this.viewer.wrong(data.wrong);
       if (this.viewer.follow) this.viewer.first(); // open at the biggest change, unless the reader has chosen a step
       this.save.href = `api/page/${data.run}`;
       this.save.hidden = false;

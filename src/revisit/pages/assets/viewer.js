@@ -166,23 +166,27 @@ const LEGEND = [
   ["mark differs", "word", "not in the other answer"],
   ["mark wrong", "word", "an object that is not in the picture", "shown"],
 ];
-const ACCOUNT = "At every step ReVisiT keeps the plausible next tokens, asks every image patch which of them it supports, and selects the patch, or the few patches, that agree most with the model. It multiplies the two distributions, so that words without support in the picture lose.";
+const ACCOUNT = "At every step ReVisiT keeps the plausible next tokens, asks every image patch which of them it supports, and selects the patch, or the few patches, that agree most with the model. It multiplies the model's distribution with theirs, which counts as much as the weight of the step says, so that words without support in the picture lose.";
 const KEYS = [["← →", "previous, next step"], ["↑ ↓", "other answer"], ["n p", "next, previous change"], ["Home End", "first, last step"],
   ["h", "heat map"], ["g", "patch grid"], ["?", "this help"]];
 const TERMS = [["plausible tokens", "tokens at least alpha times as likely as the likeliest one; only they can be chosen"],
-  ["model, %", "the model's own probability, among the plausible tokens"], ["vision token, %", "what the hidden state of the selected patch says, read through the model's own head"],
-  ["after, %", "the product of the two, normalized: what the next token is chosen from"],
+  ["model, %", "the model's own probability, among the plausible tokens"], ["vision token, %", "what the selected patch says about the plausible tokens: its hidden state, read through the model's own head; where several patches are selected, the mean of theirs"],
+  ["after, %", "what the next token is chosen from: model × vision token to the power of the weight, normalized"],
   ["divergence", "how far a patch is from the model's distribution; the smallest is selected"],
-  ["weight", "how much the vision side counts at this step; 1 is the product of the two as in the paper"],
+  ["weight", "how much the vision token counts at this step: 1 is the plain product, as in the paper, and 0 leaves the model alone"],
   ["heat map", "bright patches agree with the model at this step, dark ones disagree"]];
 
 class Viewer {
   constructor(root, data) {
     this.data = data; this.now = null; this.pinned = null; this.cards = []; this.patch = null;
     this.data.answers.forEach((answer) => { answer.bytes = answer.maps ? bytes(answer.maps) : new Uint8Array(0); });
-    const look = make("section", { class: "look", "aria-label": "Image" });
+    const look = (this.look = make("section", { class: `look${data.images.length === 1 ? " single" : ""}`, "aria-label": "Image" }));
     this.answersBox = make("div", { class: "answers" });
     this.why = make("section", { class: "why", "aria-label": "Candidates at this step", tabindex: "0" });
+    this.table = make("div", { class: "sheet" }); // on a phone the candidates are folded under their heading
+    this.unfold = make("button", { type: "button", class: "quiet unfold", "aria-expanded": "false", onclick: () => this.fold(!this.why.classList.toggle("open")) }, "Candidates ▴");
+    this.stepTitle = make("h2");
+    this.why.append(make("div", { class: "handle" }, this.stepTitle, this.unfold), this.table);
     this.said = make("p", { class: "sr", role: "status", "aria-live": "polite" });
     this.help = this.makeHelp();
     root.append(this.guide(), make("div", { class: "viewer" }, look, make("div", { class: "read" }, this.answersBox, this.said), this.why), this.help);
@@ -223,11 +227,11 @@ class Viewer {
   }
 
   makeHelp() {
-    const close = make("button", { type: "button", class: "quiet", onclick: () => this.help.close() }, "Close");
+    const close = make("button", { type: "button", class: "quiet", onclick: () => this.help.close() }, "Close ×");
     const list = (pairs, tag) => make("dl", {}, ...pairs.flatMap(([name, text]) => [make("dt", {}, make(tag, {}, name)), make("dd", {}, text)]));
-    return make("dialog", { class: "help", "aria-label": "Help" }, make("h2", {}, "How to read this page"), make("p", {}, ACCOUNT),
+    return make("dialog", { class: "help", "aria-label": "Help" }, make("div", { class: "bar-of-help" }, make("h2", {}, "How to read this page"), close), make("p", {}, ACCOUNT),
       make("p", {}, "Point at a word to see its step, click to stay there. Click a patch of the image to see what it says and at which steps it was selected. The address names the step, so that it can be linked to."),
-      list(TERMS, "b"), make("h2", {}, "Keys"), list(KEYS, "kbd"), close);
+      list(TERMS, "b"), make("h2", {}, "Keys"), list(KEYS, "kbd"));
   }
 
   first() { // begin at the step in the address, else where the method mattered most
@@ -257,10 +261,10 @@ class Viewer {
   addCard(i) {
     const answer = this.data.answers[i];
     const facts = make("span", { class: "facts" });
-    const tokens = make("div", { class: "tokens", role: "group", "aria-label": `Answer of ${answer.label}; arrow keys walk its tokens` });
+    const tokens = make("div", { class: "tokens", role: "group", "aria-label": `Answer of ${[answer.name, answer.settings].filter(Boolean).join(", ")}; arrow keys walk its tokens` });
     const strip = make("div", { class: "strip", "aria-hidden": "true", title: "How much probability was moved at each step" });
     const changes = make("ol", { class: "changes", "aria-label": "Where the best token changed" });
-    const card = make("article", { class: "answer" }, make("header", {}, make("h2", {}, answer.label), facts), tokens, strip, changes);
+    const card = make("article", { class: "answer" }, make("header", {}, make("h2", {}, answer.name), answer.settings ? make("span", { class: "settings", title: "Settings that are not the method's defaults" }, answer.settings) : null, facts), tokens, strip, changes);
     this.answersBox.append(card);
     this.cards[i] = { card, facts, tokens, strip, changes, buttons: [], bars: [] };
     strip.addEventListener("click", (event) => {
@@ -325,6 +329,16 @@ class Viewer {
     all.forEach((steps, i) => steps.forEach((s) => { this.data.answers[i].steps[s].x = 1; this.cards[i].buttons[s].classList.add("differs"); }));
   }
 
+  wrong(all) { // steps of each answer that name what is not in the picture
+    all.forEach((steps, i) => steps.forEach((s) => {
+      const button = this.cards[i].buttons[s];
+      this.data.answers[i].steps[s].w = 1;
+      button.classList.add("wrong");
+      button.title += ", not in the picture";
+      button.setAttribute("aria-label", `${button.getAttribute("aria-label")}, not in the picture`);
+    }));
+  }
+
   finish(i, seconds, text) {
     Object.assign(this.data.answers[i], { seconds, text });
     this.count(i);
@@ -348,6 +362,21 @@ class Viewer {
     this.mark(i, s, true);
     if (focus && document.activeElement !== this.cards[i].buttons[s]) this.cards[i].buttons[s].focus({ preventScroll: false });
     this.show();
+    if (pin && !(this.follow && !this.data.prompt)) this.reveal(); // not while an answer grows
+  }
+
+  fold(folded) {
+    this.unfold.textContent = folded ? "Candidates ▴" : "Close ×";
+    this.unfold.setAttribute("aria-expanded", String(!folded));
+    this.reveal();
+  }
+
+  reveal() { // on a phone: the word stays in view between the image above and the candidates below
+    if (window.innerWidth > 760 || !this.now) return;
+    const word = this.cards[this.now[0]].buttons[this.now[1]].getBoundingClientRect();
+    const top = this.look.getBoundingClientRect().bottom + 8, bottom = (this.why.hidden ? window.innerHeight : this.why.getBoundingClientRect().top) - 8;
+    if (word.bottom > bottom) window.scrollBy(0, word.bottom - bottom);
+    else if (word.top < top) window.scrollBy(0, word.top - top);
   }
 
   mark(i, s, on) {
@@ -398,14 +427,14 @@ class Viewer {
     this.stage.outline((step.p || []).map(([token]) => token).filter((token) => token !== step.i));
     this.nearest.hidden = !step.p || step.p.length < 2;
     if (this.nearest.hidden) return;
-    this.nearest.replaceChildren("Agree most: ", ...step.p.map(([token, d], k) => make("button", {
+    this.nearest.replaceChildren("Agree most, with divergence: ", ...step.p.map(([token, d], k) => make("button", {
       type: "button", class: `quiet${token === step.i || k < neighbors && neighbors > 1 ? " chosen" : ""}`, title: `${this.spot(token) || `vision token ${token}`}, divergence ${number(d)}`, onclick: () => this.showPatch(token),
     }, this.short(token), make("small", {}, ` ${number(d)}`))));
   }
 
-  short(token) {
+  short(token) { // "row 3, col 4"; the image and the view are in the tooltip
     const place = this.stage.locate(token);
-    return place ? `${place.row + 1},${place.column + 1}` : `#${token}`;
+    return place ? `row ${place.row + 1}, col ${place.column + 1}` : `#${token}`;
   }
 
   pick(image, event) { // a patch was clicked
@@ -424,7 +453,7 @@ class Viewer {
     const steps = this.data.answers.flatMap((answer, i) => answer.steps.flatMap((step, s) => (step.i === token ? [[i, s, step.t.trim()]] : [])));
     this.patchCard.replaceChildren(
       make("button", { type: "button", class: "quiet close", "aria-label": "Close", onclick: () => this.showPatch(null) }, "×"),
-      make("b", {}, `Patch ${this.short(token)}`), ...(says ? [" says ", ...says.flatMap(([text, p], k) => [k ? ", " : "", make("span", { class: "said" }, visible(text.trim() || text)), ` ${percent(p)} %`]), " (last layer, whole vocabulary). "] : [" "]),
+      make("b", {}, this.spot(token) ? `The patch at ${this.spot(token)}` : `Vision token ${token}`), ...(says ? [" says ", ...says.flatMap(([text, p], k) => [k ? ", " : "", make("span", { class: "said" }, visible(text.trim() || text)), ` ${percent(p)} %`]), " (last layer, whole vocabulary). "] : [" "]),
       steps.length ? `Selected at ${steps.length} step${steps.length === 1 ? "" : "s"}: ` : "It was selected at no step.",
       ...steps.slice(0, 40).map(([i, s, text]) => make("button", { type: "button", class: "quiet", onclick: () => this.select(i, s, true) }, `${s + 1} ${visible(text)}`)));
   }
@@ -443,12 +472,19 @@ class Viewer {
       }));
     });
     const meaning = Object.fromEntries(TERMS);
-    this.why.replaceChildren(
-      make("h2", {}, `Step ${s + 1}: “${visible(step.t.trim())}”`, ...(step.was !== undefined ? [` instead of “${visible(step.was.trim())}”`] : [])),
-      make("p", { class: "sub" }, `${answer.label} · `, make("span", { title: meaning["plausible tokens"] }, `${step.k} plausible token${step.k === 1 ? "" : "s"}`), step.c.length < step.k ? `, the best ${step.c.length} shown` : ""),
+    this.stepTitle.replaceChildren(`Step ${s + 1}: “${visible(step.t.trim())}”`, ...(step.was !== undefined ? [` instead of “${visible(step.was.trim())}”`] : []));
+    this.table.replaceChildren(
+      make("p", { class: "sub" }, `${answer.name} · `, make("span", { title: meaning["plausible tokens"] }, `${step.k} plausible token${step.k === 1 ? "" : "s"}`), step.c.length < step.k ? `, the best ${step.c.length} shown` : ""),
       make("table", { class: "cands" }, make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "token"),
-        ...columns.map(([, name]) => make("th", { scope: "col", title: meaning[name] || "what the second branch of the method says" }, name)))), make("tbody", {}, ...rows)));
-    this.why.scrollTop = 0;
+        ...columns.map(([, name]) => make("th", { scope: "col", title: meaning[name] || "what the second branch of the method says" }, name)))), make("tbody", {}, ...rows)), ...this.formula(answer, step));
+    this.table.scrollTop = this.why.scrollTop = 0;
+  }
+
+  formula(answer, step) { // how the last column came from the other two
+    if (step.i === undefined || step.c.every((entry) => entry[2] === null)) return [];
+    const many = Math.min(answer.method.neighbors || 1, step.p ? step.p.length : 1), weight = step.g === undefined ? 1 : step.g;
+    return [make("p", { class: "formula" }, "after ∝ model × vision token", weight === 1 ? null : make("sup", {}, number(weight)),
+      many > 1 ? `; vision token: the mean of ${many} patches` : answer.method.select === "soft" ? "; vision token: the patches mixed by agreement" : "")];
   }
 
   key(event) {
