@@ -77,7 +77,7 @@ def test_a_lens_as_a_picture_and_tables(tmp_path: Path) -> None:
     model, processor = families.build("llava")
     seen = lens.read_vision_tokens(model, processor, [families.picture(1, (90, 60))], {"words": ["a", "b", "c"]})
     path = figure.save(figure.lens_figure(seen, 1), tmp_path / "maps.svg")
-    assert "share within the set" in path.read_text("utf-8")
+    assert "share among these words" in path.read_text("utf-8")
     with pytest.raises(RevisitError, match="name the words"):
         figure.lens_figure(seen, 0)
     maps = seen.readings[1].maps
