@@ -30,7 +30,7 @@ def test_the_table_shows_the_steps_that_mattered() -> None:
     lines = [line for line in text.splitlines() if "other0" in line]
     assert len(lines) == 3
     token = made_up.speaker(1, 96)
-    assert f"{token // 12 + 1}, {token % 12 + 1}" in lines[0]
+    assert f"{token // 12 + 1},{token % 12 + 1}" in lines[0]
     assert "25% → 80%" in lines[0]
     assert " small " in lines[0]
     assert "wooden" not in text

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from revisit.explain.record import MethodAnswer, Step
     from revisit.models.geometry import Layout
 
+
 def table(
     answer: MethodAnswer, layout: Layout | None = None, *, all_steps: bool = False, threshold: float = 0.1
 ) -> Table:
