@@ -110,7 +110,7 @@ def main() -> None:
         shoot(browser, "page-dark", decoded, lambda opened: None, "dark", {1280: 860})
         shoot(browser, "view", samples_of_a_run(Path(folder)).as_uri(), lambda opened: opened.check("#disagree"))
         shoot(browser, "lens", lensed, lambda opened: None)
-        shoot(browser, "ui", f"http://127.0.0.1:{PORT}", ask, heights={1280: 1180, 390: 1900})
+        shoot(browser, "ui", f"http://127.0.0.1:{PORT}", ask, heights={1280: 1180, 390: 1520})
         browser.close()
     server.should_exit = True
 
