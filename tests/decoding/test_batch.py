@@ -50,7 +50,7 @@ def test_why_an_answer_ended(loaded: tuple[Any, Any], images: list[list[Any]]) -
     assert (short.finish, len(short.tokens)) == ("length", 3)
     whole = alone(loaded, PROMPTS[0], images[0], Decoding(200))
     assert whole.finish == "stop"
-    assert whole.tokens[-1] == loaded[0].generation_config.eos_token_id
+    assert whole.tokens[-1] in loaded[0].generation_config.eos_token_id
     exact = alone(loaded, PROMPTS[0], images[0], Decoding(len(whole.tokens)))
     assert (exact.finish, exact.tokens) == ("stop", whole.tokens)
 

@@ -19,6 +19,7 @@ import families
 from revisit import methods
 from revisit.serve import ui
 from revisit.serve.limits import Limits
+from revisit.serve.ui_state import Picture
 
 
 def hostile_question(dice: random.Random, image: str) -> bytes:
@@ -47,7 +48,7 @@ async def ask_all(count: int, seed: int) -> tuple[Counter[int], list[bytes]]:
     """Statuses of hostile uploads and questions, and those that were not answered as they should be."""
     limits = Limits(new_tokens=8, default_new_tokens=8, prompt_tokens=300)
     app = ui.create_app(["llava"], loader=lambda _name: families.build("llava"), limits=limits)
-    image = app.state.ui.images.put(families.picture(1))
+    image = app.state.ui.images.put(Picture(families.picture(1)))
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     statuses: Counter[int] = Counter()
     failures = []
