@@ -108,6 +108,7 @@ def test_a_file_gives_a_class_that_its_name_finds_from_then_on(file: Path) -> No
 
 def test_another_process_takes_the_class_from_the_same_file(file: Path) -> None:
     sent = pickle.dumps(as_method(f"{file}:Mine:weight=2"))
+    # What Ray does with a method that it sends to a worker; the bytes are our own.
     code = "import pickle, sys; method = pickle.load(sys.stdin.buffer); print(method.name, method.weight)"
     said = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, check=True).stdout
     assert said.split() == [b"mine", b"2.0"]
