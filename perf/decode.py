@@ -34,22 +34,22 @@ class Reference(ReVisiT):
         return super().begin(run)
 
 
-def same(model: Any, inputs: Any, profile: Profile, layers: str, tokens: int, **options: Any) -> None:
+def same(model: Any, inputs: Any, profile: Profile, name: str, method: ReVisiT, tokens: int, **options: Any) -> None:
     """The fast step's tokens are the reference's, or nothing is measured."""
     kept = []
-    for method in (Reference(layers=layers), ReVisiT(layers=layers)):
+    for way in (Reference(**vars(method)), method):
         kept.append(
             revisit.generate(
                 model,
                 **inputs,
-                method=latency.Timed(method, profile),
+                method=latency.Timed(way, profile),
                 do_sample=False,
                 max_new_tokens=tokens,
                 **options,
             )
         )
-    assert torch.equal(*kept), f"layers={layers}: tokens differ from the reference"
-    print(f"layers={layers}: {tokens} tokens equal to the reference", flush=True)
+    assert torch.equal(*kept), f"{name}: tokens differ from the reference"
+    print(f"{name}: {tokens} tokens equal to the reference", flush=True)
 
 
 def prefill(model: Any, inputs: Any, profile: Profile, repeats: int = 9) -> None:
@@ -86,8 +86,9 @@ def main() -> None:
 
     def run(batch: int, plans: dict[str, Any], new: int, **options: Any) -> None:
         inputs = latency.random_inputs(model, arguments.vision_tokens, batch=batch)
-        for layers in ("last", "all"):
-            same(model, inputs, usual, layers, min(new, arguments.checked), **options)
+        for name, (method, _) in plans.items():
+            if isinstance(method, ReVisiT) and "each" not in name:
+                same(model, inputs, usual, name, method, min(new, arguments.checked), **options)
         rows = latency.table(
             latency.measure(
                 model,
@@ -102,9 +103,11 @@ def main() -> None:
         print(f"batch {batch}, {options or 'greedy search'}, {new} tokens\n{latency.show(rows)}", flush=True)
 
     last, every = ReVisiT(layers="last"), ReVisiT(layers="all")
+    adaptive = ReVisiT(layers="last", weight="agreement", neighbors=8)
     both = {"greedy": (GREEDY, usual), "last": (last, usual), "all": (every, usual)}
     if "single" in parts:
-        run(1, {**both, "all, 64 each": (every, even), "all, 512 each": (every, wide)}, tokens)
+        more = {"last, adaptive": (adaptive, usual), "all, 64 each": (every, even), "all, 512 each": (every, wide)}
+        run(1, {**both, **more}, tokens)
     if "prefill" in parts:
         prefill(model, latency.random_inputs(model, arguments.vision_tokens), usual)
     if "batch" in parts:

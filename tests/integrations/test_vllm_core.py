@@ -166,7 +166,7 @@ def test_states_are_the_same_however_the_prefill_is_cut(case: tuple[list[int], l
         model.step([("a", sequence, a, b)])
     assert request.complete
     where = [i for i, token in enumerate(prompt) if token == IMAGE]
-    kept = model.worker.pool.read(torch.from_numpy(request.places(np.arange(request.states))))
+    kept = model.worker.pool.read(request.places(np.arange(request.states)))
     assert torch.equal(kept, torch.cat([sequence[1][where], sequence[DEPTH][where]]))
 
 

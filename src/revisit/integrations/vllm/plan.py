@@ -101,10 +101,10 @@ def block_size(image: int | None, layers: int, room: int) -> int:
     for 64 candidates; the last block of a request is read whole, however little is in it. So blocks are large where a
     request has many states, and hold whole images where these have one size.
     """
-    if image is None or not SMALLEST_BLOCK <= image <= LARGEST_BLOCK:
+    if image is None or image > LARGEST_BLOCK:
         size = BLOCK if layers == 1 else LARGEST_BLOCK
     else:
-        size = image * min(layers, LARGEST_BLOCK // image)
+        size = max(SMALLEST_BLOCK, image * min(layers, LARGEST_BLOCK // image))
     return min(size, max(SMALLEST_BLOCK, room // FEWEST_BLOCKS))
 
 

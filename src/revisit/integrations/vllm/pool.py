@@ -65,9 +65,12 @@ class Pool:
         """Keep states at places (block · size + offset).  (m,), (m, d)"""
         self.states.flatten(0, 1).index_copy_(0, places, states.to(self.states.dtype))
 
-    def read(self, places: Tensor) -> Tensor:
-        """The states at places, as a copy.  (m,) -> (m, d)"""
-        return self.states.flatten(0, 1)[places]
+    def read(self, places: np.ndarray) -> Tensor:
+        """The states at places; a copy only where they are not one behind the other.  (m,) -> (m, d)"""
+        states = self.states.flatten(0, 1)
+        if len(places) and np.all(np.diff(places) == 1):
+            return states[places[0] : places[-1] + 1]
+        return states[to_device(places, states.device)]
 
     def holds(self, states: Tensor) -> bool:
         """Whether states are looked at where they are, and are no copy."""

@@ -28,6 +28,7 @@ from revisit.integrations.vllm.step import SharedStep, fitting, room
 from revisit.methods.revisit import ReVisiT
 from revisit.step import reference
 from revisit.step.batched import refine
+from revisit.step.compiled import kernel
 from revisit.step.rule import Rule
 from revisit.step.states import StateBlocks
 
@@ -52,6 +53,7 @@ class Request:
         self.seen = np.zeros(self.tokens, bool)
         self.block = pool.size
         self.blocks = pool.take(plan.blocks_for(self.states))
+        self.columns: kernel.Columns | None = None  # what the compiled step keeps of it
         self._generator = random.Random(method.seed)
         self._draws: list[float] = []
 
@@ -68,6 +70,11 @@ class Request:
     def complete(self) -> bool:
         """Whether the states of all vision tokens have been kept."""
         return bool(self.seen.all())
+
+    def forget(self) -> None:
+        """The states are computed again: those of before must not be mixed in."""
+        self.seen[:] = False
+        self.columns = None
 
     def places(self, numbers: np.ndarray) -> np.ndarray:
         """Where states are in the pool, by their number.  (m,) -> (m,)"""
@@ -124,7 +131,7 @@ class Worker:
         self._failed: set[str] = set()
         self._pieces: list[Piece] = []
         self._rows: list[Row] = []
-        self._steps: dict[Rule, SharedStep] = {}
+        self._steps: dict[Rule, SharedStep | kernel.CompiledStep] = {}
         self._views: dict[Rule, tuple[tuple[int, ...], StateBlocks]] = {}  # with the requests whose blocks they are
         self._counts: Counter[str] = Counter()
         # (2,) rows refined by a vision token, and with another token than before
@@ -194,7 +201,7 @@ class Worker:
 
     def _plan_row(self, name: str, request: Request, row: int, start: int, first: int, count: int) -> None:
         if first == 0:
-            request.seen[:] = False  # states of another run must not be mixed in
+            request.forget()
         if not request.complete:
             low, high = np.searchsorted(request.positions, [first, first + count]).tolist()
             if low < high:
@@ -282,16 +289,33 @@ class Worker:
         if rule.full_vocabulary:
             scores = torch.stack([self._reference(one, row) for one, row in zip(some, group, strict=True)])
         else:
-            step = self._steps.setdefault(rule, SharedStep(self.head, rule, self._room))
-            owned = [len(row.request.blocks) for row in group]
-            view = functools.partial(self._view, rule, group)
-            scores, counts = step(some, owned, view, _draws(rule, group, some))
+            step = self._steps.get(rule) or self._steps.setdefault(rule, self._choose(rule))
+            if isinstance(step, kernel.CompiledStep):
+                taken = step.take(some, [self._columns(row.request) for row in group])
+                scores, counts = taken.scores, torch.stack([taken.applied.sum(), taken.changed.sum()])
+            else:
+                owned = [len(row.request.blocks) for row in group]
+                view = functools.partial(self._view, rule, group)
+                scores, counts = step(some, owned, view, _draws(rule, group, some))
             self._count(counts)
         result = torch.maximum(scores, some - FAR)
         if index is None:
             logits.copy_(result)
         else:
             logits.index_copy_(0, index, result)
+
+    def _choose(self, rule: Rule) -> SharedStep | kernel.CompiledStep:
+        """What takes the steps with these settings: on a CPU compiled code, where it can, else torch."""
+        if kernel.suits(self.pool.states, self.head, rule):
+            return kernel.CompiledStep([], self.head, rule, copies=1)
+        return SharedStep(self.head, rule, self._room)
+
+    def _columns(self, request: Request) -> kernel.Columns:
+        """A request's states for the compiled step, and memory for as many bytes of columns, but a megabyte at least."""
+        if request.columns is None:
+            states = self.pool.read(request.places(np.arange(request.states)))
+            request.columns = kernel.Columns(states, len(self.head.weight), max(1 << 20, states.nbytes))
+        return request.columns
 
     def _view(self, rule: Rule, group: Sequence[Row], rows: Sequence[int]) -> StateBlocks:
         """The blocks of some rows of a group; those of all are kept while the same requests are decoded together."""
@@ -307,7 +331,7 @@ class Worker:
     def _reference(self, logits: Tensor, row: Row) -> Tensor:
         """One row by the reference: over the full vocabulary nothing is gained by a batch."""
         request = row.request
-        states = self.pool.read(to_device(request.places(np.arange(request.states)), logits.device))
+        states = self.pool.read(request.places(np.arange(request.states)))
         result = reference.refine(logits, states, self.head, request.rule, request.uniform(row.token))
         self._count(torch.tensor([result is not None and result.applied, result is not None and result.changed]))
         return reference.scatter(result, logits)

@@ -113,20 +113,21 @@ class CompiledStep:
 
     @torch.no_grad()
     def __call__(self, logits: Tensor, uniform: float | Tensor = 0.0, ended: Tensor | None = None) -> Step:
-        logits = logits.float().contiguous()
         over = [False] * len(logits) if ended is None else ended.tolist()
+        return self.take(logits, [None if over[row] else self.items[row // self.copies] for row in range(len(logits))])
+
+    def take(self, logits: Tensor, items: Sequence[Columns | None]) -> Step:
+        """One step of rows (B, V) that look at these items; rows with None are left as they are."""
+        logits = logits.float().contiguous()
         scores = logits.clone()
-        outcomes = [
-            (0, False, False, -1, 0.0, False) if over[row] else self._row(logits[row], scores[row], row)
-            for row in range(len(logits))
-        ]
+        outcomes = [self._row(*row) for row in zip(logits, scores, items, strict=True)]
         sizes, applied, changed, states, weights, seen = (torch.tensor(x) for x in zip(*outcomes, strict=True))
         return Step(scores, sizes, applied, changed, states, weights, seen)
 
-    def _row(self, logits: Tensor, scores: Tensor, row: int) -> tuple[int, bool, bool, int, float, bool]:
+    def _row(self, logits: Tensor, scores: Tensor, item: Columns | None) -> tuple[int, bool, bool, int, float, bool]:
         """Write the scores (V,) of one row: size, applied, changed, state, weight, and whether it was touched."""
-        item, rule, told = self.items[row // self.copies], self.rule, self.told
-        if not len(item.states):
+        rule, told = self.rule, self.told
+        if item is None or not len(item.states):
             return 0, False, False, -1, 0.0, False
         if len(logits) <= len(self.weight) and item.capacity:
             adaptive = ADAPTIVE[rule.weight] if isinstance(rule.weight, str) else 0
