@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
-from revisit.decoding.options import fits
+from revisit.decoding.options import fits, type_hints
 from revisit.errors import RevisitError, unknown
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Method:
         value = getattr(self, field)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise RevisitError(f"{type(self).__name__}: {field} must be a number, not {value!r}.")
-        hint = get_type_hints(type(self))[field]
+        hint = type_hints(type(self))[field]
         if isinstance(value, float) and float not in (hint, *get_args(hint)):
             raise RevisitError(f"{type(self).__name__}: {field} must be a whole number, not {value!r}.")
         if not (low < value if low_open else low <= value) or not value <= high:
@@ -124,7 +124,7 @@ class Method:
 
     def check_flags(self) -> None:
         """Raises RevisitError unless every setting that is true or false is one of the two (or None, where that is allowed)."""
-        for field, hint in get_type_hints(type(self)).items():
+        for field, hint in type_hints(type(self)).items():
             if bool in (hint, *get_args(hint)) and not fits(value := getattr(self, field), hint):
                 raise RevisitError(f"{type(self).__name__}: {field} must be true or false, not {value!r}.")
 
@@ -134,7 +134,7 @@ class Method:
 
     def check_choice(self, field: str) -> None:
         """Raises RevisitError unless the value is one of the field's Literal choices."""
-        choices = get_args(get_type_hints(type(self))[field])
+        choices = get_args(type_hints(type(self))[field])
         value = getattr(self, field)
         if not isinstance(value, str) or value not in choices:
             raise unknown(f"{type(self).__name__} {field}", str(value), map(str, choices))

@@ -326,7 +326,7 @@ static void divergences_of(const float *store, long height, const int64_t *slots
     }
     scratch += count;
     long blocks = (height + BLOCK - 1) / BLOCK, share = (blocks + threads - 1) / threads;
-#pragma omp parallel for schedule(static, 1) num_threads(threads) if (threads > 1)
+#pragma omp parallel for schedule(static, 1) num_threads(threads) if (blocks > 1)
     for (int thread = 0; thread < threads; thread++)
         for (long b = thread * share; b < (thread + 1) * share && b < blocks; b++) {
             long row = b * BLOCK, rows = height - row < BLOCK ? height - row : BLOCK;
