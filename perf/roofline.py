@@ -135,7 +135,7 @@ class Cost:
         return self.kernels * per_kernel + busy
 
 
-def own_step(model: Model, batch: int, pooled: bool) -> Cost:
+def own_step(model: Model, batch: int, pooled: bool, rule: Rule) -> Cost:
     """ReVisiT's part of a step."""
     count = model.vision_tokens * model.layers
     device = torch.device("meta")
@@ -152,7 +152,7 @@ def own_step(model: Model, batch: int, pooled: bool) -> Cost:
         padded = torch.empty(batch, count, model.width, dtype=torch.bfloat16, device=device)
         states = StateBlocks(padded, None, torch.empty(batch, 1, dtype=torch.long, device=device))
     with Counted() as counted:
-        refine(logits, states, MetaHead(weight), Rule(), capacity=CAPACITY)
+        refine(logits, states, MetaHead(weight), rule, capacity=CAPACITY)
     return Cost(counted.kernels, counted.bytes, counted.products)
 
 
@@ -163,13 +163,13 @@ def greedy_step(model: Model, batch: int, gpu: Gpu) -> float:
     return max(busy, 12 * model.depth * LAUNCH, 2 * model.parameters * batch / (0.5 * gpu.half))
 
 
-def rows() -> list[dict[str, Any]]:
+def rows(rule: Rule) -> list[dict[str, Any]]:
     """One row for each model, batch size and engine."""
     made = []
     for model in MODELS:
         for batch in (1, 8, 64):
             for engine in ("transformers", "vLLM"):
-                cost = own_step(model, batch, pooled=engine == "vLLM")
+                cost = own_step(model, batch, pooled=engine == "vLLM", rule=rule)
                 row: dict[str, Any] = {"model": model.name, "batch": batch, "engine": engine, "kernels": cost.kernels}
                 row["gigabytes"] = cost.bytes / 1e9
                 row["states_gigabytes"] = 2 * batch * model.vision_tokens * model.layers * model.width / 1e9
@@ -184,8 +184,12 @@ def rows() -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
-    made = rows()
-    if parser.parse_args().json:
+    parser.add_argument(
+        "--adaptive", action="store_true", help='weight="agreement", neighbors=8 instead of the paper\'s'
+    )
+    options = parser.parse_args()
+    made = rows(Rule(weight="agreement", neighbors=8) if options.adaptive else Rule())
+    if options.json:
         print(json.dumps(made))
         return
     print(f"Computed, not measured: {EFFICIENCY:.0%} of the bandwidth, {CAPACITY} candidates, bf16.\n")

@@ -229,6 +229,13 @@ def test_the_sum_over_ranks_is_the_whole_head(ranks: int, ids: list[int], capped
 # -- the step -----------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(params=["1", "0"], ids=["compiled", "torch"])
+def either_step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU usual steps are taken by compiled code; without it by torch, as on a GPU."""
+    monkeypatch.setenv("REVISIT_KERNEL", request.param)
+
+
+@pytest.mark.usefixtures("either_step")
 def test_rows_are_refined_when_their_prompt_is_finished_and_others_are_untouched() -> None:
     model, method, deep = Model(), ReVisiT(alpha=0.01), ReVisiT(alpha=0.1, layers=(1, DEPTH))
     first, second = [1, IMAGE, IMAGE, 2, 2], [IMAGE, 2, IMAGE]
@@ -255,6 +262,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.usefixtures("either_step")
 @pytest.mark.parametrize("shares", [(0, 1, 2, 3, 4), (0,)])
 def test_many_rows_of_different_sizes_and_settings_are_those_of_the_reference(shares: tuple[int, ...]) -> None:
     model = Model(blocks=64)
@@ -269,6 +277,7 @@ def test_many_rows_of_different_sizes_and_settings_are_those_of_the_reference(sh
         torch.testing.assert_close(got[i], wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("either_step")
 def test_a_prefill_that_begins_again_forgets_its_first_half() -> None:
     model, prompt = Model(), [IMAGE, IMAGE, 2]
     old, new = model.sequence(prompt, 1), model.sequence(prompt, 2)
@@ -278,6 +287,24 @@ def test_a_prefill_that_begins_again_forgets_its_first_half() -> None:
     assert not model.worker.requests["a"].complete
     _, got = model.step([("a", new, 1, 3)])
     torch.testing.assert_close(got[0], model.wanted(ReVisiT(alpha=0.01), new, prompt, 3))
+    _, got = model.step([("a", old, 0, 4)])  # preempted with a token decoded
+    torch.testing.assert_close(got[0], model.wanted(ReVisiT(alpha=0.01), old, prompt, 4))
+
+
+@pytest.mark.usefixtures("either_step")
+def test_a_request_in_blocks_that_are_far_apart_is_one_image() -> None:
+    model, method = Model(), ReVisiT(alpha=1e-4, layers=(1, DEPTH), weight="agreement", neighbors=3)
+    for name in "abc":
+        model.add(name, [IMAGE])
+    model.worker.remove("b")
+    prompt = [IMAGE] * (BLOCK + 5) + [2]
+    model.add("d", prompt, alpha=1e-4, layers=(1, DEPTH), weight="agreement", neighbors=3)
+    assert model.worker.requests["d"].blocks.tolist() == [1, 3, 4]
+    sequence = model.sequence(prompt, 7)
+    for end in (len(prompt), len(prompt) + 1):  # with many candidates, none of which rounding could exchange
+        first = 0 if end == len(prompt) else len(prompt)
+        _, got = model.step([("d", sequence, first, end)])
+        torch.testing.assert_close(got[0], model.wanted(method, sequence, prompt, end))
 
 
 def test_missing_states_are_never_decoded_around_and_end_only_their_own_request() -> None:
@@ -392,6 +419,7 @@ def test_the_rehearsal_of_the_largest_step_leaves_everything_as_it_was() -> None
 
 
 def test_rows_with_more_candidates_than_there_is_room_for_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REVISIT_KERNEL", "0")
     monkeypatch.setattr(step, "CAPACITIES", (2, 4, 8))
     model = Model(blocks=64)
     model.worker._room = 40  # so that several parts are taken
@@ -401,7 +429,9 @@ def test_rows_with_more_candidates_than_there_is_room_for_are_taken_again(monkey
         for i, prompt in enumerate(prompts):
             model.add(str(i), prompt, alpha=0.05, select=select)
         _, got = model.step([(str(i), s, 0, len(p)) for i, (p, s) in enumerate(zip(prompts, sequences, strict=True))])
-        assert next(iter(model.worker._steps.values())).expected > 4
+        taken = next(iter(model.worker._steps.values()))
+        assert isinstance(taken, step.SharedStep)
+        assert taken.expected > 4
         for i, prompt in enumerate(prompts):
             method = ReVisiT(alpha=0.05, select=select)  # type: ignore[arg-type]
             draw = model.worker.requests[str(i)].uniform(0)
