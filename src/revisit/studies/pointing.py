@@ -38,7 +38,7 @@ SETTINGS = (
     "revisit",
     "revisit:layers=0",
     "revisit:layers=all",
-    "revisit:alpha=1e-5",
+    "revisit:weight=1,neighbors=1",
     "revisit:divergence=kl",
     "revisit:select=random",
 )
