@@ -199,18 +199,18 @@ def test_the_last_column_is_explained_by_the_weight_of_the_step(browser: Any, tm
     assert "the mean of 4 patches" in told
 
 
-def test_a_long_trace_opens_in_under_two_seconds(seen: Any, tmp_path: Path) -> None:
-    """512 tokens × 2,000 vision tokens; the page's own processor time, which other programs cannot lengthen."""
+def test_a_long_trace_is_drawn_by_few_elements(seen: Any, tmp_path: Path) -> None:
+    """512 tokens × 2,000 vision tokens; an element for each pair would take the browser many seconds."""
     layout = made_up.even_layout((480, 320), 40, 50)
     answers = [made_up.answer(512, 2000)]
     path = page.write(tmp_path / "long.html", Decode([made_up.scene()], "?", "m", layout, answers))
     tools = seen.page.context.new_cdp_session(seen.page)
-    tools.send("Performance.enable", {"timeDomain": "threadTicks"})
+    tools.send("Performance.enable")
     seen.page.goto(path.as_uri())
     seen.page.locator(".spot:visible").wait_for()
     metrics = {entry["name"]: entry["value"] for entry in tools.send("Performance.getMetrics")["metrics"]}
-    print(f"{metrics['TaskDuration']:.2f} s of work, of which scripts {metrics['ScriptDuration']:.2f} s")
-    assert 0 < metrics["TaskDuration"] < 2
+    print(metrics["Nodes"])
+    assert 0 < metrics["Nodes"] < 10_000
     assert seen.page.locator(".tok").count() == 512
     at_rest(seen, path)
 

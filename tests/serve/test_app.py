@@ -348,7 +348,13 @@ def test_a_failure_of_ours_is_said_and_counted(running: Running, monkeypatch: py
 
 def test_a_client_that_leaves_without_streaming_frees_its_row(running: Running) -> None:
     """Tokens keep coming, and still it is noticed that nobody waits for them."""
-    hook = running.service.decoder.model.register_forward_pre_hook(lambda *_: time.sleep(0.15))
+    forwards: list[None] = []
+
+    def slow(*_: Any) -> None:
+        forwards.append(None)
+        time.sleep(0.15)
+
+    hook = running.service.decoder.model.register_forward_pre_hook(slow)
     try:
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(
@@ -356,10 +362,9 @@ def test_a_client_that_leaves_without_streaming_frees_its_row(running: Running) 
                 json={"model": "tiny", "messages": messages(1), "max_tokens": 40},
                 timeout=httpx.Timeout(0.8, connect=5),
             )
-        left = time.monotonic()
         while running.service.batcher.running:
             time.sleep(0.02)
-        assert time.monotonic() - left < 3.5  # forty forwards take six seconds
+        assert 0 < len(forwards) < 40  # not decoded to the end
     finally:
         hook.remove()
 
@@ -445,14 +450,15 @@ def test_texts_beyond_the_limit_are_never_tokenized(monkeypatch: pytest.MonkeyPa
 
 
 def test_reading_has_a_time_limit_and_health_is_answered_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
     server = Running(Service(Decoder(*families.build("llava")), "tiny", ReVisiT(), Limits(read_seconds=0.3)))
     try:
-        monkeypatch.setattr(server.service, "read", lambda chat: time.sleep(1.5))
+        monkeypatch.setattr(server.service, "read", lambda chat: answered.wait(60))
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
             replies = [pool.submit(post, server, messages=messages(1)) for _ in range(6)]
-            began = time.monotonic()
-            assert httpx.get(f"{server.url}/health").status_code == 200
-            assert time.monotonic() - began < 1
+            assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
             assert {reply.result().status_code for reply in replies} == {503}
+            assert not answered.is_set()
     finally:
+        answered.set()
         server.stop()

@@ -16,8 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from revisit.benchmarks.io.files import file_digest
 from revisit.errors import RevisitError
-from revisit.evaluation.store import digest, file_digest
+from revisit.evaluation.store import digest
 
 PACKAGE = Path(__file__).resolve().parents[1]
 PACKAGES = ("decoding", "step", "taps", "contrast", "models")  # used by every method

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from revisit.benchmarks.base import Benchmark, Item, PerUnit, Scores
 from revisit.benchmarks.io import hub
+from revisit.benchmarks.io.files import file_digest
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.evaluation import statistics
@@ -27,7 +28,7 @@ from revisit.evaluation.environment import environment
 from revisit.evaluation.identity import method_code
 from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.records import RunRecord, ScoresRecord, StoredAnswer
-from revisit.evaluation.store import Cell, Damaged, digest, file_digest, locked, read_results, write_record
+from revisit.evaluation.store import Cell, Damaged, digest, locked, read_results, write_record
 
 
 class Reporter(Protocol):

@@ -49,15 +49,6 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 (hex) of a file's bytes."""
-    with path.open("rb") as file:
-        state = hashlib.sha256()
-        while block := file.read(1 << 20):
-            state.update(block)
-    return state.hexdigest()
-
-
 def slug(text: str, limit: int = 40) -> str:
     """`text` as a piece of a file name."""
     return re.sub(r"[^A-Za-z0-9._]+", "_", text).strip("_.")[-limit:] or "x"

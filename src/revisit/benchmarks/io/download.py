@@ -6,7 +6,6 @@ or at least a picture. Free disk space is compared with what is to come before a
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import logging
 import shutil
@@ -21,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from revisit.benchmarks.io.drafts import picture_bytes
+from revisit.benchmarks.io.files import file_digest
 from revisit.errors import RevisitError
 
 log = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ def _check(remote: Remote, part: Path) -> None:
     """Removes and refuses what is not the file that was asked for."""
     try:
         if remote.sha256:
-            found = _sha256(part)
+            found = file_digest(part)
             if found != remote.sha256:
                 raise RevisitError(f"its SHA-256 is {found[:12]}…, not {remote.sha256[:12]}…")
         elif remote.archive:
@@ -197,14 +197,6 @@ def _check(remote: Remote, part: Path) -> None:
         raise RevisitError(
             f"{remote.urls[0]} did not arrive as expected ({reason}) and was removed; run the same command again."
         ) from error
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _unpack(remote: Remote, archive: Path, folder: Path) -> None:

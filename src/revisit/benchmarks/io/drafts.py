@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
+from revisit.benchmarks.io.files import file_digest
 from revisit.errors import RevisitError
 
 # How a picture file begins -> its ending.
@@ -96,7 +97,7 @@ class Draft:
     def fingerprint(self) -> str:
         """SHA-256 over names and contents of everything written."""
         paths = sorted(p.relative_to(self.root).as_posix() for p in self.root.rglob("*") if p.is_file())
-        digests = ((p, self._digests.get(p) or _digest(self.root / p)) for p in paths)
+        digests = ((p, self._digests.get(p) or file_digest(self.root / p)) for p in paths)
         return hashlib.sha256("".join(f"{path} {digest}\n" for path, digest in digests).encode()).hexdigest()
 
     def _target(self, path: str) -> Path:
@@ -108,10 +109,6 @@ class Draft:
         target = self.root.joinpath(*parts)
         target.parent.mkdir(parents=True, exist_ok=True)
         return target
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def picture_bytes(value: Any, where: str) -> tuple[bytes, str]:

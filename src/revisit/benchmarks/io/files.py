@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import io
 import json
 import zlib
@@ -12,6 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from revisit.errors import RevisitError
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 (hex) of a file's bytes."""
+    state = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            state.update(block)
+    return state.hexdigest()
 
 
 class Record(dict[str, Any]):
