@@ -45,9 +45,7 @@ def shoot(
         path = IMAGES / f"{name}-{width}.png"
         opened.screenshot(path=path)
         with Image.open(path) as taken:
-            taken.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
-                path, optimize=True
-            )
+            taken.convert("RGB").save(path, optimize=True)
         context.close()
 
 
