@@ -11,6 +11,8 @@ class SampleBrowser {
     this.names = short.map((name, c) => (short.indexOf(name) === short.lastIndexOf(name) ? name : `${name} (${data.columns[c].settings || "defaults"})`));
     this.wrong = make("select", { id: "wrong", "aria-label": "Which method is wrong", onchange: changed }, option("", "Right or wrong"),
       ...this.names.flatMap((name, c) => [option(`${c}`, `${name} is wrong`), option(`${c}only`, `only ${name} is wrong`)]));
+    this.questions = {}; // of each benchmark, every one once
+    data.samples.forEach((sample) => (this.questions[sample.b] ??= new Set()).add(sample.q));
     this.disagree = make("input", { type: "checkbox", id: "disagree", onchange: changed });
     this.text = make("input", { type: "search", id: "text", placeholder: "Search questions and answers", "aria-label": "Search", oninput: () => { clearTimeout(this.timer); this.timer = setTimeout(changed, 120); } });
     this.count = make("p", { class: "count", role: "status", "aria-live": "polite" });
@@ -58,7 +60,7 @@ class SampleBrowser {
       const at = this.drawn, sample = this.data.samples[this.kept[at]];
       const dots = this.names.map((name, c) => (sample.a[c] ? make("span", { class: `dot${sample.a[c].bad ? " bad" : ""}`, title: `${name}: ${sample.a[c].bad ? "wrong" : "right"}` }) : null));
       this.list.append(make("li", {}, make("button", { type: "button", onclick: () => this.select(at) }, make("span", { class: "id" }, this.data.benchmarks.length > 1 ? `${sample.b} ${sample.i}` : sample.i),
-        make("span", { class: "what" }, sample.q), ...dots)));
+        make("span", { class: "what" }, (this.questions[sample.b].size === 1 && sample.t) || sample.q), ...dots)));
     }
   }
 
