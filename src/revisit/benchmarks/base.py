@@ -125,11 +125,7 @@ class Benchmark:
     headline: ClassVar[str]  # the metric a one-number summary shows
     parts: ClassVar[str] = "every sub-setting"  # caption of the table with metrics such as "coco_random/F1"
     truth: ClassVar[str] = "--questions"  # the option of `revisit score` that names the file to score against
-    answer_fields: ClassVar[tuple[str, ...]] = (
-        "text",
-        "answer",
-        "ans",
-    )  # where its documented layouts keep generated text
+    answer_fields: ClassVar[tuple[str, ...]] = ("text", "answer", "ans")  # where its layouts keep generated text
     partial: ClassVar[bool] = False  # whether the official script scores whatever was answered
     data_files: ClassVar[tuple[str, ...]] = ()  # annotation files, in DATA/<name>/ or in DATA itself
     source: ClassVar[str] = "its authors"  # where they come from, as the end of a sentence

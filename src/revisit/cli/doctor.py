@@ -89,7 +89,7 @@ def machine_rows() -> Iterator[Row]:
         why = (
             "the one in C is switched off by REVISIT_KERNEL"
             if not settings.compiled_step()
-            else "no C compiler was found"
+            else "there is none in C: no compiler was found, or it cannot be used"
         )
         yield "ReVisiT's step on CPUs", f"in torch ({why})"
     extras: dict[str, list[str]] = {}
