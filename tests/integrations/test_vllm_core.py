@@ -226,6 +226,12 @@ def test_the_sum_over_ranks_is_the_whole_head(ranks: int, ids: list[int], capped
     torch.testing.assert_close(whole, torch.tanh(expected / 2) * 2 * 0.5 if capped else expected)
 
 
+def test_a_cap_does_not_hide_that_a_product_overflowed() -> None:
+    capped = ShardedHead(torch.eye(2), None, 0, 2, None, soft_cap=2.0)
+    values = capped.logits(torch.tensor([[1.0, 1e31], [-torch.inf, 1.0], [0.5, 1.0]]), torch.arange(2))
+    assert values.isnan().any(-1).tolist() == [True, True, False]
+
+
 # -- the step -----------------------------------------------------------------------------------------------------
 
 

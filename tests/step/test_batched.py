@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import families
 import revisit
 from revisit import ReVisiT, Trace
+from revisit.errors import RevisitError
 from revisit.models.head import LinearHead
 from revisit.step import batched, reference, run
 from revisit.step.batched import refine, refine_logits
@@ -63,6 +64,30 @@ def test_a_function_for_other_loops() -> None:
     want = expected(logits, states, head, Rule())
     torch.testing.assert_close(refine_logits(states, head.weight, logits), want, atol=1e-5, rtol=1e-5)
     assert torch.equal(refine_logits(states, head, logits), refine_logits(states, head.weight, logits))
+
+
+def test_what_does_not_belong_together_is_refused_in_one_sentence() -> None:
+    logits, states, head = batch()
+    for items, row, part in (
+        ([], logits, "a multiple of the 0 items"),
+        (states[:2], logits, r"a multiple of the 2 items of the states, not \(3, 300\)"),
+        (states[:1], logits[0], r"must be \(B, V\)"),
+        (states[:1], logits[:0], r"must be \(B, V\)"),
+        ([states[0][:, :9]], logits, r"states \(n, 16\)"),
+        (states, torch.randn(3, 301), "at most 300 logits a row"),
+    ):
+        with pytest.raises(RevisitError, match=part):
+            refine_logits(items, head, row)
+    for wrong in ({"select": "least"}, {"weight": "much"}, {"divergence": "jds"}, {"alpha": 0.0}, {"neighbors": 0}):
+        with pytest.raises(RevisitError, match=next(iter(wrong))):
+            Rule(**wrong)
+
+
+def test_random_vision_tokens_are_drawn_anew_in_other_loops() -> None:
+    logits, states, head = batch(items=1)
+    torch.manual_seed(0)
+    several = {tuple(refine_logits(states, head, logits, Rule(select="random"))[0].tolist()) for _ in range(20)}
+    assert len(several) > 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from revisit.errors import RevisitError
 from revisit.models.head import LinearHead, Projection
 from revisit.step import reference
 from revisit.step.divergence import (
@@ -68,11 +69,29 @@ def refine_logits(
     states: hidden states of each item's vision tokens, (items, n, d) or a list of (n, d), n = 0 without an image.
     head: the LM head's (V, d) weight, or a `LinearHead` with its bias and what the model does to its logits.
     logits: (B, V) of the step, B a multiple of the items: consecutive rows are copies of one item (beams).
-    Returns (B, V) log-scores, -inf outside the plausible set; softmax and argmax of them are ReVisiT's.
+    Returns (B, V) log-scores, -inf outside the plausible set; softmax and argmax of them are ReVisiT's. What
+    select="random" draws comes from torch's generator.
     """
-    blocks = StateBlocks.of_items(list(states), copies=len(logits) // len(states))
+    items, rule = list(states), rule or Rule()
     projection = LinearHead(head) if isinstance(head, Tensor) else head
-    return refine(logits, blocks, projection, rule or Rule()).scores
+    _check_shapes(items, projection, logits)
+    blocks = StateBlocks.of_items(items, copies=len(logits) // len(items))
+    draws = torch.rand(len(logits), 1, dtype=torch.double, device=logits.device) if rule.select == "random" else 0.0
+    return refine(logits, blocks, projection, rule, uniform=draws).scores
+
+
+def _check_shapes(items: Sequence[Tensor], head: Projection, logits: Tensor) -> None:
+    """Raises RevisitError unless states, head and logits belong together."""
+    if not items or logits.ndim != 2 or not len(logits) or len(logits) % len(items):
+        raise RevisitError(
+            f"refine_logits: logits must be (B, V) with B a multiple of the {len(items)} items of the states, not {tuple(logits.shape)}."
+        )
+    vocabulary, width = head.weight.shape if isinstance(head, LinearHead) else (logits.shape[1], items[0].shape[-1])
+    if any(item.ndim != 2 or item.shape[1] != width for item in items) or logits.shape[1] > vocabulary:
+        raise RevisitError(
+            f"refine_logits: a head of shape ({vocabulary}, {width}) goes with states (n, {width}) and at most {vocabulary} logits a row, "
+            f"not with states {', '.join(str(tuple(item.shape)) for item in items[:8])} and {logits.shape[1]} logits."
+        )
 
 
 def refine(

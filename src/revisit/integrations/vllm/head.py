@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from revisit.models.head import multiply
+from revisit.models.head import LARGEST_LOGIT, NOT_A_LOGIT, multiply
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class ShardedHead:
         raw = states.to(rows.dtype) @ rows.mT if model_dtype else multiply(states, rows)
         if self.bias is not None:
             raw = raw + self._rows(self.bias, ids).unsqueeze(-2).to(raw.dtype)
-        if self.soft_cap is not None:
-            raw = torch.tanh(raw / self.soft_cap) * self.soft_cap
+        if self.soft_cap is not None:  # which must not hide that a product overflowed
+            raw = torch.where(raw.abs() < LARGEST_LOGIT, torch.tanh(raw / self.soft_cap) * self.soft_cap, NOT_A_LOGIT)
         return raw * self.scale if self.scale != 1.0 else raw
 
     def _rows(self, values: Tensor, ids: Tensor) -> Tensor:
