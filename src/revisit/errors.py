@@ -29,7 +29,7 @@ class Incomplete(RevisitError):
 
 # Packages that only some commands need -> the extra that brings them.
 EXTRAS = {
-    **dict.fromkeys(("nltk", "scipy", "statsmodels", "matplotlib"), "eval"),
+    **dict.fromkeys(("nltk", "scipy", "statsmodels", "matplotlib", "pandas"), "eval"),
     **dict.fromkeys(("fastapi", "uvicorn", "starlette", "prometheus_client"), "serve"),
     "datasets": "hub",
     "openai": "judge",

@@ -91,6 +91,10 @@ def get_data(folder: Path, source: str | None = None) -> dict[str, Any]:
     """
     _nltk()
     folder = folder.expanduser().resolve()
+    if source is not None and not Path(source).expanduser().is_dir() and "://" not in source:
+        raise RevisitError(
+            f"There is no folder {source!r}; --from takes a folder with NLTK's data, or an http(s) address."
+        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if folder.is_dir() and all((folder / place).exists() for place in PACKAGES.values()):
             return {"folder": str(folder), "version": version()}

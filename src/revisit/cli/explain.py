@@ -39,7 +39,7 @@ def explain(
     from revisit import methods
     from revisit.explain.figure import check_path
     from revisit.models.images import open_image
-    from revisit.pages.document import check_writable
+    from revisit.pages.document import check_apart, check_page
 
     if not images:
         raise RevisitError("No image was given; for example: revisit explain photo.jpg --png figure.png")
@@ -49,8 +49,9 @@ def explain(
         if path:
             need("matplotlib")
             check_path(path)
+            check_apart(path, images)
     if html is not None:
-        check_writable(html)
+        check_page(html, images)
     method, settings = chosen_method(method, set_)
     wanted = [(method, settings), *beside(method, versus)]
     pictures = [open_image(path) for path in images]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from revisit.cli import options
+from revisit.cli.tables import show
 from revisit.errors import RevisitError
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def generate(
     """
     from revisit import methods
     from revisit.models.images import find_images
-    from revisit.pages.document import check_writable
+    from revisit.pages.document import check_page
 
     if not images:
         raise RevisitError("No image was given; for example: revisit generate photo.jpg")
@@ -81,12 +82,12 @@ def generate(
         raise RevisitError("--stream goes with neither --beams nor --json.")
     if (html or trace_) and beams > 1:
         raise RevisitError("--html and --trace show an answer step by step; beams change places, so leave out --beams.")
-    if html is not None:
-        check_writable(html)
     check_sampling(sample, temperature, top_p)
     method, settings = chosen_method(method, set_)
     others = beside(method, versus)
     paths = find_images(images, allow_url=allow_url)
+    if html is not None:
+        check_page(html, paths)
     if not prompt.strip():
         raise RevisitError("The prompt is empty; say what to ask with --prompt.")
     groups = [paths] if together else [[path] for path in paths]
@@ -185,7 +186,7 @@ def _print_trace(answer: MethodAnswer, layout: Layout) -> None:
 
     from revisit.explain.terminal import table
 
-    Console(file=sys.stderr).print(table(answer, layout))
+    show(table(answer, layout), Console(file=sys.stderr))
 
 
 def _open(path: str, allow_url: bool) -> Any:

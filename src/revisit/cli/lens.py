@@ -34,7 +34,7 @@ def lens(
       revisit lens photo.jpg --words dog,cat,cup --png maps.png --html lens.html
     """
     from revisit.models.images import open_image
-    from revisit.pages.document import check_writable
+    from revisit.pages.document import check_apart, check_page
 
     if not images:
         raise RevisitError("No image was given; for example: revisit lens photo.jpg --words dog,cat,cup")
@@ -50,7 +50,7 @@ def lens(
     if png is not None and not sets:
         raise RevisitError("--png draws one heat map per word: name the words, for example --words dog,cat,cup.")
     if html is not None:
-        check_writable(html)
+        check_page(html, images)
     pictures = [open_image(path) for path in images]
 
     from revisit import load
@@ -60,6 +60,7 @@ def lens(
     if png is not None:
         need("matplotlib")
         figure.check_path(png)
+        check_apart(png, images)
     from revisit.explain.lens import read_vision_tokens
 
     loaded, processor = load(model, trust_remote_code=trust_remote_code, allow_incomplete=allow_incomplete)

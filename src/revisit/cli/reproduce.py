@@ -123,7 +123,9 @@ def _listing() -> Any:
 
 
 def _plan(rows: Any, chosen: dict[str, str], model: str | None, limit: int | None, ms: float | None) -> Any:
+    from revisit.benchmarks import registry
     from revisit.evaluation.presets import OPEN
+    from revisit.models.config import OF_SCENES
     from revisit.report.document import Section, Table, Text, rows_of
     from revisit.report.paper import A6000, MODELS, estimate
 
@@ -155,7 +157,15 @@ def _plan(rows: Any, chosen: dict[str, str], model: str | None, limit: int | Non
         f"In all {hours:.1f} GPU hours ({speed}; rows that share answers are counted each), {download:.0f} GB of models and about "
         f"{disk:.1f} GB of data on disk; answers take a few megabytes."
     )
-    notes = [Text(f"Left open by the paper: {sentence}") for sentence in OPEN]
+    if model in OF_SCENES:
+        text = (
+            f"The table counts the paper's data. {model} is given generated scenes instead, which takes minutes on a CPU and downloads "
+            "nothing."
+        )
+    titles = {registry.title(name) for name in registry.names()} - {registry.title(row.benchmark) for row in rows}
+    notes = [
+        Text(f"Left open by the paper: {sentence}") for sentence in OPEN if sentence.partition(":")[0] not in titles
+    ]
     return Section("Plan", [Table(heads, rows_of(lines), "What will be run.", left=2), Text(text), *notes])
 
 

@@ -25,9 +25,9 @@ def show(table: Table, console: Console | None = None) -> None:
     else:
         lines = [": ".join(row) for row in rows]
     title, caption = _plain(table.title), _plain(table.caption)
-    print("\n".join([*([title, ""] if title else []), *lines]))
+    print("\n".join([*([title, ""] if title else []), *lines]), file=console.file)
     if caption:
-        print(f"\n{caption}")
+        print(f"\n{caption}", file=console.file)
 
 
 def _plain(cell: Any) -> str:

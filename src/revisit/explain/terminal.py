@@ -29,8 +29,8 @@ def table(
     ]
     own = own_settings(answer.method)
     title = f"{answer.name}: {len(answer.changed)} of {len(answer.steps)} steps changed" + (f" ({own})" if own else "")
-    made = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    left = ("token", "instead of", "patch (row, column)", "model → after")
+    made = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=0)
+    left = ("token", "instead of", "patch", "model → after")
     several_layers = len({step.layer for _, step in kept} - {None}) > 1
     adaptive = isinstance(answer.method.get("weight"), str)  # from step to step
     names = [
@@ -38,16 +38,20 @@ def table(
         "token",
         "instead of",
         "model → after",
-        "plausible tokens",
+        "plausible\ntokens",
         "layer",
-        "patch (row, column)",
+        "patch\n(row, col)",
         "divergence",
         "weight",
     ]
     left_out = {"layer": not several_layers, "weight": not adaptive}
     for name in names:
         if not left_out.get(name):
-            made.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+            words = name.startswith(left)
+            # what a narrow terminal has no room for goes on in the next line; the step and its token are kept whole
+            made.add_column(
+                name, justify="left" if words else "right", overflow="fold", no_wrap=name in ("step", "token")
+            )
     for number, step in kept:
         chosen = next((c for c in step.candidates if c.token == step.token), None)
         made.add_row(
@@ -62,7 +66,7 @@ def table(
             *(["" if step.weight is None else f"{step.weight:.2f}"] if adaptive else []),
         )
     if not kept:
-        made.caption = "The method moved nothing worth showing."
+        made.show_header, made.caption = False, "The method moved nothing worth showing."
     return made
 
 

@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -110,6 +110,20 @@ def check_writable(path: str | Path) -> Path:
     except OSError as error:
         raise RevisitError(f"{path} cannot be written: {error.strerror}; give another place.") from error
     return path
+
+
+def check_page(path: Path, inputs: Iterable[str | Path]) -> None:
+    """Raises RevisitError unless a page can be written there, before any work is done for it."""
+    if path.suffix.lower() not in (".html", ".htm") and not path.is_dir():
+        raise RevisitError(f"{path} is no name for a page: let it end in .html.")
+    check_writable(path)
+    check_apart(path, inputs)
+
+
+def check_apart(path: Path, inputs: Iterable[str | Path]) -> None:
+    """Raises RevisitError if a file written there would replace one of the inputs."""
+    if path.exists() and any(Path(name).exists() and path.samefile(name) for name in inputs):
+        raise RevisitError(f"{path} is the input itself, and would be lost: give another name for what is written.")
 
 
 def write_page(path: str | Path, text: str) -> Path:

@@ -100,7 +100,7 @@ def difference_tables(tables: Sequence[Compared]) -> list[Table]:
             lines.append(line)
         found.append(
             Table(
-                ("Method", *(heading(m) for m in table.metrics)),
+                (f"minus {table.baseline}", *(heading(m) for m in table.metrics)),
                 rows_of(lines),
                 f"{registry.title(table.benchmark)}, {table.title}: difference to {table.baseline}.",
             )

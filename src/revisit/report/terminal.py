@@ -54,13 +54,21 @@ def rich_table(table: Table) -> RichTable:
     from rich.table import Table as RichTable
 
     groups = [""] * table.left + [title for title, count in table.groups for _ in range(count)]
-    drawn = RichTable(box=SIMPLE_HEAD, pad_edge=False)
+    drawn = RichTable(box=SIMPLE_HEAD, padding=0)
     for place, head in enumerate(table.heads):
         group = groups[place] if place < len(groups) and len(table.groups) > 1 else ""
-        drawn.add_column(f"{group}\n{head}" if group else head, justify="left" if place < table.left else "right")
+        title, side = f"{group}\n{head}" if group else head, "left" if place < table.left else "right"
+        drawn.add_column(title, justify=side, overflow="fold")  # type: ignore[arg-type]
     for number, row in enumerate(table.rows):
-        drawn.add_row(*(_cell(cell) for cell in row), style="cyan" if number in table.marked else None)
+        cells = (_cell(_broken(cell) if place < table.left else cell) for place, cell in enumerate(row))
+        drawn.add_row(*cells, style="cyan" if number in table.marked else None)
     return drawn
+
+
+def _broken(cell: Cell | str) -> Cell | str:
+    """A method with its settings below it, one a line: terminals are narrow."""
+    name, bracket, settings = cell.partition("(") if isinstance(cell, str) else (cell, "", "")
+    return f"{name}\n{settings.removesuffix(')')}".replace(", ", ",\n") if bracket else cell
 
 
 def _cell(cell: Cell | str) -> Styled:

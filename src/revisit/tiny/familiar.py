@@ -52,4 +52,4 @@ def advice(model: Any, processor: Any, image: Image, what: str = "this picture",
 def other_models(flag: str, count: int = 3) -> str:
     """Which models to try instead."""
     listed = ", ".join(f"{flag}{name} ({size})" for name, size in list(REAL_MODELS.items())[:count])
-    return f"For photographs try {'' if flag else 'the model '}{listed}; `revisit models` lists more."
+    return f"For photographs try {'' if flag else 'the model '}{listed}; `revisit models` lists the families that work."
