@@ -92,6 +92,13 @@ COMMANDS = [
     ("eval --benchmark popee", "Did you mean 'pope'"),
     ("eval --method nope", "Unknown method 'nope'"),
     ("eval --data scenes:unusual:99999999999", "it must be from 1 to 1,000,000"),
+    ("generate photo.png --method greedy --set alpha=1e-3", "greedy has no settings: leave alpha out"),
+    ("eval --method greedy --set alpha=1e-3", "greedy has no settings: leave alpha out"),
+    (
+        "eval --benchmark pope --data scenes:unusual:2 --out photo.png",
+        "a file stands where a folder is needed. Choose another --out.",
+    ),
+    ("eval --verify nothing", "nothing holds no run; give the --out folder"),
     ("eval --verify --out nothing", "--verify takes the run folder itself"),
     ("eval --config odd.yaml", "odd.yaml: limit must be a whole number, not 'five'"),
     ("ablate --config panels.yaml", "panels.yaml: model must be a text"),
@@ -292,3 +299,16 @@ def test_captions_without_nltks_data_are_refused_before_scenes_are_drawn(
         main()
     assert "NLTK data not found: wordnet. Run `revisit data get nltk`" in capsys.readouterr().err
     assert not (folder / "cache").exists()
+
+
+def test_a_cache_that_cannot_be_written_is_named_as_the_cure(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REVISIT_CACHE", str(folder / "photo.png"))
+    monkeypatch.setattr(sys, "argv", ["revisit", "eval", "--benchmark", "pope", "--data", "scenes:unusual:2"])
+    with pytest.raises(SystemExit):
+        main()
+    said = capsys.readouterr().err
+    assert "a file stands where a folder is needed. Set REVISIT_CACHE to another folder." in said
+    assert "--out" not in said
+    assert "intact" not in said

@@ -68,3 +68,11 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> RevisitError:
     near = difflib.get_close_matches(name.lower(), spelled, n=1)
     hint = f" Did you mean {spelled[near[0]]!r}?" if near else ""
     return RevisitError(f"Unknown {kind} {name!r}.{hint} Known: {', '.join(names)}.")
+
+
+def unknown_setting(owner: str, name: str, known: Iterable[str], kind: str = "") -> RevisitError:
+    """The error for a setting that `owner` does not have; `kind` of setting, if it is not the owner's name that tells it."""
+    names = set(known)
+    if not names:
+        return RevisitError(f"{owner} has no settings: leave {name} out.")
+    return unknown(kind or f"{owner} setting", name, names)

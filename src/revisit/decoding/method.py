@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from revisit.decoding.options import fits, type_hints
-from revisit.errors import RevisitError, unknown
+from revisit.errors import RevisitError, unknown, unknown_setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +38,7 @@ class Method:
             made = f"{cls.__name__}.recommended(model)" if hasattr(cls, "recommended") else f"{cls.__name__}()"
             raise RevisitError(f"custom_generate takes a method, not its class: write custom_generate={made}.")
         for name in settings.keys() - set(known) - set(inspect.signature(cls.__init__).parameters):
-            raise unknown(f"{cls.__name__} setting", name, known)
+            raise unknown_setting(cls.__name__ if known else cls.name, name, known)
         return super().__new__(cls)
 
     def begin(self, run: Run) -> Refine:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from revisit.decoding.grammar import without_brackets
-from revisit.errors import RevisitError, unknown
+from revisit.errors import RevisitError, unknown_setting
 from revisit.settings import truth
 
 # Half a millisecond, a dozen times a method.
@@ -43,7 +43,8 @@ def parse_settings(cls: Any, settings: Mapping[str, Any], where: str = "") -> di
     parsed = {}
     for key, value in settings.items():
         if key not in known:
-            raise unknown(f"key in {where}:" if where else f"{cls.__name__} setting", str(key), known)
+            owner = cls.__name__ if known else getattr(cls, "name", cls.__name__)
+            raise unknown_setting(owner, str(key), known, f"key in {where}:" if where else "")
         what = f"{where or cls.__name__}: {key}"
         parsed[key] = (
             _parse(value, hints[key], what) if isinstance(value, str) else _typed(as_tuples(value), hints[key], what)

@@ -21,7 +21,7 @@ from revisit import benchmarks
 from revisit.decoding.grammar import parse_entry, parse_list
 from revisit.decoding.options import parse_settings, read_fields
 from revisit.decoding.settings import Beams, Count, Decoding, Seed, Temperature, TopP
-from revisit.errors import RevisitError, unknown
+from revisit.errors import RevisitError, unknown, unknown_setting
 from revisit.evaluation import presets
 from revisit.evaluation.engines.base import ENGINES
 from revisit.evaluation.plan import Plan
@@ -233,7 +233,8 @@ def scope(
     for key, value in everywhere.items():
         owners = [name for name, fields in method_fields.items() if key in fields]
         if not owners:
-            raise unknown("setting of the chosen methods:", key, set().union(*method_fields.values()))
+            known = set().union(*method_fields.values())
+            raise unknown_setting(" and ".join(method_fields), key, known, "setting of the chosen methods:")
         for name in owners:
             scoped[name][key] = value
     for key, value in assignments.items():

@@ -46,7 +46,7 @@ def scene_folder(text: str) -> Path:
         partial.rename(folder)
     except OSError as error:
         if not folder.is_dir():  # else another process was faster, with the same scenes
-            raise disk_error(error, folder) from error
+            raise disk_error(error, folder, "set REVISIT_CACHE to another folder") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder

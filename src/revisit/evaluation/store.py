@@ -21,7 +21,7 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,8 +54,13 @@ def slug(text: str, limit: int = 40) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "_", text).strip("_.")[-limit:] or "x"
 
 
-def disk_error(error: OSError, path: Path) -> RevisitError:
-    """The sentence for a failed write: what happened, where, and that nothing already stored is lost."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def disk_error(
+    error: OSError, path: Path, cure: str = "choose another --out", *, answers: bool = False
+) -> RevisitError:
+    """The sentence for a failed write: what happened, where, and what to do; with `answers`, that none of them is lost."""
     reasons = {
         errno.ENOSPC: "the disk is full",
         errno.EDQUOT: "the disk quota is used up",
@@ -69,10 +74,12 @@ def disk_error(error: OSError, path: Path) -> RevisitError:
         errno.ELOOP: "it is a link, which may lead anywhere",
     }
     reason = reasons.get(error.errno or 0, error.strerror or str(error))
-    return RevisitError(
-        f"Cannot write {path}: {reason}. Every answer stored so far is intact; "
-        "make room or choose another --out, and run the same command again to resume."
-    )
+    full = error.errno in FULL
+    if answers:
+        todo = f"Every answer stored so far is intact; {'make room' if full else 'put that right'} and run the same command again to resume"
+    else:
+        todo = f"Make room or {cure}" if full else f"{cure[0].upper()}{cure[1:]}"
+    return RevisitError(f"Cannot write {path}: {reason}. {todo}.")
 
 
 def check_file(path: Path) -> None:
@@ -99,8 +106,9 @@ def write_json(path: Path, value: Any) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise disk_error(error, path) from error
+        with suppress(OSError):  # the folder may not be writable
+            temporary.unlink(missing_ok=True)
+        raise disk_error(error, path, answers=True) from error
 
 
 def read_json(path: Path) -> Any:
@@ -241,7 +249,7 @@ class Cell:
             self._descriptor = os.open(path, flags)
             self._size = os.fstat(self._descriptor).st_size
         except OSError as error:
-            raise disk_error(error, path) from error
+            raise disk_error(error, path, answers=True) from error
         if damaged:
             numbers = ", ".join(str(number) for number, _ in damaged[:5]) + (", …" if len(damaged) > 5 else "")
             answers = "1 answer is" if len(damaged) == 1 else f"{len(damaged)} answers are"
@@ -292,7 +300,7 @@ class Cell:
             os.fsync(self._descriptor)
         except OSError as error:
             os.ftruncate(self._descriptor, self._size)  # shrinking needs no room: the file ends with a whole line again
-            raise disk_error(error, self.path / "answers.jsonl") from error
+            raise disk_error(error, self.path / "answers.jsonl", answers=True) from error
         self._size += len(data)
         self._lines.update({(line.id, line.item): line for line in new})
         return len(new)
