@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from revisit import RevisitError
@@ -34,8 +36,15 @@ def test_of_two_that_are_close_the_simpler_one_is_chosen() -> None:
 
 
 def test_nothing_is_chosen_where_nothing_passes() -> None:
-    with pytest.raises(RevisitError, match="No candidate passes"):
-        fusion.pick(GREEDY, [("repeats", outcome(80, stuck=12.0))])
+    assert fusion.pick(GREEDY, [("repeats", outcome(80, stuck=12.0))]) is None
+    rows = [fusion.row("greedy", GREEDY)]
+    assert "Chosen: none, because no candidate passes" in fusion.markdown({"rows": rows, "chosen": None})
+
+
+def test_a_choice_of_nothing_is_not_tested(tmp_path: Path) -> None:
+    (tmp_path / "choice.json").write_text('{"chosen": null}')
+    with pytest.raises(RevisitError, match="there is none to test"):
+        fusion.test(fusion.Plan(validation=5, test=5, usual=5), tmp_path)
 
 
 def test_validation_and_test_share_no_scene() -> None:

@@ -170,9 +170,10 @@ def row(name: str, made: Outcome, base: Outcome | None = None) -> dict[str, Any]
     return out
 
 
-def pick(greedy: Outcome, tried: Sequence[tuple[str, Outcome]]) -> str:
+def pick(greedy: Outcome, tried: Sequence[tuple[str, Outcome]]) -> str | None:
     """The rule: the best F1 among candidates that get stuck in at most 1 % of the captions, whose recall is not below
-    greedy's and whose presence accuracy is at most half a point below; the simplest within 0.2 points of it."""
+    greedy's and whose presence accuracy is at most half a point below; the simplest within 0.2 points of it. None if
+    no candidate is like that."""
     allowed = [
         (name, made)
         for name, made in tried
@@ -181,7 +182,7 @@ def pick(greedy: Outcome, tried: Sequence[tuple[str, Outcome]]) -> str:
         and made.metric("presence") >= greedy.metric("presence") - PRESENCE_LOSS
     ]
     if not allowed:
-        raise RevisitError("No candidate passes the rule on these validation scenes, so none is chosen.")
+        return None
     best = max(made.metric("F1") for _, made in allowed)
     return next(name for name, made in allowed if made.metric("F1") >= best - SIMPLER)
 
@@ -197,7 +198,7 @@ def choose(plan: Plan, out: Path) -> dict[str, Any]:
         "plan": asdict(plan),
         "rows": [row("greedy", greedy), *(row(label, outcome, greedy) for label, outcome in tried)],
         "chosen": name,
-        "weight": dict(tried)[name].weight,
+        "weight": None if name is None else dict(tried)[name].weight,
         "weights": {label: outcome.weight for label, outcome in tried},
     }
     write_json(out / "choice.json", result)
@@ -207,6 +208,8 @@ def choose(plan: Plan, out: Path) -> dict[str, Any]:
 def test(plan: Plan, out: Path) -> dict[str, Any]:
     """Measure the stored choice on scenes nobody tuned on and write test.json."""
     choice = read_json(out / "choice.json")
+    if choice["chosen"] is None:
+        raise RevisitError(f"No candidate passed the rule in {out / 'choice.json'}, so there is none to test.")
     chosen = CANDIDATES[choice["chosen"]]
     same_mean = replace(chosen, weight=round(float(choice["weight"]), 3))
     main: dict[str, Method | None] = {
@@ -264,7 +267,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def markdown(result: dict[str, Any]) -> str:
     """The tables of `choose` or `test`."""
     if "rows" in result:
-        return f"{table(result['rows'])}\n\nChosen: {result['chosen']}.\n"
+        return (
+            f"{table(result['rows'])}\n\nChosen: {result['chosen'] or 'none, because no candidate passes the rule'}.\n"
+        )
     parts = [f"Unusual scenes:\n\n{table(result['unusual'])}", f"Usual scenes:\n\n{table(result['usual'])}"]
     parts.append(
         f"Variants, the first {min(result['plan']['test'], FEWER)} unusual scenes:\n\n{table(result['variants'])}"
