@@ -229,3 +229,14 @@ def test_a_jpeg_of_many_scans_is_refused_before_decoding() -> None:
     for hidden in (b"", b"\xff\x01", b"\xff\xff"):
         with pytest.raises(RevisitError, match="more than 100 scans"):
             read_image(data[:-2] + (hidden + last) * images.MAX_SCANS + data[-2:], "bomb")
+
+
+def test_an_open_file_is_read_and_one_that_cannot_be_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "red.png"
+    Image.new("RGB", (4, 3), "red").save(path)
+    with path.open("rb") as file:
+        assert open_image(file).size == (4, 3)
+    with pytest.raises(RevisitError, match="closed file"):
+        open_image(file)
+    with pytest.raises(RevisitError, match="open it as bytes"):
+        open_image(io.StringIO("red"))

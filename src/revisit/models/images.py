@@ -28,7 +28,7 @@ ImageSource: TypeAlias = "str | Path | bytes | bytearray | memoryview | Image | 
 
 
 def open_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image:
-    """The picture in a file, in bytes, in an array or in a `PIL.Image`: upright, in RGB; raises RevisitError where it cannot be read.
+    """The picture in a file (its path, or opened), in bytes, in an array or in a `PIL.Image`: upright, in RGB; raises RevisitError where it cannot be read.
 
     Arrays are (height, width) or (height, width, 1, 3 or 4 channels), tensors also (channels, height, width); they hold
     8- or 16-bit integers, or real numbers from 0 to 1 (or to 255).
@@ -44,6 +44,8 @@ def open_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image:
             if isinstance(error, RevisitError):
                 raise
             raise RevisitError(f"The PIL image, of mode {source.mode}, cannot be read: {error}.") from error
+    if hasattr(source, "read"):
+        source = _content(source)
     if isinstance(source, (bytes, bytearray, memoryview)):
         _check_bytes(len(source), "given as bytes")
         return read_image(bytes(source), "given as bytes", max_pixels=max_pixels)
@@ -54,6 +56,17 @@ def open_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image:
     raise RevisitError(
         f"An image must be a path, bytes, an array or a PIL.Image, not {type(source).__name__}; a list goes where several are asked for."
     )
+
+
+def _content(file: Any) -> bytes:
+    """What is left to read in an open file, as far as it may be read."""
+    try:
+        data = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise RevisitError(f"The file that was given as an image cannot be read: {error}.") from error
+    if not isinstance(data, bytes):
+        raise RevisitError("The file that was given as an image holds text: open it as bytes, with mode 'rb'.")
+    return data
 
 
 def _open_file(name: str, max_pixels: int) -> Image:
