@@ -28,7 +28,9 @@ ImageSource: TypeAlias = "str | Path | bytes | bytearray | memoryview | Image | 
 
 
 def open_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image:
-    """The picture in a file (its path, or opened), in bytes, in an array or in a `PIL.Image`: upright, in RGB; raises RevisitError where it cannot be read.
+    """The picture in a file (its path, or opened), in bytes, in an array or in a `PIL.Image`: upright, in RGB.
+
+    Raises RevisitError where it cannot be read.
 
     Arrays are (height, width) or (height, width, 1, 3 or 4 channels), tensors also (channels, height, width); they hold
     8- or 16-bit integers, or real numbers from 0 to 1 (or to 255).
