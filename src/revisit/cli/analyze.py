@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import typer
 
 from revisit.cli import options
 from revisit.cli.progress import reporter
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, need
 
 DATA = typer.Option(
     None,
@@ -229,17 +230,20 @@ def _subject(
 
 def _run(name: str, subject: Any, study: Callable[..., Any], quiet: bool, extra: dict[str, Any] | None = None) -> None:
     """Runs a study with progress, stores it and prints its tables."""
+    from revisit.evaluation.scenes import scene_packages
     from revisit.evaluation.store import make_folder
     from revisit.report.sections import study_section
     from revisit.report.terminal import print_section
     from revisit.studies.study import read_study, save
 
+    need("nltk", "scipy", "statsmodels", *scene_packages(subject.data))
+    _ = subject.items  # what is wrong with the data is told before a folder is made
     make_folder(Path(subject.output))
     with reporter(quiet) as progress:
         result = study(subject, progress)
     path = save(subject, name, result, extra)
     print_section(study_section(read_study(path)))
-    print(f"Stored in {path}; `revisit report {subject.output}` draws it.")
+    print(f"Stored in {path}; `revisit report {quote(subject.output)}` draws it.")
 
 
 def register(app: typer.Typer) -> None:

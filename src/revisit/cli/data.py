@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 
 import typer
 
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, need
 
 
 def get(
@@ -44,24 +45,27 @@ def get(
     if benchmark == "nltk":
         from revisit.benchmarks import language
 
+        need("nltk")
         typer.echo(f"License of NLTK's data: {language.LICENSE}.", err=True)
         nltk = language.get_data(folder or language.data_folder(), source)
         typer.echo(f"{nltk['folder']}: NLTK's data for CHAIR and AMBER. {nltk['version']}")
         if folder is not None:
-            typer.echo(f"Use it with: export NLTK_DATA={nltk['folder']}")
+            typer.echo(f"Use it with: export NLTK_DATA={quote(nltk['folder'])}")
         return
+    from revisit.benchmarks import find
+
+    about_it = find(benchmark)
     if folder is None:
         raise RevisitError(f"Say where the data goes: revisit data get {benchmark} DIR.")
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from revisit.benchmarks import find
     from revisit.benchmarks.io import data
     from revisit.decoding.grammar import parse_assignments
 
     columns = (SpinnerColumn(), TextColumn("{task.description}: {task.completed}"), TimeElapsedColumn())
     console = Console(stderr=True)
-    typer.echo(f"License of {find(benchmark).title}'s data: {find(benchmark).license}.", err=True)
+    typer.echo(f"License of {about_it.title}'s data: {about_it.license}.", err=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(benchmark, total=limit)
         options = parse_assignments(set_)
@@ -70,7 +74,7 @@ def get(
     items = f"{about['items']} items and " if "items" in about else ""
     revision = f" at {about['revision'][:12]}" if about["revision"] else ""
     typer.echo(f"{folder}: {items}{about['pictures']} pictures of {name} from {about['source']}{revision}")
-    typer.echo(f"Use it with: revisit eval --benchmark {name} --data {name}={folder}")
+    typer.echo(f"Use it with: revisit eval --benchmark {name} --data {quote(f'{name}={folder}')}")
 
 
 def register(app: typer.Typer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import typer
@@ -125,7 +126,7 @@ def evaluate(
     if "set" in given:
         given["set"] = parse_assignments(set_, "--set key=value or method.key=value")
     settings = load_config(config, {k: str(v) if isinstance(v, Path) else v for k, v in given.items()})
-    need("scipy", "statsmodels")  # they are needed when the answers are there
+    need(*settings.packages())  # all at once, and before the work
     if all(benchmark.needs_nltk for benchmark in settings.chosen_benchmarks()):
         require_data()  # before any data is fetched or drawn
     plan = settings.plan()
@@ -140,7 +141,7 @@ def evaluate(
     print_comparison(comparison)
     for problem in problems:
         print(f"revisit: {problem}", file=sys.stderr)
-    print(f"Answers and results: {plan.output}; more with `revisit compare {plan.output}`.")
+    print(f"Answers and results: {plan.output}; more with `revisit compare {quote(str(plan.output))}`.")
     if left_out:
         raise Incomplete(left_out)
 

