@@ -92,6 +92,8 @@ COMMANDS = [
     ("generate photo.png --promt hello", "--prompt"),
     ("explain photo.png --png figure.txt", ".png, .svg or .pdf"),
     ("lens photo.png --words dog", "at least two words"),
+    ("lens photo.png --words cat,cat", "at least two words that differ"),
+    ("eval --benchmark pope --data nothing", "The file with pope's questions is missing: put it at"),
     ("lens photo.png --png maps.png", "name the words"),
     ("eval --benchmark popee", "Did you mean 'pope'"),
     ("eval --method nope", "Unknown method 'nope'"),
@@ -245,7 +247,18 @@ CALLS: list[tuple[str, Call, str]] = [
     ("ask: trace", lambda pair: ask(pair, PICTURE, "?", trace=True), "the trace is always kept"),
     ("ask: input_ids", lambda pair: ask(pair, PICTURE, "?", input_ids=3), "input_ids is given to generate already"),
     ("ask: custom_generate", lambda pair: ask(pair, PICTURE, "?", custom_generate=3), "leave it out"),
-    ("ask: misspelled", lambda pair: ask(pair, PICTURE, "?", temprature=2), "temprature"),
+    ("ask: misspelled", lambda pair: ask(pair, PICTURE, "?", temprature=2), "Did you mean 'temperature'"),
+    (
+        "ask: no length",
+        lambda pair: revisit.ask(pair, PICTURE, "?", max_new_tokens="x"),
+        "must be a whole number, not 'x'",
+    ),  # type: ignore[arg-type]
+    (
+        "load: misspelled",
+        lambda pair: revisit.load("tiny", dytpe="float16"),
+        "no argument 'dytpe'. Did you mean 'dtype'",
+    ),
+    ("Trace.save: no folder", lambda pair: Trace().save("no/x.json"), "there is no folder no; make it first"),
     ("ask: a number is shown", lambda pair: ask(pair, PICTURE, "?", shown=3), "shown must be a list"),
     ("ask: a text is shown", lambda pair: ask(pair, PICTURE, "?", shown="cat"), "shown must be a list"),
     ("ask: the base class", lambda pair: ask(pair, PICTURE, "?", revisit.Method), "Method needs a name"),

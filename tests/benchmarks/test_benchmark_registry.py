@@ -85,7 +85,7 @@ def test_a_file_names_its_benchmark_for_score(tmp_path: Path) -> None:
     assert (found["benchmark"], found["metrics"]) == ("mine", {"right": 0.5})
     with pytest.raises(RevisitError, match="mine needs --questions"):
         run("score", f"{file}:Mine", answers)
-    with pytest.raises(RevisitError, match=r"gold\.txt not found: put it at"):
+    with pytest.raises(RevisitError, match=r"gold\.txt is missing: put it at"):
         get(f"{file}:Mine").load(tmp_path / "nowhere")
 
 

@@ -232,5 +232,5 @@ def check_answers(items: Iterable[Item], answers: Mapping[str, str]) -> None:
 def require(path: Path, what: str, source: str) -> Path:
     """`path` if it exists, else the sentence that says what is missing, where it goes and where it comes from."""
     if not path.exists():
-        raise RevisitError(f"{what} not found: put it at {path}; it comes from {source}.")
+        raise RevisitError(f"{what} is missing: put it at {path}; it comes from {source}.")
     return path

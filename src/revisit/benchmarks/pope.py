@@ -280,11 +280,11 @@ class Pope(Benchmark):
         folder = files.folder(data_dir, self.name, *(self._file(data_dir, s).name for s in self.all_settings))
         if self.settings:
             chosen = [(s, self._file(folder, s)) for s in self.settings]
-            return [(s, require(path, f"The {self.name} questions {s}", self.source)) for s, path in chosen]
+            return [(s, require(path, f"The file with {self.name}'s questions {s}", self.source)) for s, path in chosen]
         found = [(s, self._file(folder, s)) for s in self.all_settings]
         present = [(s, path) for s, path in found if path.exists()]
         if not present:
-            require(found[0][1], f"The {self.name} questions", self.source)
+            require(found[0][1], f"The file with {self.name}'s questions", self.source)
         return present
 
     def load(self, data_dir: Path) -> list[Item]:

@@ -40,9 +40,11 @@ def lens(
         raise RevisitError("No image was given; for example: revisit lens photo.jpg --words dog,cat,cup")
     sets: dict[str, list[str]] = {}
     if words is not None:
-        sets["words"] = [word.strip() for word in words.split(",") if word.strip()]
+        sets["words"] = list(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
         if len(sets["words"]) < 2:
-            raise RevisitError(f"--words wants at least two words with commas between them, not {words!r}.")
+            raise RevisitError(
+                f"--words wants at least two words that differ, with commas between them, not {words!r}."
+            )
     if objects:
         from revisit.benchmarks.chair_words import WORDS
 

@@ -7,6 +7,7 @@ processor put before all others. No decoding loop is written here and nothing of
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from transformers import (
     EtaLogitsWarper,
     ForcedBOSTokenLogitsProcessor,
     ForcedEOSTokenLogitsProcessor,
+    GenerationConfig,
     InfNanRemoveLogitsProcessor,
     LogitNormalization,
     LogitsProcessor,
@@ -51,7 +53,7 @@ from revisit.decoding.registry import as_method, refuse_settings
 from revisit.decoding.run import PIXEL_INPUTS, Run
 from revisit.decoding.settings import Decoding
 from revisit.decoding.trace import Trace
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, did_you_mean
 from revisit.models.checkpoint import brief
 from revisit.models.loading import processor_of
 from revisit.models.parts import describe, text_config
@@ -137,6 +139,9 @@ def generate(
             raise RevisitError(
                 f"The prompt's image tokens do not fit the image ({str(error)[:200]}): use this model's own processor and all it returned."
             ) from error
+        if "model_kwargs" in str(error) and (name := re.search(r"\['(\w+)'", str(error))):
+            hint = did_you_mean(name[1], [*vars(GenerationConfig()), "generation_config", "logits_processor"])
+            raise RevisitError(f"Neither generate nor the model has an argument {name[1]!r}.{hint}") from error
         if not its_rule and (decode.__code__ in places or isinstance(error, IndexError)):
             raise
         raise RevisitError(
@@ -146,7 +151,11 @@ def generate(
 
 
 def _check_drawing(kwargs: Mapping[str, Any]) -> None:
-    """Raises RevisitError for beams without bound, and for sampling with numbers that give no probabilities."""
+    """Raises RevisitError for beams without bound, for a length that is no number, and for sampling with numbers that give no
+    probabilities."""
+    length = kwargs.get("max_new_tokens")
+    if length is not None and (isinstance(length, bool) or not hasattr(length, "__index__")):
+        raise RevisitError(f"max_new_tokens must be a whole number, not {length!r}.")
     config = kwargs.get("generation_config")
     given = {name: kwargs.get(name, getattr(config, name, None)) for name in ("num_beams", "temperature", "top_p")}
     if not kwargs.get("do_sample", getattr(config, "do_sample", None)):

@@ -167,7 +167,8 @@ class Trace:
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise RevisitError(f"The trace could not be written to {path}: {error.strerror}.") from None
+            why = error.strerror if path.parent.exists() else f"there is no folder {path.parent}; make it first"
+            raise RevisitError(f"The trace could not be written to {path}: {why}.") from None
         return path
 
     @classmethod

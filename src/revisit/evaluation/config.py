@@ -251,7 +251,7 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     except RevisitError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        told = " ".join(str(error).split())[:300]
+        told = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())[:300]
         if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark or error.context_mark) is not None:
             told = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem or error.context}"
         raise RevisitError(f"{path} is not valid YAML: {told}.") from error

@@ -108,6 +108,7 @@ def run(
     """
     reporter = reporter or Silent()
     engine_for = engine_for or (lambda model: open_engine(plan.engine, model, **plan.engine_options))
+    check_files(plan)
     with locked(plan.output):
         results = Results(plan, reporter)
         checksums = Checksums()
@@ -123,6 +124,12 @@ def run(
             finally:
                 engine.close()
         return results.finish()
+
+
+def check_files(plan: Plan) -> None:
+    """Raises RevisitError where a benchmark's file is missing, before an output folder is made."""
+    for benchmark in plan.benchmarks:
+        benchmark.files(plan.data[benchmark.name])
 
 
 def load_questions(benchmark: Benchmark, plan: Plan, checksums: Checksums, reporter: Reporter) -> Questions:

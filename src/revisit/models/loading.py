@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 import sys
 import weakref
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, did_you_mean
 from revisit.models import checkpoint, cpu
 from revisit.models.checkpoint import brief
 from revisit.models.config import EMBEDDED, describe_model, embedded_folder, load_config, resolve
@@ -30,6 +31,12 @@ __all__ = [
     "resolve",
 ]
 
+HUB = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
+ARGUMENTS = (
+    *("dtype", "device_map", "trust_remote_code", "allow_incomplete", "quantization_config", "attn_implementation"),
+    *("max_memory", "offload_folder", "low_cpu_mem_usage"),
+    *HUB,
+)
 _log = logging.getLogger(__name__)
 _PROCESSORS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # model -> processor
 
@@ -182,6 +189,9 @@ def _from_pretrained(name: str, *, device_map: Any, **kwargs: Any) -> tuple[Any,
                 name, device_map=device_map, use_safetensors=True, output_loading_info=True, **kwargs
             )
     except Exception as error:  # transformers, safetensors and torch raise many kinds
+        wrong = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if wrong and wrong[1] in kwargs:
+            raise RevisitError(f"load has no argument {wrong[1]!r}.{did_you_mean(wrong[1], ARGUMENTS)}") from error
         why = brief(error)
         if "ignore_mismatched_sizes" in str(error):
             why = "tensors have other shapes than its config.json declares; get a whole copy."
@@ -206,5 +216,4 @@ def _no_bar_in_pipes() -> Iterator[None]:
 
 
 def _hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
-    names = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
-    return {name: kwargs[name] for name in names if name in kwargs}
+    return {name: kwargs[name] for name in HUB if name in kwargs}

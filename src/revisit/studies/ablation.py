@@ -30,7 +30,17 @@ from revisit.errors import RevisitError, unknown
 from revisit.evaluation.engines.base import BadImage, decode_images
 from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.records import AblationRecord
-from revisit.evaluation.runner import Checksums, Reporter, Silent, batches, identity, line_of, load_questions, run
+from revisit.evaluation.runner import (
+    Checksums,
+    Reporter,
+    Silent,
+    batches,
+    check_files,
+    identity,
+    line_of,
+    load_questions,
+    run,
+)
 from revisit.evaluation.store import Cell, locked, read_record, write_record
 from revisit.methods.revisit import ONE_OR_ALL, ReVisiT
 
@@ -204,6 +214,7 @@ def fill(plan: Plan, reporter: Reporter) -> int:
     from revisit.studies.shared import SharingEngine
 
     answered = 0
+    check_files(plan)
     with locked(plan.output):
         checksums = Checksums()
         for model in plan.models:
