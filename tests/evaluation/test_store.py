@@ -258,3 +258,11 @@ def test_every_field_of_every_record_is_described_and_documented() -> None:
             assert field.get("description"), (file, name)
             assert f"`{name}`" in documented, (file, name)
     assert set(schemas()) == set(RECORDS)
+
+
+def test_a_folder_that_is_there_and_cannot_be_written_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store.os, "access", lambda *_: False)  # rights do not hold for root
+    with pytest.raises(RevisitError, match=r"the folder is not writable\. Choose another --out\.$"):
+        store.make_folder(tmp_path)

@@ -178,9 +178,11 @@ def read_scores(folder: Path) -> ScoresRecord:
 
 
 def make_folder(path: Path) -> Path:
-    """`path`, created if needed; raises RevisitError where that is not possible."""
+    """`path`, created if needed; raises RevisitError where that is not possible, or where nothing can be written into it."""
     try:
         path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     except OSError as error:
         raise disk_error(error, path) from error
     return path

@@ -15,6 +15,7 @@ from filelock import FileLock, Timeout
 
 from revisit.benchmarks.io.files import file_digest
 from revisit.errors import RevisitError
+from revisit.settings import cache_folder
 
 # How a picture file begins -> its ending.
 _BEGINNINGS = {
@@ -188,8 +189,11 @@ def drafting(folder: Path, *, resume: bool = False) -> Iterator[Draft]:
     except OSError as error:
         reason = error.strerror or str(error)
         left = "What is complete was kept" if resume else "Nothing was left there"
+        other = (
+            "set REVISIT_CACHE to another folder" if folder.is_relative_to(cache_folder()) else "choose another folder"
+        )
         raise RevisitError(
-            f"Cannot write {folder}: {reason}. {left}; make room or choose another folder, and run the same command again."
+            f"Cannot write {folder}: {reason}. {left}; make room or {other}, and run the same command again."
         ) from error
 
 
