@@ -318,4 +318,8 @@ def test_a_terminal_gets_drawn_tables_and_a_pipe_markdown(
     drawn = text.getvalue()
     assert "| ---" not in drawn
     assert "vowels ↓" in drawn
-    assert tables[0].rows[1].method in drawn
+    assert tables[0].rows[1].method == "shift(by=1)"
+    lines = [line.split() for line in drawn.splitlines()]
+    place = next(number for number, words in enumerate(lines) if words[:1] == ["shift"])
+    assert lines[place + 1][0] == "by=1"  # settings stand below their method
+    assert f"minus {tables[0].baseline}" in drawn
