@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
 import re
@@ -320,6 +321,6 @@ def test_a_terminal_gets_drawn_tables_and_a_pipe_markdown(
     assert "vowels ↓" in drawn
     assert tables[0].rows[1].method == "shift(by=1)"
     lines = [line.split() for line in drawn.splitlines()]
-    place = next(number for number, words in enumerate(lines) if words[:1] == ["shift"])
-    assert lines[place + 1][0] == "by=1"  # settings stand below their method
+    below = [after[:1] for words, after in itertools.pairwise(lines) if words[:1] == ["shift"]]
+    assert ["by=1"] in below  # settings stand below their method
     assert f"minus {tables[0].baseline}" in drawn

@@ -58,9 +58,12 @@ def demo(
     console.print("\nWhere ReVisiT mattered:\n")
     show(terminal.table(decode.answers[0], decode.layout), console)
     written = page.write(output / "demo.html", decode, title="ReVisiT demo")
-    console.print(f"\nOpen [bold]{written}[/] in a browser to see which patch was selected at each token.")
     console.print(
-        "Next: `revisit generate PHOTO --model HuggingFaceTB/SmolVLM-256M-Instruct` (0.5 GB) on a picture of your own."
+        f"\nOpen [bold]{written}[/] in a browser to see which patch was selected at each token.", soft_wrap=True
+    )
+    console.print(
+        "Next: `revisit generate PHOTO --model HuggingFaceTB/SmolVLM-256M-Instruct` (0.5 GB) on a picture of your own.",
+        soft_wrap=True,
     )
 
 
