@@ -18,6 +18,7 @@ SHARED = Path(__file__).resolve().parents[2].parent / "shared"
 def shared_data() -> Path:
     """The folder of published data files, which are larger or not ours to keep here."""
     if not (SHARED / "data").is_dir():
+        # honest: the same rules are checked in every clone by tests/data/golden; these repeat it on whole published files
         pytest.skip("published data files are not beside the repository (../shared/data)")
     return SHARED / "data"
 

@@ -82,7 +82,7 @@ def test_bad_input_is_one_sentence(
     run: Callable[..., Done], command: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "cuda" in command and __import__("torch").cuda.is_available():
-        pytest.skip("there is a GPU here")
+        pytest.skip("there is a GPU here")  # honest: the sentence is that of a machine without one
     monkeypatch.setenv("REVISIT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "old").mkdir()
     (tmp_path / "old/results.json").write_text('{"schema": 99}')
