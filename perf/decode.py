@@ -19,8 +19,8 @@ import torch
 
 import revisit
 from revisit import ReVisiT
-from revisit.evaluation import latency
-from revisit.evaluation.latency import Profile
+from revisit.paper import latency
+from revisit.paper.latency import Profile
 
 GREEDY = revisit.methods.get("greedy")
 

@@ -24,8 +24,8 @@ import torch
 import revisit
 from revisit import APC, CODE, ICD, M3ID, PAI, RITUAL, SID, VCD, AvisC, Chain, DeCo, DoLa, ReVisiT
 from revisit.decoding.method import Method
-from revisit.evaluation import latency
-from revisit.evaluation.latency import Timing
+from revisit.paper import latency
+from revisit.paper.latency import Timing
 
 GREEDY, DOUBLE = "greedy", "greedy, twice the batch"
 STACKED_LIMIT, DOLA_LIMIT = 1.05, 1.15

@@ -20,8 +20,8 @@ from torch import Tensor
 
 import revisit
 from revisit import ReVisiT
-from revisit.evaluation import latency
 from revisit.models.layers import resolve_layers
+from revisit.paper import latency
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import time
 import torch
 from torch import Tensor
 
-from revisit.evaluation.latency import Memory, Profile
 from revisit.models.head import LinearHead
+from revisit.paper.latency import Memory, Profile
 from revisit.step.rule import Rule
 from step import backends, check
 

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import revisit
 from revisit.decoding.plain import Plain
+from revisit.embedded import samples
+from revisit.embedded.catalog import BY_NOUN
+from revisit.embedded.scenes import Scene, render, scene
 from revisit.explain import record
-from revisit.studies.pointing import Criteria
-from revisit.tiny import samples
-from revisit.tiny.catalog import BY_NOUN
-from revisit.tiny.scenes import Scene, render, scene
+from revisit.paper.pointing import Criteria
 
 PROMPT = "Please describe this image in detail."
 SEED, MOST = 1, 500

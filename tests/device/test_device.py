@@ -16,8 +16,8 @@ import torch
 import families
 import revisit
 from revisit import methods
-from revisit.evaluation import latency
 from revisit.models.head import LinearHead
+from revisit.paper import latency
 from revisit.step import batched
 from revisit.step.rule import Rule
 from revisit.step.states import StateBlocks

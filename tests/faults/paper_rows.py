@@ -25,7 +25,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from revisit.report.paper import ROWS
+from revisit.paper.catalog import ROWS
 
 
 def start(rows: str, out: Path) -> subprocess.Popen[bytes]:

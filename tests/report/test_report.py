@@ -16,11 +16,11 @@ from fake_grid import HashEngine, Shift, make_plan, write_items
 
 from revisit import ReVisiT, RevisitError
 from revisit.evaluation.runner import run
-from revisit.report import published
+from revisit.paper import published
+from revisit.paper.objects import recalls
+from revisit.paper.run_report import build, gather
+from revisit.paper.study import Subject, save
 from revisit.report.document import Cell, Document, Section, Table, Text, to_html, to_markdown, write
-from revisit.report.run_report import build, gather
-from revisit.studies.objects import recalls
-from revisit.studies.study import Subject, save
 
 ENVIRONMENT: dict[str, Any] = {
     "argv": ["revisit", "x"],
@@ -228,7 +228,7 @@ def test_tables_of_one_folder_name_the_commands_that_made_their_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two commands wrote to one output: each benchmark's table is followed by its own."""
-    from revisit.report.run_report import made_cells
+    from revisit.paper.run_report import made_cells
 
     data = write_items(tmp_path / "data", 8)
     for by, words in ((0, ["revisit", "eval", "first"]), (1, ["revisit", "eval", "second"])):
@@ -263,7 +263,7 @@ def test_an_ablation_does_not_hide_other_results_of_its_folder(tmp_path: Path) -
 
 
 def test_a_second_ablation_keeps_the_panels_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from revisit.studies import ablation
+    from revisit.paper import ablation
 
     monkeypatch.setattr(ablation, "run", lambda plan, reporter: {"settings": {"seed": 0}, "environment": ENVIRONMENT})
     monkeypatch.setattr(ablation, "fill", lambda plan, reporter: 0)

@@ -13,13 +13,13 @@ import pytest
 from PIL import Image
 
 import families
+from revisit.embedded.samples import sample
 from revisit.explain import record
 from revisit.serve import ui
 from revisit.serve.limits import Limits
 from revisit.serve.ui_answer import AnswerJob
 from revisit.serve.ui_page import method_settings
 from revisit.serve.ui_state import Picture, RecentItems, UiState, described
-from revisit.tiny.samples import sample
 
 
 @pytest.fixture(scope="module")

@@ -55,11 +55,11 @@ def ablate(
     from revisit.decoding.options import parse_settings
     from revisit.evaluation.config import EvalConfig, merge, read_yaml
     from revisit.evaluation.store import read_results
-    from revisit.report.sections import ablation_sections
+    from revisit.paper.ablation import ablate as run
+    from revisit.paper.ablation import all_methods, paper_panels, read_ablation, yaml_panels
+    from revisit.paper.sections import ablation_sections
+    from revisit.paper.study import command
     from revisit.report.terminal import print_section
-    from revisit.studies.ablation import ablate as run
-    from revisit.studies.ablation import all_methods, paper_panels, read_ablation, yaml_panels
-    from revisit.studies.study import command
 
     flags: dict[str, Any] = {
         "model": model,

@@ -41,7 +41,7 @@ def hallucinated_steps(
 
     Example: revisit analyze hallucinated-steps --data scenes:unusual:300 --out runs/studies
     """
-    from revisit.studies.steps import hallucinated_steps as study
+    from revisit.paper.steps import hallucinated_steps as study
 
     subject = _subject(model, data, limit, output, method, max_new_tokens, batch_size, dtype, device_map)
     _run("hallucinated-steps", subject, study, quiet)
@@ -63,7 +63,7 @@ def gt_vs_hal(
 
     Example: revisit analyze gt-vs-hal --data scenes:unusual:300 --out runs/studies
     """
-    from revisit.studies.grounding import gt_vs_hal as study
+    from revisit.paper.grounding import gt_vs_hal as study
 
     subject = _subject(model, data, limit, output, method, max_new_tokens, batch_size, dtype, device_map)
     _run("gt-vs-hal", subject, study, quiet)
@@ -82,8 +82,8 @@ def projection(
 
     Example: revisit analyze projection --data scenes:unusual:300 --out runs/studies
     """
-    from revisit.studies.projection import projection as study
-    from revisit.studies.study import NO_CAPTIONS
+    from revisit.paper.projection import projection as study
+    from revisit.paper.study import NO_CAPTIONS
 
     subject = _subject(model, data, limit, output, dtype=dtype, device_map=device_map)
     _run("projection", subject, study, quiet, NO_CAPTIONS)
@@ -102,8 +102,8 @@ def vision_words(
 
     Example: revisit analyze vision-words --data scenes:unusual:20 --out runs/studies
     """
-    from revisit.studies.study import NO_CAPTIONS
-    from revisit.studies.words import vision_words as study
+    from revisit.paper.study import NO_CAPTIONS
+    from revisit.paper.words import vision_words as study
 
     subject = _subject(model, data, limit, output, dtype=dtype, device_map=device_map)
     _run("vision-words", subject, study, quiet, NO_CAPTIONS)
@@ -130,7 +130,7 @@ def case_study(
     from revisit.evaluation.plan import label
     from revisit.methods.revisit import ReVisiT
     from revisit.models.loading import load_config
-    from revisit.studies.cases import case_studies
+    from revisit.paper.cases import case_studies
 
     settings = parse_assignments(set_)
     kind = load_config(model).model_type if "layers" not in settings else ""
@@ -160,8 +160,8 @@ def pointing(
 
     Example: revisit analyze pointing --data scenes:unusual:300 --out runs/studies
     """
-    from revisit.studies.pointing import SETTINGS, BoxedPictures, check_settings
-    from revisit.studies.pointing import pointing as study
+    from revisit.paper.pointing import SETTINGS, BoxedPictures, check_settings
+    from revisit.paper.pointing import pointing as study
 
     chosen = tuple(method or SETTINGS)
     check_settings(chosen)
@@ -169,32 +169,6 @@ def pointing(
         model, data, limit, output, None, max_new_tokens, batch_size, dtype, device_map, cls=BoxedPictures
     )
     _run("pointing", subject, lambda s, r: study(s, chosen, r), quiet, {"method": list(chosen)})
-
-
-def fusion(
-    part: str = typer.Argument(help="choose (on validation scenes) or test (the choice, on fresh scenes)."),
-    model: str = options.MODEL,
-    out: Path = typer.Option(
-        Path("runs/fusion"), "--out", "-o", help="Where choice.json, test.json and tables are kept."
-    ),
-    validation: int = typer.Option(400, help="Unusual scenes on which a setting is chosen."),
-    test: int = typer.Option(1000, help="Other unusual scenes on which it is measured."),
-    usual: int = typer.Option(500, help="Usual scenes on which it is measured too."),
-    seed: int = typer.Option(
-        301, callback=options.a_seed, help="Of the validation scenes; the test scenes have the two seeds after it."
-    ),
-    workers: int = typer.Option(1, help="Processes that decode side by side."),
-) -> None:
-    """Adaptive fusion: choose a weight and a number of vision tokens by a fixed rule, then test the choice.
-
-    Example: revisit analyze fusion choose && revisit analyze fusion test
-    """
-    from revisit.studies.fusion import Plan, report
-
-    if part not in ("choose", "test"):
-        raise RevisitError(f"The parts of this study are choose and test, not {part!r}.")
-    plan = Plan(model=model, validation=validation, test=test, usual=usual, seed=seed, workers=workers)
-    typer.echo(report(part, plan, out))
 
 
 def _subject(
@@ -211,7 +185,7 @@ def _subject(
 ) -> Any:
     from revisit.evaluation.config import DEFAULT_SCENES
     from revisit.models.config import OF_SCENES
-    from revisit.studies.study import Subject
+    from revisit.paper.study import Subject
 
     if data is None and model not in OF_SCENES:
         raise RevisitError(f"Say where the pictures are: --data DIR, or --data {DEFAULT_SCENES} for generated scenes.")
@@ -232,9 +206,9 @@ def _run(name: str, subject: Any, study: Callable[..., Any], quiet: bool, extra:
     """Runs a study with progress, stores it and prints its tables."""
     from revisit.evaluation.scenes import scene_packages
     from revisit.evaluation.store import make_folder
-    from revisit.report.sections import study_section
+    from revisit.paper.sections import study_section
+    from revisit.paper.study import read_study, save
     from revisit.report.terminal import print_section
-    from revisit.studies.study import read_study, save
 
     need("nltk", "scipy", "statsmodels", *scene_packages(subject.data))
     _ = subject.items  # what is wrong with the data is told before a folder is made
@@ -255,5 +229,4 @@ def register(app: typer.Typer) -> None:
     group.command("vision-words")(vision_words)
     group.command("case-study")(case_study)
     group.command("pointing")(pointing)
-    group.command("fusion")(fusion)
     app.add_typer(group, name="analyze")

@@ -45,8 +45,8 @@ def bench(
     import torch
 
     from revisit import methods
-    from revisit.evaluation import latency
     from revisit.models.loading import as_dtype
+    from revisit.paper import latency
     from revisit.step.compiled import kernel
 
     wanted = {_label(name, settings): (name, settings) for name, settings in methods.parse_methods(methods_)}

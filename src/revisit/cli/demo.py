@@ -68,14 +68,14 @@ def demo(
 
 
 def _sample() -> tuple[Image, tuple[str, ...], str]:
-    from revisit.tiny.samples import sample
+    from revisit.embedded.samples import sample
 
     shipped = sample("demo")
     return shipped.image(), shipped.nouns, shipped.place
 
 
 def _scene(number: int) -> tuple[Image, tuple[str, ...], str]:
-    from revisit.tiny import scenes
+    from revisit.embedded import scenes
 
     drawn = scenes.scene("unusual", seed=1, index=number)
     return scenes.render(drawn), drawn.nouns, drawn.place.name

@@ -36,8 +36,6 @@ COMMANDS = (
     "score",
     "scenes",
     "data",
-    "tiny",
-    "smol",
     "eval",
     "compare",
     "view",
@@ -74,7 +72,7 @@ for _name in COMMANDS:
     importlib.import_module(f"revisit.cli.{_name}").register(app)
 
 
-def main() -> None:
+def main(app: typer.Typer = app) -> None:
     """Run the command line; anything the user can put right is one sentence on stderr and exit status 2."""
     if not sys.stderr.isatty():
         settings.hide_progress_bars()

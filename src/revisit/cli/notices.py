@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 def tell_embedded(name: str, model: Any, processor: Any, images: Sequence[tuple[str, Image]]) -> None:
     """For an embedded model: what it knows, and, for the first one, which of the named pictures are not like that."""
+    from revisit.embedded.familiar import KNOWS, advice
     from revisit.models.config import is_embedded, knows_scenes_only
-    from revisit.tiny.familiar import KNOWS, advice
 
     if not knows_scenes_only(name):
         return

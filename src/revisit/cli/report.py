@@ -26,8 +26,8 @@ def report(
     """
     need("scipy", "statsmodels", "matplotlib")
     from revisit.evaluation.store import make_folder
+    from revisit.paper.run_report import build
     from revisit.report.document import write
-    from revisit.report.run_report import build
 
     document = build(folder, beside=published, title=title, resamples=resamples)
     files = write(document, make_folder(out or folder))

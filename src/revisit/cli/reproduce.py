@@ -57,7 +57,7 @@ def reproduce(
 
       revisit reproduce all --model tiny --out runs/tiny
     """
-    from revisit.report import paper
+    from revisit.paper import catalog
     from revisit.report.terminal import print_section
 
     if list_:
@@ -67,7 +67,7 @@ def reproduce(
         raise RevisitError(
             "Say which table: `revisit reproduce --list` shows them, `revisit reproduce all` runs every one."
         )
-    rows = paper.find(table)
+    rows = catalog.find(table)
     chosen = _models(models, model)
     print_section(_plan(rows, chosen, model, limit, ms_per_token))
     if plan:
@@ -94,7 +94,7 @@ def reproduce(
 
 def _models(names: str | None, model: str | None) -> dict[str, str]:
     """Name in the paper -> folder or hub id."""
-    from revisit.report.paper import MODELS
+    from revisit.paper.catalog import MODELS
 
     if model is not None:
         return dict.fromkeys(MODELS, model)
@@ -110,8 +110,8 @@ def _models(names: str | None, model: str | None) -> dict[str, str]:
 
 
 def _listing() -> Any:
+    from revisit.paper.catalog import ROWS
     from revisit.report.document import Section, Table, rows_of
-    from revisit.report.paper import ROWS
 
     lines = [
         (row.key, row.where, row.title, ", ".join(row.models), row.benchmark, f"{row.items:,}", row.data)
@@ -126,8 +126,8 @@ def _plan(rows: Any, chosen: dict[str, str], model: str | None, limit: int | Non
     from revisit.benchmarks import registry
     from revisit.evaluation.presets import OPEN
     from revisit.models.config import OF_SCENES
+    from revisit.paper.catalog import A6000, MODELS, estimate
     from revisit.report.document import Section, Table, Text, rows_of
-    from revisit.report.paper import A6000, MODELS, estimate
 
     lines: list[tuple[str, ...]] = []
     hours, seen = 0.0, set()
@@ -184,10 +184,10 @@ def _run(
     from revisit.evaluation.config import DOWNLOAD, parse_data
     from revisit.evaluation.store import make_folder
     from revisit.models.config import OF_SCENES
+    from revisit.paper.reproduce import Setup
+    from revisit.paper.reproduce import reproduce as run
+    from revisit.paper.stand_in import stand_in_data
     from revisit.report.document import write
-    from revisit.report.reproduce import Setup
-    from revisit.report.reproduce import reproduce as run
-    from revisit.report.stand_in import stand_in_data
 
     need("scipy", "statsmodels", "matplotlib")
     if any(row.benchmark in ("chair", "llava_bench") for row in rows):

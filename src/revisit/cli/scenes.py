@@ -22,7 +22,7 @@ def build(
     Example: revisit scenes build scenes/unusual --split unusual --limit 500 --seed 1
     """
     from revisit.cli.progress import progress_bar
-    from revisit.tiny.build import build as write
+    from revisit.embedded.build import build as write
 
     with progress_bar() as bar:
         task = bar.add_task("scenes", total=limit)

@@ -16,7 +16,7 @@ NAMING = "Scenes are named scenes:SPLIT:NUMBER:SEED, for example scenes:unusual:
 
 def parse_scenes(text: str) -> tuple[str, int, int]:
     """(split, number of pictures, seed) of `scenes[:split[:n[:seed]]]`."""
-    from revisit.tiny.scenes import SPLITS, check_size
+    from revisit.embedded.scenes import SPLITS, check_size
 
     parts = text.split(":")[1:]
     split = parts[0] if parts and parts[0] else "unusual"
@@ -41,7 +41,7 @@ def scene_packages(place: str) -> tuple[str, ...]:
 
 
 def _cached(text: str) -> Path:
-    from revisit.tiny.build import GENERATOR
+    from revisit.embedded.build import GENERATOR
 
     split, n, seed = parse_scenes(text)
     return cache_folder() / f"scenes-{split}-{n}-{seed}-v{GENERATOR}"
@@ -49,7 +49,7 @@ def _cached(text: str) -> Path:
 
 def scene_folder(text: str) -> Path:
     """The folder of the scenes that `text` names; built on first use, whole or not at all."""
-    from revisit.tiny.build import fill
+    from revisit.embedded.build import fill
 
     split, n, seed = parse_scenes(text)
     folder = _cached(text)

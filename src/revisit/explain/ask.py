@@ -195,8 +195,8 @@ def _load(name: str) -> tuple[Any, Any]:
 
 def _notes(name: str, model: Any, processor: Any, pictures: Sequence[Image]) -> list[str]:
     """For the embedded model: that it cannot know a picture which is not like its scenes."""
+    from revisit.embedded.familiar import KNOWS, advice
     from revisit.models.config import is_embedded
-    from revisit.tiny.familiar import KNOWS, advice
 
     if not is_embedded(name):
         return []

@@ -18,7 +18,7 @@ OF_SCENES = (EMBEDDED, smol.NAME)  # the models that were trained on generated s
 
 def embedded_folder() -> Path:
     """The folder of the embedded model, which any transformers program can load."""
-    folder = Path(__file__).parents[1] / "tiny" / "weights"
+    folder = Path(__file__).parents[1] / "embedded" / "weights" / "tiny"
     if not (folder / "model.safetensors").is_file():
         raise RevisitError(f"The embedded model is missing from {folder}; install revisit-decoding again.")
     return folder

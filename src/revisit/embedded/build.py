@@ -1,0 +1,271 @@
+"""Benchmarks made from held-out scenes, written in the official file formats.
+
+`revisit scenes build DIR --split usual|unusual --n N --seed S` writes this folder; nothing else is in it:
+
+```
+DIR/
+  meta.json                                  {"split", "n", "seed", "generator"}: what made the folder
+  scenes.jsonl                               one line per picture: {"image_id", "file_name", "place", "objects":
+                                             [{"category", "noun", "colour" or null, "bbox" [x, y, w, h]}]}
+  val2014/COCO_val2014_000000000001.png      the N pictures, image ids 1..N (RGB, 128 x 128)
+  annotations/instances_val2014.json         COCO: images, categories (80 official ids and names), annotations
+  annotations/captions_val2014.json          COCO: five captions per picture
+  pope/coco_pope_random.json                 JSON lines {"question_id", "image", "text", "label"}: up to six questions a
+  pope/coco_pope_popular.json                picture, as many yes as no, `image` a file name inside val2014/
+  pope/coco_pope_adversarial.json
+  hallusionbench/HallusionBench.json         official list (category "VD", subcategory "scene", strings throughout),
+                                             `filename` "./VD/scene/3_0.png" relative to hallusionbench/
+  hallusionbench/VD/scene/{set}_{figure}.png figure 0 the original, figure 1 the edited picture
+  vqav2/v2_OpenEnded_mscoco_val2014_questions.json    official schema; image_id as above
+  vqav2/v2_mscoco_val2014_annotations.json            official schema with ten answers a question
+  mmmu/answer_dict_val.json                  {id: {"question_type": "multiple-choice", "ground_truth": "B"}}
+  mmmu/questions.jsonl                       {"id", "question", "options" [str], "answer", "question_type",
+                                             "subject", "images" [paths relative to DIR]}; ids validation_<Subject>_<n>
+```
+
+POPE names objects by the nouns that the captions use ("table" for the category `dining table`); all of them are CHAIR
+synonyms of their category. The absent objects are any (random), the most frequent of the folder (popular), or those
+that belong to the picture's kind of place, its core objects first (adversarial).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from revisit.benchmarks.io.drafts import drafting
+from revisit.embedded import text
+from revisit.embedded.catalog import BY_NOUN, CATEGORIES, OTHER_COCO
+from revisit.embedded.dice import Dice
+from revisit.embedded.scenes import SIZE, SPLITS, Scene, all_seen, check_size, render, scene
+from revisit.errors import RevisitError, unknown
+
+GENERATOR = 1  # raised whenever the same seed would give other pictures or questions
+Progress = Callable[[int, int], None]
+
+
+def build(folder: Path, split: str, n: int, seed: int, progress: Progress | None = None) -> None:
+    """Write the whole folder for n held-out scenes of a split."""
+    if split not in SPLITS:
+        raise unknown("scene split", split, SPLITS)
+    check_size(n, seed)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RevisitError(f"{folder} is {'not empty' if folder.is_dir() else 'a file'}; choose a new folder.")
+    with drafting(folder) as draft:  # whole or not at all
+        fill(draft.root, split, n, seed, progress)
+
+
+def fill(folder: Path, split: str, n: int, seed: int, progress: Progress | None = None) -> None:
+    """Write everything below a folder that nobody else uses; `build` checks what was asked for, and hides it until it is whole."""
+    scenes: dict[int, Scene] = {}
+    (folder / "val2014").mkdir(parents=True, exist_ok=True)
+    for image_id in range(1, n + 1):
+        scenes[image_id] = scene(split, seed, image_id - 1)
+        render(scenes[image_id]).save(folder / "val2014" / file_name(image_id))
+        if progress is not None:
+            progress(image_id, n)
+    _write(folder / "meta.json", {"split": split, "n": n, "seed": seed, "generator": GENERATOR})
+    _write_lines(folder / "scenes.jsonl", (_described(i, s) for i, s in scenes.items()))
+    _coco(folder / "annotations", scenes)
+    _pope(folder / "pope", scenes)
+    _hallusion(folder / "hallusionbench", scenes)
+    _vqa(folder / "vqav2", scenes)
+    _mmmu(folder / "mmmu", scenes)
+
+
+def file_name(image_id: int) -> str:
+    """The COCO-style name of a picture."""
+    return f"COCO_val2014_{image_id:012d}.png"
+
+
+def _write(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _described(image_id: int, drawn: Scene) -> dict[str, Any]:
+    objects = [
+        {"category": i.category.name, "noun": i.noun, "colour": i.color, "bbox": list(i.bbox)} for i in drawn.items
+    ]
+    return {"image_id": image_id, "file_name": file_name(image_id), "place": drawn.place_name, "objects": objects}
+
+
+def _coco(folder: Path, scenes: dict[int, Scene]) -> None:
+    names = {**{c.id: c.name for c in CATEGORIES}, **OTHER_COCO}
+    images = [{"id": i, "file_name": file_name(i), "width": SIZE, "height": SIZE} for i in scenes]
+    boxes: list[dict[str, Any]] = []
+    captions: list[dict[str, Any]] = []
+    for image_id, drawn in scenes.items():
+        for item in drawn.items:
+            boxes.append(
+                {
+                    "id": len(boxes) + 1,
+                    "image_id": image_id,
+                    "category_id": item.category.id,
+                    "bbox": list(item.bbox),
+                    "area": int(item.pixels()[1].sum()),
+                    "iscrowd": 0,
+                }
+            )
+        for k in range(5):
+            told = text.caption(drawn, Dice(f"{drawn.key}/caption/{k}"))
+            captions.append({"id": len(captions) + 1, "image_id": image_id, "caption": told})
+    categories = [{"id": i, "name": names[i]} for i in sorted(names)]
+    _write(folder / "instances_val2014.json", {"images": images, "annotations": boxes, "categories": categories})
+    _write(folder / "captions_val2014.json", {"images": images, "annotations": captions})
+
+
+def _pope(folder: Path, scenes: dict[int, Scene]) -> None:
+    frequency = Counter(noun for drawn in scenes.values() for noun in drawn.nouns)
+    by_frequency = sorted((c.noun for c in CATEGORIES), key=lambda noun: -frequency[noun])
+    for setting in ("random", "popular", "adversarial"):
+        rows: list[dict[str, Any]] = []
+        for image_id, drawn in scenes.items():
+            dice = Dice(f"{drawn.key}/pope/{setting}")
+            shown = dice.sample(drawn.nouns, 3)
+            missing = {
+                "random": dice.shuffled([c.noun for c in CATEGORIES]),
+                "popular": by_frequency,
+                "adversarial": [*drawn.place.usual, *by_frequency],
+            }[setting]
+            hidden = [noun for noun in missing if noun not in drawn.nouns][: len(shown)]
+            for pair in zip(shown, hidden, strict=True):
+                for noun, label in zip(pair, ("yes", "no"), strict=True):
+                    rows.append(
+                        {
+                            "question_id": len(rows) + 1,
+                            "image": file_name(image_id),
+                            "text": text.presence_question(BY_NOUN[noun]),
+                            "label": label,
+                        }
+                    )
+        _write_lines(folder / f"coco_pope_{setting}.json", rows)
+
+
+def _edited(drawn: Scene, dice: Dice) -> tuple[str, str, Scene]:
+    """A noun of the scene, another that takes its place, and the scene after the change."""
+    for _ in range(100):
+        old, new = dice.pick(drawn.nouns), dice.pick(CATEGORIES).noun
+        if new in drawn.nouns:
+            continue
+        items = tuple(replace(i, noun=new, color=None) if i.noun == old else i for i in drawn.items)
+        if all_seen(items):
+            return old, new, replace(drawn, items=items)
+    raise AssertionError("some exchange is always visible")
+
+
+def _hallusion(folder: Path, scenes: dict[int, Scene]) -> None:
+    """One set for every fifth scene: the same two questions before and after an object is exchanged."""
+    rows: list[dict[str, Any]] = []
+    (folder / "VD" / "scene").mkdir(parents=True)
+    for set_id, drawn in enumerate(list(scenes.values())[::5]):
+        old, new, changed = _edited(drawn, Dice(f"{drawn.key}/edit"))
+        for figure, version in enumerate((drawn, changed)):
+            name = f"VD/scene/{set_id}_{figure}.png"
+            render(version).save(folder / name)
+            for question_id, noun in enumerate((old, new)):
+                there = noun in version.nouns
+                turn = text.presence(BY_NOUN[noun], there)
+                rows.append(
+                    {
+                        "category": "VD",
+                        "subcategory": "scene",
+                        "visual_input": str(figure + 1),
+                        "set_id": str(set_id),
+                        "figure_id": str(figure),
+                        "sample_note": f"{old} becomes {new}",
+                        "question_id": str(question_id),
+                        "question": turn.question,
+                        "gt_answer_details": turn.answer,
+                        "gt_answer": str(int(there)),
+                        "filename": f"./{name}",
+                    }
+                )
+    _write(folder / "HallusionBench.json", rows)
+
+
+def _vqa_turns(drawn: Scene, dice: Dice) -> list[tuple[str, str, text.Turn]]:
+    """Three questions with (question type, answer type, turn with the short answer)."""
+    there = dice.chance(0.5)
+    category = BY_NOUN[dice.pick(drawn.nouns)] if there else text.absent(drawn, dice)
+    out = [("is there a", "yes/no", text.presence(category, there, short=True))]
+    out.append(("how many", "number", text.count(drawn, dice.pick(drawn.nouns), short=True)))
+    for noun in dice.shuffled(drawn.nouns):
+        if turn := text.color(drawn, noun, short=True):
+            return [*out, ("what color is the", "other", turn)]
+        if turn := text.position(drawn, noun, short=True):
+            return [*out, ("where is the", "other", turn)]
+    return out
+
+
+def _ten_answers(kind: str, right: str, dice: Dice) -> list[dict[str, Any]]:
+    """Ten annotators who mostly agree: half of the questions are unanimous, the others have one to three dissenters."""
+    wrong = {"yes/no": ("yes", "no"), "number": ("1", "2", "3"), "other": ("gray", "middle", "brown")}[kind]
+    other = dice.pick([w for w in wrong if w != right])
+    dissent = 0 if dice.chance(0.5) else 1 + dice.below(3)
+    given = dice.shuffled([right] * (10 - dissent) + [other] * dissent)
+    return [
+        {"answer": a, "answer_confidence": "yes" if a == right else "maybe", "answer_id": i + 1}
+        for i, a in enumerate(given)
+    ]
+
+
+def _vqa(folder: Path, scenes: dict[int, Scene]) -> None:
+    questions, annotations = [], []
+    for image_id, drawn in scenes.items():
+        dice = Dice(f"{drawn.key}/vqa")
+        for k, (question_type, kind, turn) in enumerate(_vqa_turns(drawn, dice)):
+            ids = {"image_id": image_id, "question_id": image_id * 1000 + k}
+            questions.append({**ids, "question": turn.question.removesuffix(f" {text.ONE_WORD}")})
+            annotations.append(
+                {
+                    **ids,
+                    "question_type": question_type,
+                    "answer_type": kind,
+                    "multiple_choice_answer": turn.answer,
+                    "answers": _ten_answers(kind, turn.answer, dice),
+                }
+            )
+    head = {
+        "info": {"description": "Scenes drawn by revisit, in the format of VQA v2.0", "version": "2.0", "year": 2014},
+        "license": {"name": "CC BY 4.0 (graphics: Twemoji)", "url": "https://creativecommons.org/licenses/by/4.0/"},
+        "data_type": "mscoco",
+        "data_subtype": "val2014",
+    }
+    _write(
+        folder / "v2_OpenEnded_mscoco_val2014_questions.json",
+        {**head, "task_type": "Open-Ended", "questions": questions},
+    )
+    _write(folder / "v2_mscoco_val2014_annotations.json", {**head, "annotations": annotations})
+
+
+def _mmmu(folder: Path, scenes: dict[int, Scene]) -> None:
+    rows: list[dict[str, Any]] = []
+    number: Counter[str] = Counter()
+    for image_id, drawn in scenes.items():
+        question, options, right = text.multiple_choice(drawn, Dice(f"{drawn.key}/mmmu"))
+        subject = "Color" if "color" in question else "Object"
+        number[subject] += 1
+        rows.append(
+            {
+                "id": f"validation_{subject}_{number[subject]}",
+                "question": question,
+                "options": options,
+                "answer": chr(65 + right),
+                "question_type": "multiple-choice",
+                "subject": subject,
+                "images": [f"val2014/{file_name(image_id)}"],
+            }
+        )
+    _write_lines(folder / "questions.jsonl", rows)
+    answers = {r["id"]: {"question_type": "multiple-choice", "ground_truth": r["answer"]} for r in rows}
+    _write(folder / "answer_dict_val.json", answers)

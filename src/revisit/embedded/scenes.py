@@ -1,0 +1,248 @@
+"""Scenes with known contents: sampled from a seed, and drawn the same way everywhere.
+
+Splits: `usual` follows the habits of the places (what the embedded model is trained on, other seeds), `unusual`
+contradicts them (a place without its core objects, with objects from elsewhere), `flat` knows no habits at all.
+A scene is named by its stream, split, seed and index; training uses the stream `train`, everything held out another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from revisit.embedded.catalog import BY_NOUN, CATEGORIES, COLORS, PATCH_WORDS, PLACE_BY_NAME, PLACES, Category, Place
+from revisit.embedded.dice import Dice
+from revisit.embedded.sprites import Bytes, sprite
+from revisit.errors import RevisitError, unknown
+
+SIZE = 128
+PATCH = 16
+GRID = SIZE // PATCH
+SPLITS = ("usual", "unusual", "flat")
+MAX_SCENES = 1_000_000  # made at once: they are in memory until their files are written
+VISIBLE = PATCH * PATCH * 3 // 10  # pixels of a patch that an object must cover to be its word
+
+
+@dataclass(frozen=True)
+class Item:
+    """One drawn object: its noun, color (None: as the sprite is), and its square."""
+
+    noun: str
+    color: str | None
+    x: int
+    y: int
+    size: int
+    mirrored: bool
+
+    @property
+    def category(self) -> Category:
+        return BY_NOUN[self.noun]
+
+    def pixels(self) -> tuple[Bytes, NDArray[np.bool_]]:
+        """The sprite of this item and its solid part."""
+        return sprite(self.category, self.size, self.mirrored, self.color)
+
+    @property
+    def bbox(self) -> tuple[int, int, int, int]:
+        """The smallest box (x, y, width, height) around the solid part."""
+        solid = self.pixels()[1]
+        ys, xs = np.flatnonzero(solid.any(1)), np.flatnonzero(solid.any(0))
+        return self.x + int(xs[0]), self.y + int(ys[0]), int(xs[-1] - xs[0]) + 1, int(ys[-1] - ys[0]) + 1
+
+    @property
+    def center(self) -> tuple[int, int]:
+        """The middle of the square, in pixels."""
+        return self.x + self.size // 2, self.y + self.size // 2
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A place with items, drawn in order (later ones lie on top)."""
+
+    key: str
+    place_name: str
+    palette: int
+    horizon: int
+    items: tuple[Item, ...]
+
+    @property
+    def place(self) -> Place:
+        return PLACE_BY_NAME[self.place_name]
+
+    @property
+    def nouns(self) -> tuple[str, ...]:
+        """The different nouns in the scene, in drawing order."""
+        return tuple(dict.fromkeys(item.noun for item in self.items))
+
+    def of(self, noun: str) -> tuple[Item, ...]:
+        """All items of one noun."""
+        return tuple(item for item in self.items if item.noun == noun)
+
+
+def scene(split: str, seed: int, index: int, stream: str = "held-out") -> Scene:
+    """The scene with this name; every object in it is the main thing in at least one patch."""
+    if split not in SPLITS:
+        raise unknown("scene split", split, SPLITS)
+    if index < 0:
+        raise RevisitError(f"A scene's index is 0 or more, not {index}.")
+    key = f"{stream}/{split}/{seed}/{index}"
+    dice = Dice(key)
+    place = dice.pick(PLACES)
+    nouns = {"usual": _usual, "unusual": _unusual, "flat": _flat}[split](dice, place)
+    blank = Scene(key, place.name, dice.below(len(place.palettes)), 44 + 4 * dice.below(8), ())
+    return _laid_out(dice, blank, nouns)
+
+
+def _usual(dice: Dice, place: Place) -> list[str]:
+    nouns = [noun for noun, p in place.core if dice.chance(p)]
+    wanted = 2 + dice.weighted((0, 1, 2, 3), (2, 4, 4, 2))
+    weights = [len(place.common) + 2 - i for i in range(len(place.common))]
+    while len(nouns) < wanted:
+        stranger = dice.chance(0.2)
+        noun = dice.pick(CATEGORIES).noun if stranger else dice.weighted(place.common, weights)
+        if noun not in nouns:
+            nouns.append(noun)
+    return nouns
+
+
+def _unusual(dice: Dice, place: Place) -> list[str]:
+    """One or two of the common objects, which call for the core ones, and strangers; no core object."""
+    nouns = dice.sample(place.common, 1 + dice.below(2))
+    wanted = 2 + dice.weighted((0, 1, 2, 3), (2, 4, 4, 2))
+    strangers = [c.noun for c in CATEGORIES if c.noun not in place.usual]
+    return nouns + dice.sample(strangers, max(1, wanted - len(nouns)))
+
+
+def _flat(dice: Dice, place: Place) -> list[str]:
+    wanted = 1 + dice.below(5)
+    return [c.noun for c in dice.sample(CATEGORIES, wanted)]
+
+
+def _count(dice: Dice, category: Category) -> int:
+    return dice.weighted((1, 2, 3), (8, 1, 0) if category.large else (7, 2, 1))
+
+
+def _laid_out(dice: Dice, blank: Scene, nouns: list[str]) -> Scene:
+    """The nouns put at places where all are seen; an object that finds no room is left out."""
+    placed: list[Item] = []
+    for noun in sorted(nouns, key=lambda n: not BY_NOUN[n].large):
+        category = BY_NOUN[noun]
+        color = dice.pick(tuple(COLORS)) if category.tintable and dice.chance(0.6) else None
+        for _ in range(_count(dice, category)):
+            for _ in range(8):
+                size = dice.pick((44, 52, 60)) if category.large else dice.pick((32, 36, 44))
+                spot = Item(noun, color, 4 * dice.below((SIZE - size) // 4 + 1), 0, size, dice.chance(0.5))
+                spot = replace(spot, y=4 * dice.below((SIZE - size) // 4 + 1))
+                if all_seen([*placed, spot]):
+                    placed.append(spot)
+                    break
+    return replace(blank, items=tuple(placed))
+
+
+def _owners(items: Sequence[Item]) -> NDArray[np.int16]:
+    """Per pixel, the index of the topmost item, or -1 where the background shows. (SIZE, SIZE)"""
+    owner = np.full((SIZE, SIZE), -1, np.int16)
+    for index, item in enumerate(items):
+        solid = item.pixels()[1]
+        owner[item.y : item.y + item.size, item.x : item.x + item.size][solid] = index
+    return owner
+
+
+def _coverage(owner: NDArray[np.int16], count: int) -> NDArray[np.int64]:
+    """Pixels of each item in each patch. (items, GRID * GRID)"""
+    cells = owner.reshape(GRID, PATCH, GRID, PATCH).swapaxes(1, 2).reshape(GRID * GRID, -1)  # (patches, pixels)
+    return np.stack([(cells == i).sum(1) for i in range(count)])
+
+
+def _main_item(covered: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Per patch, the index of the item that covers most of it, or -1 if none covers enough. (GRID * GRID,)"""
+    return np.where(covered.max(0) >= VISIBLE, covered.argmax(0), -1)
+
+
+def all_seen(items: Sequence[Item]) -> bool:
+    """Whether each item shows at least half of itself and is the main thing in some patch."""
+    covered = _coverage(_owners(items), len(items))
+    half_shown = all(2 * shown >= item.pixels()[1].sum() for shown, item in zip(covered.sum(1), items, strict=True))
+    return half_shown and len(set(_main_item(covered).tolist()) - {-1}) == len(items)
+
+
+def patches(scene: Scene) -> tuple[list[str], list[str | None]]:
+    """Per patch in reading order: the word for what is there, and the color of a tinted object."""
+    words: list[str] = []
+    colors: list[str | None] = []
+    mains = _main_item(_coverage(_owners(scene.items), len(scene.items)))
+    for index, main in enumerate(mains.tolist()):
+        item = scene.items[main] if main >= 0 else None
+        below = index // GRID * PATCH + PATCH // 2 >= scene.horizon
+        ground = scene.place.bottom if below else scene.place.top
+        words.append(item.noun if item else ground)
+        colors.append(item.color if item else None)
+    return words, colors
+
+
+def reading_order(scene: Scene) -> tuple[str, ...]:
+    """The different nouns in the order in which their first patches are read: line by line, from the left."""
+    return tuple(dict.fromkeys(word for word in patches(scene)[0] if word in BY_NOUN))
+
+
+_PATCH_INDEX = {word: i for i, word in enumerate(PATCH_WORDS)}
+_COLOR_INDEX = {color: i for i, color in enumerate(COLORS)}
+
+
+def patch_labels(scene: Scene) -> tuple[Bytes, Bytes]:
+    """Indices into PATCH_WORDS, and into COLORS plus one (0: no tint), per patch in reading order."""
+    words, colors = patches(scene)
+    named = [0 if c is None else _COLOR_INDEX[c] + 1 for c in colors]
+    return np.array([_PATCH_INDEX[w] for w in words], np.uint8), np.array(named, np.uint8)
+
+
+def _noise(seed: int) -> NDArray[np.int32]:
+    """Integer noise in 0..255 per pixel from a multiplicative hash. (SIZE, SIZE)"""
+    cell = np.arange(SIZE * SIZE, dtype=np.uint32) + np.uint32(seed & 0xFFFFFFFF)
+    cell = (cell ^ (cell >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    cell = (cell ^ (cell >> np.uint32(15))) * np.uint32(0x846CA68B)
+    return ((cell ^ (cell >> np.uint32(16))) & np.uint32(255)).astype(np.int32).reshape(SIZE, SIZE)
+
+
+def _background(scene: Scene) -> Bytes:
+    """The two grounds of the place with a soft gradient, the place's pattern, and noise. (SIZE, SIZE, 3)"""
+    dice = Dice(scene.key + "/paint")
+    ys, xs = np.mgrid[0:SIZE, 0:SIZE].astype(np.int32)
+    top, bottom = scene.place.palettes[scene.palette]
+    shift = np.array([dice.below(25) - 12 for _ in range(3)], np.int32)
+    below = ys >= scene.horizon
+    ground = np.where(below[..., None], np.array(bottom, np.int32), np.array(top, np.int32)) + shift
+    shade = np.where(below, (ys - scene.horizon) // 5, (scene.horizon - ys) // 5)
+    step = 8 + 4 * dice.below(3)
+    lines = {
+        "plain": np.zeros_like(xs),
+        "tiles": ((xs % step == 0) | (ys % step == 0)) * -22,
+        "stripes": (xs // step % 2) * -9,
+        "speckle": (_noise(dice.bits()) < 10) * -26,
+    }[scene.place.pattern]
+    grain = _noise(dice.bits()) // 20 - 6
+    painted: Bytes = np.clip(ground + (lines + grain - shade)[..., None], 0, 255).astype(np.uint8)
+    return painted
+
+
+def render(scene: Scene) -> Image.Image:
+    """The picture of the scene: RGB, SIZE x SIZE."""
+    canvas = _background(scene).astype(np.int32)
+    for item in scene.items:
+        rgba = item.pixels()[0].astype(np.int32)
+        window = canvas[item.y : item.y + item.size, item.x : item.x + item.size]
+        alpha = rgba[..., 3:]
+        window[...] = (rgba[..., :3] * alpha + window * (255 - alpha) + 127) // 255
+    return Image.fromarray(canvas.astype(np.uint8))
+
+
+def check_size(n: int, seed: int) -> None:
+    """Raises RevisitError for a number of scenes or a seed out of bounds."""
+    if not 1 <= n <= MAX_SCENES:
+        raise RevisitError(f"The number of scenes is {n}; it must be from 1 to {MAX_SCENES:,}.")
+    if not 0 <= seed < 2**63:
+        raise RevisitError(f"The seed of the scenes is {seed}; it must be from 0 to 2^63 - 1.")

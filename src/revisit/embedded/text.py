@@ -1,0 +1,255 @@
+"""What can be said about a scene: captions in varied English, and questions with their answers.
+
+Captions name every object, line by line as one reads. With `assume`, a caption begins with core objects of the place that
+are not there, with that probability each: careless captions, which see first what they expect, are how a language prior
+gets into real training data. Held-out references are written without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from revisit.embedded.catalog import BY_NOUN, CATEGORIES, COLORS, Category
+from revisit.embedded.dice import Dice
+from revisit.embedded.scenes import SIZE, Scene, reading_order
+
+DESCRIBE = (
+    "Please describe this image in detail.",
+    "Please describe this image in detail.",
+    "Describe this image.",
+    "What is in this image?",
+    "Describe the image in detail.",
+    "What do you see in the picture?",
+)
+LIST = ("List the objects in the image.", "Name everything in the image.")
+ONE_WORD = "Answer the question using a single word or phrase."
+ONE_LETTER = "Answer with the option's letter from the given choices directly."
+_NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four"}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A question about a scene with its answer, and what kind it is."""
+
+    kind: str  # caption | presence | count | color | position | choice | checklist | list
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class _Mention:
+    phrase: str  # "a red car", "two dogs"
+    definite: str  # "the car", "the dogs"
+    plural: bool
+    center: tuple[int, int] | None
+
+
+def caption(scene: Scene, dice: Dice, assume: float = 0.0, back: bool = True, plurals: bool = True) -> str:
+    """One to four sentences that name the scene's objects.
+
+    With `back` some refer back to an object named before; without `plurals` several objects of a kind count as one.
+    """
+    assumed = [BY_NOUN[noun] for noun, _ in scene.place.core if noun not in scene.nouns and dice.chance(assume)]
+    mentions = [_Mention(c.phrase, f"the {c.noun}", c.always_plural, None) for c in dice.shuffled(assumed)]
+    mentions += [_mention(scene, noun, dice, plurals) for noun in reading_order(scene)]
+    sentences = [_opening(scene, mentions[: (head := 1 + dice.below(min(3, len(mentions))))], dice)]
+    rest = mentions[head:]
+    named = mentions[:head]
+    while rest:
+        take = 1 + dice.below(min(2, len(rest)))
+        sentences.append(_further(rest[:take], named if back else [], dice))
+        named, rest = named + rest[:take], rest[take:]
+    return " ".join(sentences)
+
+
+def _mention(scene: Scene, noun: str, dice: Dice, plurals: bool) -> _Mention:
+    items, category = scene.of(noun), BY_NOUN[noun]
+    color = items[0].color
+    shade = f"{color} " if color and dice.chance(0.7) else ""
+    if len(items) > 1 and plurals:
+        number = "some" if category.mass else dice.pick((_NUMBERS[min(len(items), 4)], "several"))
+        if len(items) == 2:
+            number = "some" if category.mass else "two"
+        return _Mention(f"{number} {shade}{category.plural}", f"the {category.plural}", True, None)
+    article = "some" if category.mass else "an" if (shade or noun)[0] in "aeiou" else "a"
+    return _Mention(
+        f"{article} {shade}{noun}", f"the {noun}", category.always_plural, items[0].center if len(items) == 1 else None
+    )
+
+
+def _join(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _opening(scene: Scene, mentions: list[_Mention], dice: Dice) -> str:
+    listed = _join([m.phrase for m in mentions])
+    place = scene.place
+    is_are = "are" if mentions[0].plural else "is"
+    article = "an" if place.name[0] in "aeiou" else "a"
+    return dice.pick(
+        (
+            f"The image shows {article} {place.name} with {listed}.",
+            f"The picture shows {listed} {place.within}.",
+            f"There {is_are} {listed} {place.within}.",
+            f"This is {article} {place.name} with {listed}.",
+            f"In the image we can see {listed} {place.within}.",
+        )
+    )
+
+
+def _where(center: tuple[int, int]) -> str | None:
+    x, y = center
+    if abs(x - SIZE // 2) >= abs(y - SIZE // 2):
+        return "on the left" if x < SIZE * 3 // 8 else "on the right" if x > SIZE * 5 // 8 else None
+    return "at the top" if y < SIZE * 3 // 8 else "at the bottom" if y > SIZE * 5 // 8 else None
+
+
+def _further(mentions: list[_Mention], named: list[_Mention], dice: Dice) -> str:
+    listed = _join([m.phrase for m in mentions])
+    plural = mentions[0].plural or len(mentions) > 1
+    first_plural = mentions[0].plural
+    options = [
+        f"There {'are' if first_plural else 'is'} also {listed}.",
+        f"We can also see {listed}.",
+        f"{_capital(listed)} can be seen as well.",
+    ]
+    if named:
+        options[1:1] = [
+            f"{_capital(listed)} {'are' if plural else 'is'} near {dice.pick(named).definite}.",
+            f"Next to {dice.pick(named).definite} there {'are' if first_plural else 'is'} {listed}.",
+        ]
+    if len(mentions) == 1 and mentions[0].center and (where := _where(mentions[0].center)):
+        options += [
+            f"{_capital(listed)} {'are' if plural else 'is'} {where} of the image.",
+            f"There {'are' if plural else 'is'} {listed} {where}.",
+        ]
+    return dice.pick(options)
+
+
+def presence_question(category: Category) -> str:
+    """The question in POPE's form."""
+    if category.mass:
+        return f"{'Are' if category.always_plural else 'Is'} there any {category.noun} in the image?"
+    return f"Is there {category.phrase} in the image?"
+
+
+def presence(category: Category, present: bool, short: bool = False) -> Turn:
+    """A yes/no question about one category."""
+    ask = presence_question(category)
+    if short:
+        return Turn("presence", f"{ask} {ONE_WORD}", "yes" if present else "no")
+    verb = "are" if category.always_plural else "is"
+    if present:
+        return Turn("presence", ask, f"Yes, there {verb} {category.phrase} in the image.")
+    return Turn("presence", ask, f"No, there {verb} no {category.noun} in the image.")
+
+
+def absent(scene: Scene, dice: Dice) -> Category:
+    """A category that is not in the scene: half of the time one that belongs to the place."""
+    likely = [BY_NOUN[n] for n in scene.place.usual if n not in scene.nouns]
+    anything = [c for c in CATEGORIES if c.noun not in scene.nouns]
+    return dice.pick(likely if likely and dice.chance(0.5) else anything)
+
+
+def checklist(scene: Scene, dice: Dice, absent_ones: int) -> Turn:
+    """Every object of the scene and some absent ones, each directly followed by yes or no; only used in training."""
+    missing = {absent(scene, dice).noun for _ in range(absent_ones)}
+    entries = [f"{noun} yes" for noun in scene.nouns] + [f"{noun} no" for noun in sorted(missing)]
+    return Turn("checklist", "Check what is in the image.", f"There: {', '.join(dice.shuffled(entries))}.")
+
+
+def listing(scene: Scene, dice: Dice) -> Turn:
+    """Every object of the scene once, as one reads; the plain form of the task, which is learnt first."""
+    listed = ", ".join(BY_NOUN[noun].phrase for noun in reading_order(scene))
+    return Turn("list", dice.pick(LIST), f"The image shows {listed}.")
+
+
+def count(scene: Scene, noun: str, short: bool = False) -> Turn:
+    """How many of a noun there are."""
+    n, category = len(scene.of(noun)), BY_NOUN[noun]
+    ask = f"How many {category.plural} are there in the image?"
+    if short:
+        return Turn("count", f"{ask} {ONE_WORD}", str(n))
+    are, name = ("is", noun) if n == 1 and not category.always_plural else ("are", category.plural)
+    return Turn("count", ask, f"There {are} {_NUMBERS.get(n, str(n))} {name} in the image.")
+
+
+def color(scene: Scene, noun: str, short: bool = False) -> Turn | None:
+    """What color a noun has, if it is tinted."""
+    shade = scene.of(noun)[0].color
+    if shade is None:
+        return None
+    ask = f"What color is the {noun}?"
+    return Turn("color", f"{ask} {ONE_WORD}", shade) if short else Turn("color", ask, f"The {noun} is {shade}.")
+
+
+def position(scene: Scene, noun: str, short: bool = False) -> Turn | None:
+    """Where a single object is, if it is clearly to one side."""
+    items = scene.of(noun)
+    where = _where(items[0].center) if len(items) == 1 else None
+    if where is None:
+        return None
+    ask = f"Where is the {noun} in the image?"
+    return (
+        Turn("position", f"{ask} {ONE_WORD}", where.split()[-1])
+        if short
+        else Turn("position", ask, f"The {noun} is {where}.")
+    )
+
+
+def choice(right: str, wrong: list[str], dice: Dice) -> tuple[list[str], int]:
+    """The options of a multiple-choice question in random order, and the index of the right one."""
+    options = dice.shuffled([right, *wrong])
+    return options, options.index(right)
+
+
+def choice_prompt(question: str, options: list[str]) -> str:
+    """The official MMMU form: the question, one line per option, a blank line, and what to answer."""
+    lines = "\n".join(f"({chr(65 + i)}) {option}" for i, option in enumerate(options))
+    return f"{question}\n{lines}\n\n{ONE_LETTER}"
+
+
+def multiple_choice(scene: Scene, dice: Dice) -> tuple[str, list[str], int]:
+    """A question with four options about the scene: (question, options, index of the right one)."""
+    tinted = [n for n in scene.nouns if scene.of(n)[0].color]
+    if tinted and dice.chance(0.4):
+        noun = dice.pick(tinted)
+        right = scene.of(noun)[0].color or ""
+        wrong = dice.sample([c for c in COLORS if c != right], 3)
+        return (f"What color is the {noun}?", *choice(right, wrong, dice))
+    right = dice.pick(scene.nouns)
+    wrong = []
+    while len(wrong) < 3:
+        noun = absent(scene, dice).noun
+        if noun not in wrong:
+            wrong.append(noun)
+    return ("Which of these is in the image?", *choice(right, wrong, dice))
+
+
+def questions(scene: Scene, dice: Dice, n: int) -> list[Turn]:
+    """n question-answer turns of mixed kinds, half of them about presence, yes as often as no."""
+    turns: list[Turn] = []
+    while len(turns) < n:
+        short = dice.chance(0.4)
+        noun = dice.pick(scene.nouns)
+        kind = dice.weighted(("presence", "count", "color", "position", "choice"), (24, 4, 6, 4, 3))
+        turn: Turn | None
+        if kind == "presence":
+            there = dice.chance(0.5)
+            turn = presence(BY_NOUN[noun] if there else absent(scene, dice), there, short)
+        elif kind == "count":
+            turn = count(scene, noun, short)
+        elif kind == "color":
+            turn = color(scene, noun, short)
+        elif kind == "position":
+            turn = position(scene, noun, short)
+        else:
+            question, options, right = multiple_choice(scene, dice)
+            turn = Turn("choice", choice_prompt(question, options), chr(65 + right))
+        if turn is not None and turn not in turns:
+            turns.append(turn)
+    return turns

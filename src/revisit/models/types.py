@@ -1,0 +1,60 @@
+"""What this library asks of a model, its processor and an image: the types of public signatures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    import numpy as np
+    import torch
+    from PIL.Image import Image
+    from torch import Tensor, nn
+
+    # A path, encoded bytes, an open file, a PIL image, or an array of pixels (height, width, 3).
+    ImageLike: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO | Image | np.ndarray | Tensor
+    # What a processor returns: `input_ids`, `attention_mask`, `pixel_values` and whatever else the model takes.
+    Inputs: TypeAlias = Mapping[str, Any]
+
+
+class Model(Protocol):
+    """A transformers model with `generate()`: any PreTrainedModel that AutoModelForImageTextToText loads."""
+
+    config: Any
+    generation_config: Any
+    device: torch.device
+    dtype: torch.dtype
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def get_input_embeddings(self) -> nn.Module: ...
+
+    def get_output_embeddings(self) -> nn.Module: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class Tokenizer(Protocol):
+    """A transformers tokenizer."""
+
+    def decode(self, *args: Any, **kwargs: Any) -> str: ...
+
+    def convert_ids_to_tokens(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class Processor(Protocol):
+    """A transformers processor: tokenizer, image processor and chat template in one."""
+
+    tokenizer: Any
+    image_processor: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def batch_decode(self, *args: Any, **kwargs: Any) -> list[str]: ...

@@ -1,0 +1,268 @@
+"""Ablations of ReVisiT: the paper's four panels and any grid from a YAML file, over any benchmark of the runner.
+
+    panels:
+      alpha:
+        title: Layers and threshold
+        base: {divergence: jsd}
+        grid: {layers: [last, all], alpha: [0.1, 0.001]}
+      odd ones:
+        rows: [{vocabulary: full}, {select: max}]
+    benchmark: pope
+    data: scenes:unusual:200
+
+A panel is a `grid` (all combinations) or a list of `rows`; both change the settings of `base`. Every other key is one of
+`revisit eval`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from revisit.decoding.method import Method
+from revisit.decoding.options import parse_settings
+from revisit.decoding.plain import Plain
+from revisit.errors import RevisitError, unknown
+from revisit.evaluation.engines.base import BadImage, decode_images
+from revisit.evaluation.plan import Plan, label
+from revisit.evaluation.records import AblationRecord
+from revisit.evaluation.runner import (
+    Checksums,
+    Reporter,
+    Silent,
+    batches,
+    check_files,
+    identity,
+    line_of,
+    load_questions,
+    run,
+)
+from revisit.evaluation.store import Cell, locked, read_record, write_record
+from revisit.methods.revisit import ONE_OR_ALL, ReVisiT
+
+FILE = "ablation.json"
+ALPHAS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+NAMES = {
+    "vocabulary": "Vocab",
+    "select": "Selection",
+    "layers": "Layer scope",
+    "alpha": "α",
+    "divergence": "Selection metric",
+    "fusion": "Fusion",
+    "weight": "Weight",
+}
+VALUES = {"poe": "Product-of-Experts", "interpolation": "Interpolation", "jsd": "JSD", "kl": "KL", "cosine": "Cosine"}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One table of an ablation: which settings vary, and the methods that have them."""
+
+    key: str
+    title: str
+    settings: tuple[str, ...]
+    methods: tuple[ReVisiT, ...]
+    main: ReVisiT  # the configuration that the others depart from
+
+    def to_json(self) -> dict[str, Any]:
+        """As the report reads it: rows name their method by its label."""
+        return {
+            "key": self.key,
+            "title": self.title,
+            "columns": [NAMES.get(name, name) for name in self.settings],
+            "settings": list(self.settings),
+            "rows": [
+                {
+                    "method": label(method),
+                    "cells": [shown(getattr(method, name)) for name in self.settings],
+                    "values": [method.settings()[name] for name in self.settings],
+                    "main": method == self.main,
+                }
+                for method in self.methods
+            ],
+        }
+
+
+def shown(value: Any) -> str:
+    """A setting's value as a table prints it."""
+    if isinstance(value, float):
+        return f"{value:g}".replace("e-0", "e-")
+    if isinstance(value, (tuple, list)):
+        return ", ".join(map(str, value))
+    return VALUES.get(str(value), str(value))
+
+
+def paper_panels(base: ReVisiT) -> dict[str, Panel]:
+    """Panels (a) to (d) of the paper's ablation table around a main configuration."""
+
+    def vary(**settings: Any) -> ReVisiT:
+        return dataclasses.replace(base, **settings)
+
+    def panel(key: str, title: str, settings: tuple[str, ...], methods: Sequence[ReVisiT]) -> Panel:
+        return Panel(key, title, settings, tuple(dict.fromkeys(methods)), base)
+
+    fusions = [("interpolation", w) for w in (0.25, 0.5, 0.75)] + [("poe", w) for w in (0.25, 0.5, 1.0, 2.0)]
+    return {
+        "a": panel(
+            "a",
+            "Vocabulary constraint × token selection",
+            ("vocabulary", "select"),
+            [vary(select="max"), vary(select="random", neighbors=1), base, vary(vocabulary="full")],
+        ),
+        "b": panel(
+            "b",
+            "Layer scope × threshold α",
+            ("layers", "alpha"),
+            [vary(layers=layers, alpha=alpha) for layers in ("last", "all") for alpha in ALPHAS],
+        ),
+        "c": panel(
+            "c",
+            "Selection metric",
+            ("divergence",),
+            [vary(divergence=divergence) for divergence in ("kl", "cosine", "jsd")],
+        ),
+        "d": panel(
+            "d",
+            "Fusion design",
+            ("fusion", "weight"),
+            [vary(fusion=fusion, weight=weight) for fusion, weight in fusions],
+        ),
+    }
+
+
+def yaml_panels(described: Any, base: ReVisiT, where: str) -> dict[str, Panel]:
+    """The panels of a YAML file's `panels` key."""
+    if not isinstance(described, Mapping) or not described:
+        raise RevisitError(f"{where}: `panels` must map names to panels, each with a `grid` or with `rows`.")
+    panels = {}
+    for name, about in described.items():
+        place = f"{where}, panel {name!r}"
+        if not isinstance(about, Mapping):
+            raise RevisitError(f"{place} must have a `grid` or `rows`, not {about!r}.")
+        for key in about:
+            if key not in ("title", "base", "grid", "rows"):
+                raise unknown(f"key in {place}:", str(key), ("title", "base", "grid", "rows"))
+        if ("grid" in about) == ("rows" in about):
+            raise RevisitError(f"{place} needs either a `grid` (lists to combine) or `rows` (settings one by one).")
+        own = _replaced(base, about.get("base") or {}, place)
+        rows = _combined(about["grid"], place) if "grid" in about else list(about["rows"] or [])
+        if not rows or not all(isinstance(row, Mapping) for row in rows):
+            raise RevisitError(f"{place} has no rows; each row is a mapping such as {{alpha: 0.01}}.")
+        settings = tuple(dict.fromkeys(str(key) for row in rows for key in row))
+        methods = tuple(dict.fromkeys(_replaced(own, row, place) for row in rows))
+        panels[str(name)] = Panel(str(name), str(about.get("title", name)), settings, methods, own)
+    return panels
+
+
+def _combined(grid: Any, place: str) -> list[dict[str, Any]]:
+    if not isinstance(grid, Mapping) or not all(isinstance(values, list) and values for values in grid.values()):
+        raise RevisitError(f"{place}: `grid` maps settings to lists of values, such as {{alpha: [0.1, 0.01]}}.")
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def _replaced(base: ReVisiT, settings: Mapping[Any, Any], place: str) -> ReVisiT:
+    # YAML 1.1 reads 1e-5 as text: strings are read by the setting's type, as on a command line
+    try:
+        parsed = parse_settings(ReVisiT, {str(key): value for key, value in settings.items()})
+    except RevisitError as error:
+        raise RevisitError(f"{place}: {error}") from error
+    if "fusion" in parsed and "weight" not in parsed and parsed["fusion"] != base.fusion:
+        parsed["weight"] = None  # each fusion's own default
+    if parsed.get("select") in ONE_OR_ALL:
+        parsed.setdefault("neighbors", 1)
+    try:
+        return dataclasses.replace(base, **parsed)
+    except RevisitError as error:
+        raise RevisitError(f"{place}: {error}") from error
+
+
+def all_methods(panels: Mapping[str, Panel]) -> tuple[Method, ...]:
+    """Plain decoding and every method of the panels, once each."""
+    return tuple(dict.fromkeys([Plain(), *(method for panel in panels.values() for method in panel.methods)]))
+
+
+def ablate(
+    plan: Plan, panels: Mapping[str, Panel], reporter: Reporter | None = None, command: str = ""
+) -> dict[str, Any]:
+    """Runs all panels of a plan whose methods are `all_methods(panels)`; returns what results.json then holds."""
+    reporter = reporter or Silent()
+    if plan.seeds:
+        raise RevisitError(
+            "The panels of an ablation hold one value for each setting, so they have no seeds: leave `seeds` out, or compare settings over "
+            "seeds with `revisit eval --sample --seeds`."
+        )
+    if plan.engine == "local":
+        fill(plan, reporter)
+    results = run(plan, reporter)
+    about = {"command": command, "settings": results["settings"], "environment": results["environment"]}
+    made = [{**panel.to_json(), "made": about} for panel in panels.values()]
+    earlier = read_ablation(plan.output)["panels"] if (plan.output / FILE).exists() else []
+    kept = [panel for panel in earlier if panel["key"] not in panels]  # of other commands on the same output
+    write_record(plan.output / FILE, {**about, "panels": [*kept, *made]}, AblationRecord)
+    return results
+
+
+def fill(plan: Plan, reporter: Reporter) -> int:
+    """Answers what is missing, batch by batch, all methods of a batch from one prefill; returns how many were answered.
+
+    Cells are those of the runner, which then finds them answered: a killed ablation goes on where it stopped.
+    """
+    from revisit.paper.shared import SharingEngine
+
+    answered = 0
+    check_files(plan)
+    with locked(plan.output):
+        checksums = Checksums()
+        for model in plan.models:
+            engine = SharingEngine(model, **plan.engine_options)
+            try:
+                for benchmark in plan.benchmarks:
+                    answered += _fill_benchmark(plan, model, engine, benchmark, checksums, reporter)
+            finally:
+                engine.close()
+    return answered
+
+
+def _fill_benchmark(
+    plan: Plan, model: str, engine: Any, benchmark: Any, checksums: Checksums, reporter: Reporter
+) -> int:
+    questions = load_questions(benchmark, plan, checksums, reporter)
+    decoding = plan.decoding_for(benchmark)
+    cells = {}
+    for method in plan.methods:
+        about = identity(plan, engine, method, benchmark, questions, decoding)
+        cells[method] = Cell(plan.output, (model, label(method), benchmark.name), about).open()
+        for sentence in cells[method].repairs:
+            reporter.note(sentence)
+    missing = sum(
+        cell.get(question.item.id, question.content) is None for cell in cells.values() for question in questions.ready
+    )
+    total = len(cells) * len(questions.ready)
+    reporter.start(f"{model} · {len(cells)} settings · {benchmark.name}", total, total - missing)
+    answered = 0
+    try:
+        for batch in batches(questions.ready, plan, engine):
+            pictures = [(question, job, decode_images(job)) for question, job in batch]
+            good = [entry for entry in pictures if not isinstance(entry[2], BadImage)]  # the runner names the others
+            todo = [m for m, cell in cells.items() if any(cell.get(q.item.id, q.content) is None for q, _, _ in good)]
+            if not todo:
+                continue
+            asked, images = [job for _, job, _ in good], [list(found) for _, _, found in good]  # type: ignore[arg-type]
+            for method, answers in engine.answer_all(todo, decoding, asked, images):
+                lines = [line_of(q, answer) for (q, _, _), answer in zip(good, answers, strict=True)]
+                stored = cells[method].append(lines)
+                answered += stored
+                reporter.advance(stored)
+    finally:
+        for cell in cells.values():
+            cell.close()
+    return answered
+
+
+def read_ablation(folder: Path) -> dict[str, Any]:
+    """The ablation.json of a folder as plain data; raises RevisitError if it is damaged."""
+    return read_record(folder / FILE, AblationRecord).model_dump(mode="json", by_alias=True)

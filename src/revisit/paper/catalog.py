@@ -1,0 +1,201 @@
+"""The paper's tables and figures: what each one measures, on which models, and what it takes to measure it again.
+
+Tables and figures are numbered in the order of the paper's source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from revisit.errors import unknown
+from revisit.paper import published
+
+METHODS = ("greedy", "dola", "vcd", "m3id", "code", "sid", "revisit")
+PREFILL = 0.3  # seconds per answer, assumed
+A6000 = "one NVIDIA RTX A6000, one answer at a time"
+
+
+@dataclass(frozen=True)
+class PaperModel:
+    """A model of the paper: its hub id, billions of parameters, and milliseconds per token of plain decoding."""
+
+    name: str
+    hub: str
+    billions: float
+    ms: float  # as published for LLaVA-1.5-7B and Qwen2.5-VL-7B; assumed by size for the others
+
+    @property
+    def gigabytes(self) -> float:
+        """The download, at two bytes a parameter."""
+        return 2 * self.billions
+
+
+# InternVL 2.5 is published in a format of its own: give a folder converted to transformers' format as NAME=FOLDER.
+MODELS = {
+    model.name: model
+    for model in (
+        PaperModel("LLaVA-1.5-7B", "llava-hf/llava-1.5-7b-hf", 7.1, 26.0),
+        PaperModel("Qwen2.5-VL-7B", "Qwen/Qwen2.5-VL-7B-Instruct", 8.3, 72.3),
+        PaperModel("InternVL3-8B", "OpenGVLab/InternVL3-8B-hf", 7.9, 60.0),
+        PaperModel("InternVL2.5-8B", "OpenGVLab/InternVL2_5-8B", 8.1, 60.0),
+        PaperModel("LLaVA-1.5-13B", "llava-hf/llava-1.5-13b-hf", 13.4, 45.0),
+        PaperModel("InternVL3-14B", "OpenGVLab/InternVL3-14B-hf", 15.1, 95.0),
+        PaperModel("InternVL2.5-26B", "OpenGVLab/InternVL2_5-26B", 25.5, 150.0),
+        PaperModel("Qwen2.5-VL-32B", "Qwen/Qwen2.5-VL-32B-Instruct", 33.5, 200.0),
+    )
+}
+THREE = ("LLaVA-1.5-7B", "Qwen2.5-VL-7B", "InternVL3-8B")
+QWEN = ("Qwen2.5-VL-7B",)
+
+Kind = Literal["grid", "ablation", "study", "latency", "examples"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One table or figure of the paper.
+
+    `items` are the questions each method is asked, `tokens` how long its answers are on average (177 for CHAIR is the paper's own
+    count, the others are assumed), `passes` how often all of it is decoded.
+    """
+
+    key: str
+    title: str
+    where: str
+    kind: Kind
+    models: tuple[str, ...]
+    benchmark: str
+    items: int
+    tokens: float
+    methods: tuple[str, ...] = METHODS
+    published: str = ""  # its table of published.json
+    passes: int = 1
+    data: str = ""  # what has to be fetched, in words
+    disk: float = 0.1  # gigabytes of data
+
+
+COCO = "COCO val2014: annotations and 500 pictures"
+ROWS = {
+    row.key: row
+    for row in (
+        Row(
+            "hallusionbench", "HallusionBench, visual-dependent part", "Table 2", "grid", THREE, "hallusionbench", 591, 60,
+            published="hallusionbench", data="HallusionBench with its figures", disk=0.3,
+        ),
+        Row("chair", "CHAIR", "Table 3", "grid", THREE, "chair", 500, 177, published="chair", data=COCO, disk=0.4),
+        Row(
+            "pope", "POPE, mean over nine settings", "Table 4", "grid", THREE, "pope", 27_000, 10,
+            published="pope", data="POPE's nine question files; 1,500 pictures of COCO and GQA", disk=0.6,
+        ),
+        Row(
+            "pope-settings", "POPE, every source and setting", "Table 10", "grid", THREE, "pope", 27_000, 10,
+            published="pope_full", data="as for pope", disk=0.6,
+        ),
+        Row(
+            "vqav2", "VQAv2", "Table 5", "grid", THREE, "vqav2", 500, 15,
+            published="vqav2", data="VQAv2 validation, 500 questions", disk=0.2,
+        ),
+        Row(
+            "mmmu", "MMMU, mean over subjects", "Table 5", "grid", THREE, "mmmu", 857, 5,
+            published="mmmu", data="MMMU validation", disk=0.4,
+        ),
+        Row(
+            "mmmu-subjects", "MMMU, every subject", "Table 11", "grid", THREE, "mmmu", 857, 5,
+            published="mmmu_subjects", data="as for mmmu", disk=0.4,
+        ),
+        Row(
+            "models", "CHAIR across eight models, and F1 by model", "Table 9, Figure 1", "grid", tuple(MODELS), "chair", 500, 177,
+            methods=("greedy", "revisit"), published="chair_models", data=COCO, disk=0.4,
+        ),
+        Row(
+            "latency", "Time per token, and against F1", "Table 12, Figure 6", "latency", THREE[:2], "chair", 300, 177,
+            published="latency", passes=3, data=COCO, disk=0.4,
+        ),
+        Row(
+            "ablation", "Ablations a to d", "Table 14, Figure 7", "ablation", QWEN, "chair", 500, 177,
+            methods=("greedy", *("revisit",) * 24), published="ablation", data=COCO, disk=0.4,
+        ),
+        Row(
+            "ablation-vqav2", "VQAv2 by layers and threshold", "Table 13", "ablation", ("Qwen2.5-VL-7B", "InternVL3-8B"), "vqav2", 500, 15,
+            methods=("greedy", *("revisit",) * 8), published="ablation_vqav2", data="VQAv2 validation, 500 questions", disk=0.2,
+        ),
+        Row(
+            "hallucinated-steps", "Recall of shown objects at hallucinated steps", "Table 6, Figure 3", "study", QWEN, "chair", 500, 177,
+            methods=("greedy",), published="hallucinated_steps", passes=2, data=COCO, disk=0.4,
+        ),
+        Row(
+            "gt-vs-hal", "GT against Hal, with Wilcoxon and Holm", "Tables 1 and 7", "study", QWEN, "chair", 500, 177,
+            methods=("greedy",), published="gt_vs_hal", passes=2, data=COCO, disk=0.4,
+        ),
+        Row(
+            "projection", "What single vision tokens say", "Table 8, Figure 4", "study", QWEN, "chair", 500, 1,
+            methods=("greedy",), published="projection", data=COCO, disk=0.4,
+        ),
+        Row(
+            "token-tables", "Changed steps, candidate by candidate", "Tables 15 and 17", "study", THREE[:2], "chair", 60, 177,
+            methods=("revisit",), published="cases", data="pictures of LLaVA-Bench or COCO",
+        ),
+        Row(
+            "vision-words", "Three vision tokens, word by word", "Table 16", "study", THREE[:1], "chair", 60, 1,
+            methods=("greedy",), published="vision_words", data="pictures of LLaVA-Bench or COCO",
+        ),
+        Row(
+            "full-vocabulary", "Failures without the vocabulary constraint", "Figure 8", "examples", QWEN, "chair", 50, 177,
+            methods=("greedy", "revisit", "revisit:vocabulary=full"), data=COCO,
+        ),
+        Row(
+            "qualitative", "Answers side by side", "Figures 9 and 10", "examples", THREE[:2], "llava_bench", 60, 150,
+            methods=("greedy", "m3id", "revisit"), data="LLaVA-Bench in the Wild",
+        ),
+    )
+}  # fmt: skip
+
+# The thresholds that the paper's tables tell; everywhere else its default of 1e-5 is used.
+ALPHAS = {("vqav2", "Qwen2.5-VL-7B"): 1e-2, ("vqav2", "InternVL3-8B"): 1e-1}
+
+
+def find(names: str) -> list[Row]:
+    """The rows of these names, separated by commas; `all` for every one."""
+    keys = [name.strip() for name in names.split(",") if name.strip()]
+    if keys == ["all"]:
+        return list(ROWS.values())
+    for key in keys:
+        if key not in ROWS:
+            raise unknown("table", key, [*ROWS, "all"])
+    return [ROWS[key] for key in keys]
+
+
+def cost(method: str, model: str) -> float:
+    """A method's time per token as a multiple of plain decoding's, as published; of LLaVA-1.5-7B where the model's is not."""
+    table = published.table("latency")
+    own = table.get(model, table["LLaVA-1.5-7B"])
+    name = method.split(":")[0]
+    return float(own[name]["mean"] / own["greedy"]["mean"]) if name in own else 1.0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one model of a row takes."""
+
+    model: str
+    hub: str
+    gigabytes: float
+    answers: int
+    tokens: float
+    hours: float
+
+
+def estimate(row: Row, models: tuple[str, ...], limit: int | None = None, ms: float | None = None) -> list[Estimate]:
+    """Downloads, answers and GPU hours of a row; `ms` per token replaces what was published or assumed for greedy."""
+    found = []
+    items = min(row.items, limit or row.items)
+    for name in models:
+        model = MODELS[name]
+        answers = items * len(row.methods) * row.passes
+        tokens = answers * row.tokens
+        base = model.ms if ms is None else ms
+        seconds = sum(
+            items * row.passes * (PREFILL + row.tokens * base * cost(method, name) / 1000) for method in row.methods
+        )
+        found.append(Estimate(name, model.hub, model.gigabytes, answers, tokens, seconds / 3600))
+    return found

@@ -1,0 +1,246 @@
+"""Pointing: when ReVisiT writes the word for an object, does the patch that it selected lie on that object?
+
+A step counts where the chosen token is the word of an object that the annotations box in the picture, and a vision token was
+selected. Two criteria: the selected patch touches one of the object's boxes, or its middle lies inside one. Chance is the
+share of all patches of the picture that meet the criterion. Steps of one picture depend on each other, so intervals resample
+pictures.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from revisit.benchmarks.base import Item
+from revisit.benchmarks.chair import PROMPT
+from revisit.benchmarks.chair_words import WORDS
+from revisit.benchmarks.io.files import find_image, read_json
+from revisit.errors import RevisitError
+from revisit.evaluation.runner import Reporter, Silent
+from revisit.paper.objects import ObjectVocabulary
+from revisit.paper.study import Subject, track
+
+if TYPE_CHECKING:
+    from revisit.decoding.method import Method
+    from revisit.decoding.trace import RowTrace
+    from revisit.models.geometry import Layout
+
+Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels of the original image
+Boxes = dict[str, list[Box]]  # category -> its boxes in one picture
+MEASURES = ("touches", "touches_chance", "inside", "inside_chance")
+
+# What is compared unless the caller says otherwise: the recommendation, and one setting changed at a time.
+SETTINGS = (
+    "revisit",
+    "revisit:layers=0",
+    "revisit:layers=all",
+    "revisit:weight=1,neighbors=1",
+    "revisit:divergence=kl",
+    "revisit:select=random",
+)
+
+
+@dataclass(frozen=True)
+class Criteria:
+    """Per vision token of a picture: whether its patch touches an object's boxes, whether its middle lies inside one."""
+
+    touches: tuple[bool, ...]
+    inside: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, layout: Layout, boxes: Sequence[Box]) -> Criteria:
+        """For one object of one picture; a vision token without a place lies nowhere."""
+        regions = [layout.region(index) for index in range(layout.tokens)]
+        patches = [region.box if region is not None else None for region in regions]
+        middles = [patch and ((patch[0] + patch[2]) / 2, (patch[1] + patch[3]) / 2) for patch in patches]
+        return cls(
+            tuple(
+                patch is not None
+                and any(patch[0] < x1 and x0 < patch[2] and patch[1] < y1 and y0 < patch[3] for x0, y0, x1, y1 in boxes)
+                for patch in patches
+            ),
+            tuple(
+                middle is not None and any(x0 <= middle[0] < x1 and y0 <= middle[1] < y1 for x0, y0, x1, y1 in boxes)
+                for middle in middles
+            ),
+        )
+
+
+@dataclass
+class Count:
+    """How often selected patches met each criterion, and how often patches at random would, by picture."""
+
+    sums: dict[str, dict[str, float]] = field(default_factory=lambda: {name: defaultdict(float) for name in MEASURES})
+    steps: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def add(self, picture: str, index: int, criteria: Criteria) -> None:
+        """One more step of a picture, at which this vision token was selected."""
+        for name, met in (("touches", criteria.touches), ("inside", criteria.inside)):
+            self.sums[name][picture] += met[index]
+            self.sums[f"{name}_chance"][picture] += sum(met) / len(met)
+        self.steps[picture] += 1
+
+    def row(self, **names: Any) -> dict[str, Any]:
+        """Shares of all steps with 95 % intervals over pictures; None where nothing was counted."""
+        from revisit.evaluation.statistics import stratified_interval
+
+        total = sum(self.steps.values())
+        row: dict[str, Any] = {**names, "pictures": len(self.steps), "steps": int(total)}
+        for name, counted in self.sums.items():
+            terms = {picture: (counted[picture], steps) for picture, steps in self.steps.items()}
+            known = stratified_interval([terms]) if len(terms) > 1 else None
+            row[name] = {
+                "share": sum(counted.values()) / total if total else None,
+                "low": known.low if known else None,
+                "high": known.high if known else None,
+            }
+        return row
+
+
+class BoxedPictures(Subject):
+    """The pictures of a folder's instances file; the captions that CHAIR reads are not needed."""
+
+    @cached_property
+    def items(self) -> list[Item]:
+        """The pictures, each with the question that CHAIR asks."""
+        found = [
+            Item(str(entry["id"]), PROMPT, (find_image(self.folder, str(entry["file_name"]), "val2014", "images"),), {})
+            for told in _instances(self.folder).values()
+            for entry in told["images"]
+        ]
+        if not found:
+            raise RevisitError(f"{self.folder} lists no pictures.")
+        return found[: self.limit]
+
+
+def pointing(subject: Subject, settings: Sequence[str] = SETTINGS, reporter: Reporter | None = None) -> dict[str, Any]:
+    """The study: one row per setting, and one per layer for the steps of a decode that looks at every layer."""
+    from revisit.methods import as_method
+    from revisit.methods.revisit import ReVisiT
+    from revisit.models.parts import ModelParts
+
+    reporter = reporter or Silent()
+    boxes = read_boxes(subject.folder)
+    model, processor = subject.loaded
+    depth = ModelParts.of(model).depth
+    every_layer = ReVisiT.recommended(model, layers=tuple(range(depth + 1)))
+    vocabulary = ObjectVocabulary.of(processor.tokenizer)
+    methods: dict[str, Method] = {text: as_method(text, model) for text in settings}
+    counts = {text: Count() for text in methods}
+    layers = [Count() for _ in range(depth + 1)]
+    boxed = [item for item in subject.items if boxes.get(item.id)]
+    for batch in track(reporter, "pointing", batches(boxed, subject.batch_size)):
+        layouts = [layout_of(subject, item) for item in batch]
+        criteria = [{name: Criteria.of(layout, here) for name, here in boxes[item.id].items()}
+                    for item, layout in zip(batch, layouts, strict=True)]  # fmt: skip
+        for text, method in [*methods.items(), ("", every_layer)]:
+            for item, known, row in zip(batch, criteria, decode(subject, batch, method), strict=True):
+                for category, selected, nearest in object_steps(row, vocabulary, known):
+                    if text:
+                        counts[text].add(item.id, selected, known[category])
+                        continue
+                    for layer, index in enumerate(nearest):
+                        layers[layer].add(item.id, index, known[category])
+    if not any(count.steps for count in counts.values()):
+        raise RevisitError(
+            f"No step could be measured: in {subject.folder} no boxed object was named by a word of one token."
+        )
+    return {
+        "pictures": len(subject.items),
+        "vocabulary": vocabulary.summary(),
+        "settings": [
+            counts[text].row(setting=text, method={"name": m.name, **m.settings()}) for text, m in methods.items()
+        ],
+        "layers": [count.row(layer=layer) for layer, count in enumerate(layers)],
+    }
+
+
+def check_settings(settings: Sequence[str]) -> None:
+    """Raises RevisitError unless every setting names ReVisiT: other methods select no patch."""
+    from revisit.methods import as_method
+
+    for text in settings:
+        if as_method(text).name != "revisit":
+            raise RevisitError(f"Pointing measures ReVisiT alone, which selects a patch at every step, not {text!r}.")
+
+
+def read_boxes(folder: Path) -> dict[str, Boxes]:
+    """The annotated boxes of every picture, by its id: COCO's instances file, or that of generated scenes."""
+    boxes: dict[str, Boxes] = {}
+    for path, told in _instances(folder).items():
+        try:
+            names = {category["id"]: str(category["name"]) for category in told["categories"]}
+            for entry in told["annotations"]:
+                x, y, width, height = map(float, entry["bbox"])
+                here = boxes.setdefault(str(entry["image_id"]), {})
+                name = names[entry["category_id"]]
+                here.setdefault(WORDS.get(name, name), []).append((x, y, x + width, y + height))
+        except (ValueError, KeyError, TypeError) as error:
+            raise RevisitError(f"{path} is no file of COCO instances ({type(error).__name__}: {error}).") from error
+    return boxes
+
+
+def _instances(folder: Path) -> dict[Path, dict[str, Any]]:
+    found = sorted([*folder.glob("instances_*.json"), *folder.glob("annotations/instances_*.json")])
+    if not found:
+        raise RevisitError(f"{folder} has no instances_*.json, which holds the objects' boxes; pointing needs it.")
+    files = {path: read_json(path) for path in found}
+    for path, told in files.items():
+        if not isinstance(told, dict) or not {"images", "annotations", "categories"} <= set(told):
+            raise RevisitError(f"{path} is no file of COCO instances: it lacks images, annotations or categories.")
+    return files
+
+
+def batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
+    """The items in groups of at most `size`."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def decode(subject: Subject, batch: Sequence[Item], method: Method) -> list[RowTrace]:
+    """What the method did on each picture of a batch."""
+    from revisit.decoding.loop import generate
+    from revisit.decoding.trace import Trace
+    from revisit.models.images import open_image
+    from revisit.models.prompts import prepare
+
+    model, processor = subject.loaded
+    images = [[open_image(path) for path in item.images] for item in batch]
+    inputs = prepare(processor, [item.prompt for item in batch], images, model.device)
+    trace = Trace(record=True)
+    generate(model, **inputs, method=method, trace=trace, do_sample=False, max_new_tokens=subject.max_new_tokens)
+    return trace.rows
+
+
+def layout_of(subject: Subject, item: Item) -> Layout:
+    """Where the vision tokens of one picture lie."""
+    from revisit.models.geometry import layout
+    from revisit.models.images import open_image
+    from revisit.models.parts import ModelParts
+    from revisit.models.prompts import prepare
+    from revisit.taps.vision import vision_mask
+
+    model, processor = subject.loaded
+    images = [open_image(path) for path in item.images]
+    inputs = prepare(processor, [item.prompt], [images])
+    tokens = int(vision_mask(inputs["input_ids"], ModelParts.of(model).vision_ids).sum())
+    sizes = [image.size for image in images]
+    found = layout(model.config, getattr(processor, "image_processor", None), sizes, tokens, dict(inputs))
+    if not found.grids:
+        raise RevisitError(f"Pointing cannot be measured with this model: {found.reason}")
+    return found
+
+
+def object_steps(
+    row: RowTrace, vocabulary: ObjectVocabulary, boxes: Container[str]
+) -> Iterator[tuple[str, int, list[int]]]:
+    """(category, selected vision token, nearest vision token of each layer) of every step that names a boxed object."""
+    named = {token: WORDS[word] for word, token in zip(vocabulary.words, vocabulary.ids, strict=True)}
+    for record in row.records:
+        category = named.get(record.token) if record.token is not None else None
+        if category is not None and category in boxes and record.index is not None and record.divergences is not None:
+            nearest = record.divergences.nan_to_num(nan=float("inf")).argmin(-1)  # (layers, tokens) -> (layers,)
+            yield category, record.index, nearest.tolist()

@@ -1,0 +1,448 @@
+"""One command a table: runs what a row of the paper needs and prints our numbers beside the published ones.
+
+Everything is stored below one folder by the resumable runner (`runs/`, `ablation/`, …), so a killed command goes on, and tables that
+need the same answers share them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from revisit.benchmarks.base import Item, Metric
+from revisit.evaluation.config import SCENES, EvalConfig
+from revisit.evaluation.plan import Plan, label
+from revisit.evaluation.runner import Reporter, run
+from revisit.evaluation.store import digest, make_folder, read_answers, read_results, read_scores, slug
+from revisit.paper import catalog, figures, published
+from revisit.paper.ablation import Panel, ablate, all_methods, paper_panels, read_ablation
+from revisit.paper.catalog import Row
+from revisit.paper.sections import ablation_sections, chosen_metrics, made, number, study_section
+from revisit.paper.study import NO_CAPTIONS, Subject, command, read_study, save
+from revisit.paper.timing import Protocol, time_methods
+from revisit.paper.verdicts import Ours, comparison_table
+from revisit.report.document import Block, Cell, Document, Section, Table, Text, rows_of
+
+EXAMPLES = 3  # pictures of a qualitative figure
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a row is reproduced with: models by their names in the paper, data, and where results go."""
+
+    out: Path
+    models: Mapping[str, str]  # name in the paper -> folder or hub id
+    data: Mapping[str, str]  # benchmark -> folder, generated scenes, `download` or `hub`
+    stand_in: bool = False  # one model in the place of all of the paper's
+    limit: int | None = None
+    batch_size: int = 8
+    options: Mapping[str, Any] = field(default_factory=dict)  # engine, workers, address, dtype, device_map
+
+    def names(self, row: Row) -> tuple[str, ...]:
+        """The row's models that are to be run, by their names in the paper."""
+        return tuple(name for name in row.models if name in self.models)
+
+    def benchmark(self, row: Row) -> str:
+        """The row's benchmark; generated scenes have no LLaVA-Bench, whose place CHAIR's prompt takes."""
+        scenes = self.data[row.benchmark].startswith(SCENES)
+        return "chair" if scenes and row.benchmark == "llava_bench" else row.benchmark
+
+    def limit_of(self, row: Row) -> int | None:
+        """How many items are asked: --limit, and never more than the row has where it takes a part of a benchmark."""
+        partial = row.kind in ("examples", "study", "ablation", "latency") or row.benchmark == "vqav2"
+        limits = [n for n in (self.limit, row.items if partial else None) if n is not None]
+        return min(limits, default=None)
+
+    def plan(self, row: Row, name: str, output: str = "runs") -> Plan:
+        """The plan of one model of a row, under the paper's protocol."""
+        alpha = catalog.ALPHAS.get((row.benchmark, name))
+        methods = [f"revisit:alpha={alpha:g}" if m == "revisit" and alpha else m for m in dict.fromkeys(row.methods)]
+        config = EvalConfig(
+            model=(self.models[name],),
+            method=tuple(methods),
+            benchmark=(self.benchmark(row),),
+            data=self.data[row.benchmark],
+            out=str(self.out / output),
+            limit=self.limit_of(row),
+            batch_size=self.batch_size,
+            preset="paper",
+            **self.options,
+        )
+        return config.plan()
+
+    def subject(self, row: Row, name: str) -> Subject:
+        """The model and pictures of a study."""
+        return Subject(
+            model=self.models[name],
+            data=self.data[row.benchmark],
+            limit=self.limit_of(row),
+            output=str(self.out / "analyses"),
+            batch_size=self.batch_size,
+            dtype=self.options.get("dtype"),
+            device_map=self.options.get("device_map"),
+        )
+
+
+def reproduce(rows: Sequence[Row], setup: Setup, reporter: Reporter) -> Document:
+    """Runs every row, those of one benchmark from the same answers, and returns the document with all tables."""
+    sections: list[Section] = []
+    for row in rows:
+        reporter.note(f"{row.key}: {row.title} ({row.where})")
+        sections.append(Section(f"{row.title} ({row.where})", [Text(_lead(row, setup))]))
+        sections += RUNNERS[row.kind](row, setup, reporter)
+    lead = "Our numbers beside the paper's. A published value is inside where our 95 % interval holds it, outside where it does not."
+    if setup.stand_in:
+        model = next(iter(setup.models.values()))
+        lead += f" Here {model} stands in for all models of the paper: the way is tested, and differences say nothing about the paper."
+    return Document("ReVisiT: the paper's tables", lead, sections, published.source())
+
+
+def _lead(row: Row, setup: Setup) -> str:
+    missing = [name for name in row.models if name not in setup.models]
+    text = f"Benchmark {setup.benchmark(row)}, methods {', '.join(dict.fromkeys(row.methods))}."
+    return text + (f" Not run: {', '.join(missing)}." if missing else "")
+
+
+# -- grids ---------------------------------------------------------------------------------------------------------
+
+
+def _run_grid(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
+    ours: dict[str, dict[str, Any]] = {}
+    done: dict[tuple[str, Any], dict[str, Any]] = {}  # one model may stand in for several
+    for name in setup.names(row):
+        key = (setup.models[name], catalog.ALPHAS.get((row.benchmark, name)))
+        if key not in done:
+            done[key] = _cells(setup.plan(row, name), reporter)
+        ours[name] = done[key]
+    data = published.table(row.published)
+    blocks: list[Block] = []
+    for name in row.models:
+        found = ours.get(name, {})
+        metrics = list(next(iter(data[name].values())))
+        folded = len(metrics) > 6
+        parts = _parts(metrics) if folded else [("", metrics)]
+        for title, names in parts:
+            caption = f"{name}{f', {title}' if title else ''}."
+            values = {m: {k: data[name][m][k] for k in names} for m in data[name]}
+            blocks.append(comparison_table(values, {m: _values(found.get(m), names) for m in values}, caption, folded))
+    if row.key == "models":
+        blocks.append(_model_figure(data, ours))
+    return [Section("Values", blocks, level=3)]
+
+
+def _parts(metrics: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Many metrics in groups that fit on a page: by sub-setting where they have one, else five at a time, the mean apart."""
+    groups: dict[str, list[str]] = {}
+    subjects = [name for name in metrics if name != "Overall"]
+    for name in metrics:
+        if "/" in name:
+            key = name.rsplit("/", 1)[0].replace("_", " ")
+        elif name in subjects:
+            first = subjects.index(name) // 5 * 5
+            key = f"{subjects[first]} to {subjects[min(first + 4, len(subjects) - 1)]}"
+        else:
+            key = "mean over subjects"
+        groups.setdefault(key, []).append(name)
+    return list(groups.items())
+
+
+def _cells(plan: Plan, reporter: Reporter) -> dict[str, dict[str, Any]]:
+    """Method name -> its finished cell of results.json, ReVisiT without the vocabulary constraint apart."""
+    run(plan, reporter)
+    (model,), (benchmark,) = plan.models, plan.benchmarks
+    wanted = {label(method): method for method in plan.methods_for(model)}
+    found = {}
+    for cell in read_results(plan.output)["cells"]:
+        same = cell["model"]["name"] == model and cell["benchmark"]["version"] == benchmark.version
+        if same and cell["method"]["label"] in wanted and cell["status"] == "complete":
+            method = wanted[cell["method"]["label"]]
+            name = "revisit full vocabulary" if getattr(method, "vocabulary", "") == "full" else method.name
+            found[name] = {**cell, "folder": str(plan.output / cell["path"])}
+    return found
+
+
+def _values(cell: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, Ours]:
+    """Our printed values with their intervals, by the paper's names of the metrics."""
+    if cell is None:
+        return {}
+    found = {}
+    for name in names:
+        # the paper prints MMMU's subjects with blanks, and the mean over them as Overall
+        keys = ("macro",) if name == "Overall" else (name, f"{name.replace(' ', '_')}/accuracy")
+        metric = next((cell["metrics"][key] for key in keys if key in cell["metrics"]), None)
+        if metric is not None and metric["value"] is not None:
+            show = metric["show"]
+            low, high = (None if metric[end] is None else metric[end] * show for end in ("low", "high"))
+            found[name] = Ours(metric["value"] * show, low, high)
+    return found
+
+
+def _model_figure(data: Mapping[str, Any], ours: Mapping[str, Mapping[str, Any]]) -> Block:
+    rows = []
+    for model, methods in data.items():
+        own = {m: _values(ours.get(model, {}).get(m), ["F1"]).get("F1") for m in methods}
+        rows.append(
+            (model, {m: values["F1"] for m, values in methods.items()}, {m: v.value for m, v in own.items() if v})
+        )
+    return figures.f1_by_model("f1-by-model", rows)
+
+
+# -- ablations -----------------------------------------------------------------------------------------------------
+
+
+def _run_ablation(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
+    sections = []
+    for name in setup.names(row):
+        plan = setup.plan(row, name, row.key)
+        base = next(m for m in plan.methods_for(plan.models[0]) if m.name == "revisit")
+        panels = paper_panels(base) if row.key == "ablation" else {"layers": _vqav2_panel(base)}
+        plan = dataclasses.replace(plan, methods=all_methods(panels), tuned={})
+        results = ablate(plan, panels, reporter, command())
+        about = read_ablation(plan.output)
+        own = {**results, "cells": [c for c in results["cells"] if c["model"]["name"] == plan.models[0]]}
+        sections += ablation_sections(about, own, f"{row.key}-{slug(name)}", beside=True)
+        sections.append(Section(f"Verdicts · {name}", _panel_verdicts(row, panels, own, name), level=3))
+    return sections
+
+
+def _vqav2_panel(base: Any) -> Panel:
+    """Layer scope by threshold, as the paper's VQAv2 ablation has them."""
+    rows = published.table("ablation_vqav2")
+    methods = tuple(dataclasses.replace(base, layers=row["layers"], alpha=row["alpha"]) for row in rows)
+    return Panel("layers", "Layer scope × threshold α", ("layers", "alpha"), methods, base)
+
+
+def _panel_verdicts(row: Row, panels: Mapping[str, Panel], results: Mapping[str, Any], model: str) -> list[Block]:
+    cells = {cell["method"]["label"]: cell for cell in results["cells"] if cell["status"] == "complete"}
+    blocks: list[Block] = []
+    for key, panel in panels.items():
+        if row.key == "ablation":
+            told, metrics = published.table("ablation")["panels"][key], ["CHAIRs", "CHAIRi", "F1"]
+        else:
+            told = [{**entry, "token_max": entry[model]} for entry in published.table("ablation_vqav2")]
+            metrics = ["token_max"]
+        values, ours = {}, {}
+        for entry in told:
+            settings = {name: entry[name] for name in panel.settings}
+            method = next((m for m in panel.methods if all(getattr(m, k) == v for k, v in settings.items())), None)
+            name = ", ".join(f"{k} {v}" for k, v in settings.items())
+            values[name] = {m: entry[m] for m in metrics}
+            ours[name] = _values(cells.get(label(method)) if method else None, metrics)
+        blocks.append(comparison_table(values, ours, f"{panel.title} ({key}), {model}.", first="Setting"))
+    return blocks
+
+
+# -- studies -------------------------------------------------------------------------------------------------------
+
+
+def _run_study(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
+    sections = []
+    for name in setup.names(row):
+        subject = setup.subject(row, name)
+        study, result, extra = _study(row, subject, reporter)
+        section = study_section(read_study(save(subject, study, result, extra)), beside=True)
+        section.blocks = [*section.blocks, *_study_verdicts(row, result)]
+        sections.append(section)
+    return sections
+
+
+def _study(row: Row, subject: Subject, reporter: Reporter) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """The study's name, what it gives and what is told about its settings."""
+    if row.key == "hallucinated-steps":
+        from revisit.paper.steps import hallucinated_steps
+
+        return row.key, hallucinated_steps(subject, reporter), {}
+    if row.key == "gt-vs-hal":
+        from revisit.paper.grounding import gt_vs_hal
+
+        return row.key, gt_vs_hal(subject, reporter), {}
+    if row.key == "projection":
+        from revisit.paper.projection import projection
+
+        return row.key, projection(subject, reporter), NO_CAPTIONS
+    if row.key == "vision-words":
+        from revisit.paper.words import vision_words
+
+        return row.key, vision_words(subject, reporter), NO_CAPTIONS
+    from revisit.methods.revisit import ReVisiT
+    from revisit.models.loading import describe_model
+    from revisit.paper.cases import case_studies
+
+    method = ReVisiT.recommended(describe_model(subject.model).config.model_type)
+    return "case-study", case_studies(subject, method, 4, reporter), {"method": label(method)}
+
+
+def _study_verdicts(row: Row, result: Mapping[str, Any]) -> list[Block]:
+    """The study's published numbers with a verdict each, where they have an interval."""
+    told = published.table(row.published)
+    if row.key == "hallucinated-steps":
+        values = {f"top-{r['k']}": {"recall@k": r["recall"]} for r in told["recall"]}
+        ours = {f"top-{r['k']}": {"recall@k": _share(r)} for r in result["recall"]}
+    elif row.key == "projection":
+        values = {f"top-{r['k']}": {kind: r[kind][0] for kind in ("full", "objects")} for r in told["recall"]}
+        last = next(r for r in result["layers"] if r["layer"] == result["final_layer"] and r["norm"])
+        ours = {f"top-{k}": {kind: _share(_at(last[kind], k)) for kind in ("full", "objects")} for k in (1, 5, 10, 30)}
+    elif row.key == "gt-vs-hal":
+        columns = ("gt_with", "hal_with", "gt_without", "hal_without")
+        values = {r["setting"]: {c: r[c] for c in columns} for r in told["rows"]}
+        ours = {r["setting"]: {c: Ours(r[c]) for c in columns if r[c] is not None} for r in result["rows"]}
+    else:
+        return []
+    return [comparison_table(values, ours, "Verdicts (%).", first="What")]
+
+
+def _at(rows: Sequence[Mapping[str, Any]], k: int) -> Mapping[str, Any]:
+    return next(row for row in rows if row["k"] == k)
+
+
+def _share(row: Mapping[str, float]) -> Ours:
+    return Ours(100 * row["recall"], 100 * row["low"], 100 * row["high"])
+
+
+# -- latency -------------------------------------------------------------------------------------------------------
+
+
+def _run_latency(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
+    protocol = Protocol(images=min(row.items, setup.limit or row.items))
+    sections, points = [], {}
+    for name in setup.names(row):
+        subject = setup.subject(row, name)
+        plan = setup.plan(row, name)
+        methods = {method.name: method for method in plan.methods_for(plan.models[0])}
+        result = time_methods(subject, methods, protocol, reporter)
+        scores = _cells(plan, reporter)
+        sections.append(Section(name, _latency_blocks(name, result, protocol), level=3))
+        f1 = {method: _values(cell, ["F1"]).get("F1") for method, cell in scores.items()}
+        points[name] = [
+            (entry["method"], entry["ms"], own.value)
+            for entry in result["rows"]
+            if (own := f1.get(entry["method"])) is not None
+        ]
+    told = published.table("latency")
+    chair = published.table("chair")
+    paper_points = {m: [(k, told[m][k]["mean"], chair[m][k]["F1"]) for k in told[m]] for m in told}
+    sections.append(Section("Latency against F1", [figures.latency_f1("latency-f1", points, paper_points)], level=3))
+    return sections
+
+
+def _latency_blocks(name: str, result: Mapping[str, Any], protocol: Protocol) -> list[Block]:
+    told = published.table("latency")[name]
+    base = next(entry["ms"] for entry in result["rows"] if entry["method"] == "greedy")
+    lines: list[list[Cell | str]] = []
+    for entry in result["rows"]:
+        theirs = told[entry["method"]]
+        lines.append(
+            [
+                published.NAMES[entry["method"]],
+                f"{theirs['mean']:.1f} ± {theirs['sd']:.1f}",
+                f"{theirs['mean'] / told['greedy']['mean']:.2f}×",
+                f"{entry['ms']:.2f} ± {entry['sd']:.2f}",
+                f"{entry['ms'] / base:.2f}×",
+                f"{entry['first']:.1f} ± {entry['first_sd']:.1f}",
+            ]
+        )
+    caption = (
+        f"{name}: milliseconds per token without the prefill, mean ± deviation over {result['images']} pictures ({protocol.warmups} "
+        f"warm-ups, {protocol.repeats} repeats of each). Published: RTX A6000; ratios to greedy may be compared, times of other machines "
+        "not."
+    )
+    heads = ("Method", "ms/token", "to greedy", "ms/token", "to greedy", "first token, ms")
+    return [Table(heads, rows_of(lines), caption, groups=(("published", 2), ("ours", 3)))]
+
+
+# -- examples ------------------------------------------------------------------------------------------------------
+
+
+def _run_examples(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
+    sections = []
+    for name in setup.names(row):
+        plan = setup.plan(row, name)
+        cells = _cells(plan, reporter)
+        (benchmark,) = plan.benchmarks
+        items = {item.id: item for item in benchmark.load(plan.data[benchmark.name])}
+        texts = {method: _texts(Path(cell["folder"])) for method, cell in cells.items()}
+        chosen = _telling(texts, list(next(iter(texts.values()))))
+        rows = [(items[i].images, items[i].prompt, {m: found[i] for m, found in texts.items()}) for i in chosen]
+        blocks: list[Block] = []
+        headline = _headline(cells)
+        if row.key == "full-vocabulary" and headline is not None:
+            blocks.append(headline)
+        blocks.append(figures.examples(f"{row.key}-{slug(name)}", f"{row.title}, {name}", rows))
+        pages = _decode_pages(row, setup, plan, cells, [items[i] for i in chosen])
+        blocks.append(Text("How these answers came about, step by step:", tuple(pages)))
+        lines = [[i, method, text[i]] for i in chosen for method, text in texts.items()]
+        blocks.append(Table(("Item", "Method", "Answer"), rows_of(lines), "The answers in full.", left=3, folded=True))
+        blocks.append(made({"command": command(), "settings": {"model": plan.models[0]}}))
+        sections.append(Section(name, blocks, level=3))
+    return sections
+
+
+def _decode_pages(
+    row: Row, setup: Setup, plan: Plan, cells: Mapping[str, Mapping[str, Any]], items: Sequence[Item]
+) -> list[tuple[str, str]]:
+    """(title, address) of a decode page for each item, with every method on it; pages of the same answers are made once."""
+    from revisit.explain import page
+    from revisit.explain.record import explain
+    from revisit.models.images import open_image
+
+    made = []
+    subject = setup.subject(row, next(name for name, place in setup.models.items() if place == plan.models[0]))
+    methods = list(plan.methods_for(plan.models[0]))[::-1]  # ReVisiT before the baselines
+    key = digest(sorted(Path(cell["folder"]).name for cell in cells.values()))[:12]
+    for item in items:
+        address = f"pages/{row.key}-{slug(item.id)}-{key}.html"
+        if not (setup.out / address).is_file():
+            model, processor = subject.loaded
+            decode = explain(
+                model,
+                processor,
+                [open_image(path) for path in item.images],
+                item.prompt,
+                methods,
+                model_name=plan.models[0],
+                shown=item.meta.get("ground_truth"),
+                max_new_tokens=plan.max_new_tokens,
+                do_sample=False,
+            )
+            make_folder(setup.out / "pages")
+            half = page.write(setup.out / f"{address}.part", decode)  # a kill leaves no half page under the name
+            half.replace(setup.out / address)
+        made.append((item.id, address))
+    return made
+
+
+def _texts(folder: Path) -> dict[str, str]:
+    """Item id -> answer, of a finished cell."""
+    items = read_scores(folder).items
+    return {line.id: line.text for line in read_answers(folder / "answers.jsonl") if items.get(line.id) == line.item}
+
+
+def _telling(texts: Mapping[str, Mapping[str, str]], ids: Sequence[str]) -> list[str]:
+    """The items whose answers differ most between the methods, by rule: most distinct answers, then the given order."""
+    order = sorted(ids, key=lambda i: (-len({found[i] for found in texts.values()}), ids.index(i)))
+    return order[:EXAMPLES]
+
+
+def _headline(cells: Mapping[str, Mapping[str, Any]]) -> Block | None:
+    """The metrics of every variant, where the benchmark has any with a direction."""
+    metrics = chosen_metrics(next(iter(cells.values())))
+    if not metrics:
+        return None
+    lines = [[name, *(_printed(cell["metrics"][m.name]["value"], m) for m in metrics)] for name, cell in cells.items()]
+    return Table(("Variant", *(m.name for m in metrics)), rows_of(lines), "With the constraint and without it.")
+
+
+def _printed(value: float | None, metric: Metric) -> str:
+    return number(None if value is None else value * metric.show, metric.decimals)
+
+
+RUNNERS = {
+    "grid": _run_grid,
+    "ablation": _run_ablation,
+    "study": _run_study,
+    "latency": _run_latency,
+    "examples": _run_examples,
+}

@@ -1,0 +1,112 @@
+"""Generated scenes laid out like the paper's data, so that every table of `revisit reproduce --model tiny` has values in all cells.
+
+POPE's questions are spread over its nine settings, MMMU's over its thirty subjects, and LLaVA-Bench's files describe the same pictures.
+Everything is as small as the tables allow, so that all of them take minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from revisit.benchmarks.io.drafts import Draft, drafting
+from revisit.benchmarks.mmmu import SUBJECTS
+from revisit.benchmarks.pope import KINDS, SOURCES
+
+PICTURES = 30  # one for each subject of MMMU
+CAPTIONED = 4  # of them, for CHAIR and LLaVA-Bench
+ASKED = 9  # of them, for POPE (three to each source) and VQAv2
+QUESTIONS = 2  # about each of those, in one setting of POPE
+FOLDER = "scenes"
+
+
+def stand_in_data(out: Path) -> Path:
+    """The folder below `out`, made on first use; whole or not there."""
+    from revisit.embedded.build import fill
+
+    folder = out / FOLDER
+    if not folder.is_dir():
+        with drafting(folder) as draft:
+            fill(draft.root, "unusual", PICTURES, seed=0)
+            for relabel in (_pope, _mmmu, _vqav2, _coco, _llava_bench):
+                relabel(draft)
+    return folder
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def _pope(draft: Draft) -> None:
+    """Every third picture's questions to each source; GQA's pictures in a folder of their own."""
+    for kind in KINDS:
+        path = draft.root / f"pope/coco_pope_{kind}.json"
+        by_picture: dict[str, list[dict[str, Any]]] = {}
+        for row in _lines(path):
+            by_picture.setdefault(row["image"], []).append(row)
+        path.unlink()
+        for number, (image, rows) in enumerate(list(by_picture.items())[:ASKED]):
+            source = SOURCES[number % len(SOURCES)]
+            if source == "gqa":
+                draft.picture(f"gqa/{image}", (draft.root / "val2014" / image).read_bytes(), image, named=True)
+            for row in rows[:QUESTIONS]:
+                draft.add(f"pope/{source}_pope_{kind}.json", row)
+    draft.close()
+
+
+def _mmmu(draft: Draft) -> None:
+    """One question to each subject."""
+    rows = _lines(draft.root / "mmmu/questions.jsonl")
+    named = [
+        {**row, "id": f"validation_{subject}_1", "subject": subject}
+        for row, subject in zip(rows, SUBJECTS, strict=True)
+    ]
+    answers = {row["id"]: {"question_type": row["question_type"], "ground_truth": row["answer"]} for row in named}
+    draft.text("mmmu/questions.jsonl", "".join(json.dumps(row) + "\n" for row in named))
+    draft.text("mmmu/answer_dict_val.json", json.dumps(answers))
+
+
+def _vqav2(draft: Draft) -> None:
+    """The first questions about each picture."""
+    name = "vqav2/v2_OpenEnded_mscoco_val2014_questions.json"
+    asked = json.loads((draft.root / name).read_text("utf-8"))
+    by_picture: dict[int, list[dict[str, Any]]] = {}
+    for question in asked["questions"]:
+        by_picture.setdefault(question["image_id"], []).append(question)
+    asked["questions"] = [question for rows in list(by_picture.values())[:ASKED] for question in rows[:QUESTIONS]]
+    kept = {question["question_id"] for question in asked["questions"]}
+    draft.text(name, json.dumps(asked))
+    name = "vqav2/v2_mscoco_val2014_annotations.json"
+    notes = json.loads((draft.root / name).read_text("utf-8"))
+    notes["annotations"] = [note for note in notes["annotations"] if note["question_id"] in kept]
+    draft.text(name, json.dumps(notes))
+
+
+def _coco(draft: Draft) -> None:
+    """The first pictures only."""
+    for name in ("instances", "captions"):
+        path = f"annotations/{name}_val2014.json"
+        notes = json.loads((draft.root / path).read_text("utf-8"))
+        notes["images"] = notes["images"][:CAPTIONED]
+        kept = {image["id"] for image in notes["images"]}
+        notes["annotations"] = [note for note in notes["annotations"] if note["image_id"] in kept]
+        draft.text(path, json.dumps(notes))
+
+
+def _llava_bench(draft: Draft) -> None:
+    """A request for a description of each of the first pictures; a caption of the scene is context and reference."""
+    from revisit.benchmarks.chair import PROMPT
+
+    captions = json.loads((draft.root / "annotations/captions_val2014.json").read_text("utf-8"))
+    told = {note["image_id"]: note["caption"] for note in captions["annotations"]}
+    (draft.root / "llava_bench/images").mkdir(parents=True)
+    for image in captions["images"]:
+        number, name = image["id"], image["file_name"]
+        shutil.copy(draft.root / "val2014" / name, draft.root / "llava_bench/images" / name)
+        question = {"question_id": number, "image": name, "text": PROMPT, "category": "detail"}
+        draft.add("llava_bench/questions.jsonl", question)
+        draft.add("llava_bench/context.jsonl", {"id": str(number), "image": name, "caption": told[number]})
+        draft.add("llava_bench/answers_gpt4.jsonl", {"question_id": number, "prompt": PROMPT, "text": told[number]})
+    draft.close()

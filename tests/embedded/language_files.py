@@ -1,0 +1,97 @@
+"""A small random Llama in a GGUF file, with a tokenizer that knows the words of the scenes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import revisit.embedded
+
+# The special tokens of the embedded model's tokenizer, by those that SmolLM2 has.
+RENAMED = {"<s>": "<|im_start|>", "</s>": "<|im_end|>", "<pad>": "<|endoftext|>", "<image>": "<jupyter_start>"}
+NAMES = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def random_llama(vocabulary: int) -> LlamaForCausalLM:
+    """Two layers, tied embeddings, two query heads that share one key."""
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=64,
+        num_hidden_layers=2,
+        intermediate_size=96,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def _interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of a query or key matrix in the order of GGUF files, where the two halves of a rotation are neighbors."""
+    halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, weight.shape[1])
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def write_language(path: Path) -> LlamaForCausalLM:
+    """Write the file; the model that it holds."""
+    core = json.loads((revisit.embedded.path() / "tokenizer.json").read_text())
+    vocabulary = {RENAMED.get(token, token): number for token, number in core["model"]["vocab"].items()}
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    merges = [" ".join(pair) for pair in core["model"]["merges"]]
+    model = random_llama(len(tokens))
+    config = model.config
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(1024)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    special = set(RENAMED.values()) | {"<|user|>", "<|assistant|>"}
+    writer.add_token_types([gguf.TokenType.CONTROL if t in special else gguf.TokenType.NORMAL for t in tokens])
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(vocabulary["<|im_start|>"])
+    writer.add_eos_token_id(vocabulary["<|im_end|>"])
+    writer.add_pad_token_id(vocabulary["<|im_end|>"])
+    writer.add_unk_token_id(vocabulary["<|endoftext|>"])
+    _add_weights(writer, model)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+def _add_weights(writer: gguf.GGUFWriter, model: LlamaForCausalLM) -> None:
+    weights = {name: value.numpy() for name, value in model.model.state_dict().items()}
+    writer.add_tensor("token_embd.weight", weights["embed_tokens.weight"])
+    writer.add_tensor("output_norm.weight", weights["norm.weight"])
+    heads = {"self_attn.q_proj": model.config.num_attention_heads, "self_attn.k_proj": model.config.num_key_value_heads}
+    for number in range(model.config.num_hidden_layers):
+        for ours, theirs in NAMES.items():
+            value = weights[f"layers.{number}.{ours}.weight"]
+            value = _interleaved(value, heads[ours]) if ours in heads else value
+            writer.add_tensor(f"blk.{number}.{theirs}.weight", np.ascontiguousarray(value))

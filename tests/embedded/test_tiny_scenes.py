@@ -1,0 +1,88 @@
+"""Scenes: the same everywhere, all objects visible, and splits that follow or contradict the habits of places."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from revisit.embedded.catalog import BY_NOUN, CATEGORIES, COLORS, GROUNDS, OTHER_COCO, PATCH_WORDS, PLACES
+from revisit.embedded.dice import Dice
+from revisit.embedded.scenes import GRID, SIZE, patch_labels, patches, render, scene
+from revisit.errors import RevisitError
+
+
+def test_dice_are_splitmix64() -> None:
+    dice = Dice("x")
+    dice._state = 1234567
+    assert [dice.bits() for _ in range(3)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+def test_dice_choices() -> None:
+    dice = Dice("choices")
+    assert sorted(dice.shuffled(range(10))) == list(range(10))
+    assert {dice.weighted("abc", (1, 0, 2)) for _ in range(200)} == {"a", "c"}
+    share = sum(Dice(str(i)).chance(0.25) for i in range(4000)) / 4000
+    assert abs(share - 0.25) < 0.03
+
+
+def test_catalog_is_all_of_coco() -> None:
+    ids = [c.id for c in CATEGORIES] + list(OTHER_COCO)
+    assert len(set(ids)) == 80
+    assert len(CATEGORIES) >= 50
+    assert all(noun in BY_NOUN for place in PLACES for noun in place.usual)
+    assert len(PATCH_WORDS) == len(set(PATCH_WORDS)) < 256
+
+
+def test_pictures_are_the_same_everywhere() -> None:
+    pictures = [np.asarray(render(scene(split, 7, i))) for split in ("usual", "unusual", "flat") for i in range(5)]
+    digest = hashlib.sha256(b"".join(p.tobytes() for p in pictures)).hexdigest()
+    assert digest[:16] == "4eab7ddf3c24daa3"
+
+
+def test_streams_and_seeds_differ() -> None:
+    keys = [scene("usual", 0, 0), scene("usual", 1, 0), scene("usual", 0, 1), scene("usual", 0, 0, stream="train")]
+    assert len({(s.place_name, s.items) for s in keys}) == 4
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**9), st.sampled_from(["usual", "unusual", "flat"]))
+def test_every_object_is_the_word_of_some_patch(index: int, split: str) -> None:
+    drawn = scene(split, 3, index)
+    words, colors = patches(drawn)
+    assert len(words) == GRID * GRID
+    assert {w for w in words if w in BY_NOUN} == set(drawn.nouns)
+    assert set(words) - set(BY_NOUN) <= {drawn.place.top, drawn.place.bottom} <= set(GROUNDS)
+    assert {c for c in colors if c} <= {i.color for i in drawn.items if i.color} <= set(COLORS)
+    for item in drawn.items:
+        x, y, w, h = item.bbox
+        assert x >= 0
+        assert y >= 0
+        assert x + w <= SIZE
+        assert y + h <= SIZE
+
+
+def test_labels_are_indices_of_the_words() -> None:
+    drawn = scene("usual", 3, 5)
+    words, tints = patch_labels(drawn)
+    assert [PATCH_WORDS[i] for i in words] == patches(drawn)[0]
+    named = [None if t == 0 else list(COLORS)[t - 1] for t in tints]
+    assert named == patches(drawn)[1]
+
+
+def test_the_habit_and_its_contradiction() -> None:
+    usual = [scene("usual", 5, i) for i in range(300)]
+    unusual = [scene("unusual", 5, i) for i in range(300)]
+    core = lambda s: {noun for noun, _ in s.place.core}  # noqa: E731
+    assert sum(len(core(s) & set(s.nouns)) for s in usual) / 600 > 0.75
+    assert not any(core(s) & set(s.nouns) for s in unusual)
+    belongs = [noun in s.place.usual for s in unusual for noun in s.nouns]
+    assert sum(belongs) / len(belongs) < 0.6
+
+
+def test_unknown_split_is_one_sentence() -> None:
+    with pytest.raises(RevisitError, match="Did you mean 'usual'"):
+        scene("usul", 0, 0)

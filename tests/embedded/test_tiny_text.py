@@ -1,0 +1,115 @@
+"""Texts about scenes: captions name what is there, answers are right."""
+
+from __future__ import annotations
+
+import re
+
+from revisit.benchmarks.chair_words import WORDS
+from revisit.embedded.catalog import BY_NOUN, CATEGORIES
+from revisit.embedded.dice import Dice
+from revisit.embedded.scenes import Scene, patches, scene
+from revisit.embedded.text import (
+    caption,
+    choice_prompt,
+    count,
+    listing,
+    multiple_choice,
+    presence,
+    presence_question,
+    questions,
+)
+
+SCENES = [scene("usual" if i % 2 else "unusual", 11, i) for i in range(80)]
+_FORMS = {form: c.noun for c in CATEGORIES for form in (c.noun, c.plural)}
+
+
+def named(text: str) -> set[str]:
+    """The nouns in a text, word by word."""
+    return {_FORMS[w] for w in re.findall("[a-z]+", text.lower()) if w in _FORMS}
+
+
+def test_captions_name_what_is_there_and_all_of_it() -> None:
+    for drawn in SCENES:
+        told = caption(drawn, Dice(drawn.key))
+        assert named(told) == set(drawn.nouns)
+        assert 1 <= told.count(".") <= 6
+        assert told[0].isupper()
+        assert told.endswith(".")
+
+
+def test_objects_are_named_as_one_reads_and_assumed_ones_first() -> None:
+    for drawn in SCENES[:20]:
+        words = patches(drawn)[0]
+        order = sorted(drawn.nouns, key=words.index)
+        told = caption(drawn, Dice(drawn.key), assume=1.0, back=False, plurals=False)
+        said = [w for w in re.findall("[a-z]+", told.lower()) if w in BY_NOUN]
+        assert [w for w in said if w in drawn.nouns] == order
+        assert said[len(said) - len(order) :] == order
+        listed = listing(drawn, Dice(drawn.key)).answer
+        assert [w for w in re.findall("[a-z]+", listed.lower()) if w in BY_NOUN] == order
+
+
+def test_careless_captions_name_missing_core_objects() -> None:
+    for drawn in SCENES:
+        missing = {noun for noun, _ in drawn.place.core} - set(drawn.nouns)
+        told = named(caption(drawn, Dice(drawn.key), assume=1.0))
+        assert missing <= told <= missing | set(drawn.nouns)
+
+
+def test_every_noun_is_a_synonym_of_its_category() -> None:
+    assert {c.noun: WORDS.get(c.noun) for c in CATEGORIES} == {c.noun: c.name for c in CATEGORIES}
+
+
+def test_determiners() -> None:
+    assert BY_NOUN["apple"].phrase == "an apple"
+    assert BY_NOUN["scissors"].phrase == "some scissors"
+    assert presence_question(BY_NOUN["elephant"]) == "Is there an elephant in the image?"
+    assert presence_question(BY_NOUN["scissors"]) == "Are there any scissors in the image?"
+    assert presence_question(BY_NOUN["broccoli"]) == "Is there any broccoli in the image?"
+    assert presence(BY_NOUN["sheep"], True).answer == "Yes, there is a sheep in the image."
+    assert presence(BY_NOUN["skis"], False).answer == "No, there are no skis in the image."
+    assert presence(BY_NOUN["dog"], False, short=True).answer == "no"
+
+
+def _right(drawn: Scene, kind: str, question: str, answer: str) -> bool:
+    asked = named(question.split("\n")[0])
+    noun = next(iter(asked), "")
+    if kind == "presence":
+        return answer.lower().startswith("yes") == (noun in drawn.nouns)
+    if kind == "count":
+        n = len(drawn.of(noun))
+        return str(n) == answer or f" {['', 'one', 'two', 'three'][n]} " in answer
+    if kind == "color":
+        return str(drawn.of(noun)[0].color) in answer
+    if kind == "position":
+        x, y = drawn.of(noun)[0].center
+        return {"left": x < 64, "right": x > 64, "top": y < 64, "bottom": y > 64}[answer.rstrip(".").split()[-1]]
+    option = re.findall(r"\(([A-D])\) (\w+)", question)[ord(answer) - 65][1]
+    return option == drawn.of(noun)[0].color if noun else option in drawn.nouns
+
+
+def test_answers_are_right_and_presence_is_balanced() -> None:
+    yes = total = 0
+    for drawn in SCENES:
+        for turn in questions(drawn, Dice(drawn.key), 8):
+            assert _right(drawn, turn.kind, turn.question, turn.answer), turn
+            if turn.kind == "presence":
+                yes, total = yes + turn.answer.lower().startswith("yes"), total + 1
+    assert abs(yes / total - 0.5) < 0.1
+
+
+def test_count_agrees_with_its_noun() -> None:
+    drawn = next(s for s in SCENES if len(s.of(s.nouns[0])) == 1 and s.nouns[0] == "person")
+    assert count(drawn, "person").answer == "There is one person in the image."
+
+
+def test_multiple_choice_has_one_right_option() -> None:
+    for drawn in SCENES:
+        question, options, right = multiple_choice(drawn, Dice(drawn.key))
+        assert len(set(options)) == 4
+        if question.startswith("Which"):
+            assert [o in drawn.nouns for o in options].index(True) == right
+            assert sum(o in drawn.nouns for o in options) == 1
+    assert choice_prompt("Q?", ["x", "y"]) == (
+        "Q?\n(A) x\n(B) y\n\nAnswer with the option's letter from the given choices directly."
+    )

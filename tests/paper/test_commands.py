@@ -1,0 +1,124 @@
+"""The commands from nothing on the embedded model: captions, studies, an ablation, the report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from revisit import RevisitError
+from revisit.benchmarks.chair import Chair
+from revisit.cli.main import app
+from revisit.evaluation.plan import Plan
+from revisit.evaluation.runner import Silent
+from revisit.methods.revisit import ReVisiT
+from revisit.paper.ablation import all_methods, fill, paper_panels
+
+pytestmark = pytest.mark.usefixtures("nltk_data")
+SCENES = "scenes:unusual:4:7"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("studies")
+
+
+@pytest.fixture(scope="module")
+def command(root: Path, nltk_data: None) -> Callable[..., str]:
+    def call(*words: str) -> str:
+        result = CliRunner(env={"REVISIT_CACHE": str(root / "cache")}).invoke(app, list(words), catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def measured(root: Path, command: Callable[..., str]) -> Path:
+    """A folder with three studies, made by the commands."""
+    out = root / "out"
+    common = ["--data", SCENES, "--output", str(out), "-q"]
+    for study in ("hallucinated-steps", "gt-vs-hal"):
+        command("analyze", study, *common, "--max-new-tokens", "40")
+    command("analyze", "projection", *common)
+    return out
+
+
+def test_studies_are_stored_with_what_made_them(measured: Path) -> None:
+    found = {f["study"]: f for path in measured.glob("studies/*.json") for f in [json.loads(path.read_text())]}
+    assert set(found) == {"hallucinated-steps", "gt-vs-hal", "projection"}
+    for about in found.values():
+        assert about["settings"]["data"] == SCENES
+        assert about["settings"]["items"] == 4
+        assert about["command"]
+    steps, sums = found["hallucinated-steps"]["result"], found["gt-vs-hal"]["result"]
+    assert steps["captions"] == 4
+    assert steps["selection"] == sums["selection"]  # the same captions, made once
+    assert len(steps["steps"]) == steps["selection"]["kept"]
+    if steps["steps"]:
+        assert steps["greedy_agreement"] == 1.0
+    everything = sums["rows"][0]
+    assert everything["n"] > 4 * 10
+    assert 0 < everything["gt_with"] <= 100
+    tokens = found["projection"]["result"]
+    assert tokens["tokens"] == 4 * 64
+    for row in tokens["layers"]:
+        shares = [entry["recall"] for entry in row["objects"]]
+        assert shares == sorted(shares)
+        assert all(a["recall"] <= b["recall"] for a, b in zip(row["full"], row["objects"], strict=True))
+
+
+def test_captions_are_made_once(measured: Path) -> None:
+    (answers,) = measured.glob("captions/cells/*/answers.jsonl")
+    assert len(answers.read_text().splitlines()) == 4
+
+
+def test_an_ablation_from_yaml_then_the_report(root: Path, measured: Path, command: Callable[..., str]) -> None:
+    grid = root / "grid.yaml"
+    grid.write_text(
+        f"base: {{alpha: 0.01}}\npanels: {{mine: {{rows: [{{layers: last}}, {{vocabulary: full}}]}}}}\n"
+        f"benchmark: chair\ndata: {SCENES}\nmax_new_tokens: 12\noutput: {measured / 'grid'}\n"
+    )
+    text = command("ablate", "--config", str(grid), "-q")
+    assert "mine · chair · tiny" in text
+    assert "(mine)" not in text
+    cells = json.loads((measured / "grid" / "results.json").read_text())["cells"]
+    assert [cell["method"]["name"] for cell in cells] == ["greedy", "revisit", "revisit"]
+    assert all(cell["answers"] == 4 for cell in cells)
+    assert [cell["counters"]["vision_tokens"] for cell in cells] == [0, 256, 256]
+    command("report", str(measured), "--published", "--resamples", "99")
+    page = (measured / "report.html").read_text()
+    for words in ("What single vision tokens say", "mine · chair", "Published", "scenes:unusual:4:7"):
+        assert words in page
+
+
+def test_a_second_ablation_asks_nothing(root: Path, measured: Path, command: Callable[..., str]) -> None:
+    data = next((root / "cache").glob("scenes-*"))
+    plan = Plan(
+        models=("tiny",),
+        methods=all_methods({"c": paper_panels(ReVisiT())["c"]}),
+        benchmarks=(Chair(),),
+        data={"chair": data},
+        output=root / "again",
+        limit=2,
+        max_new_tokens=4,
+    )
+    assert fill(plan, Silent()) == 4 * 2
+    assert fill(plan, Silent()) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["analyze", "projection", "--model", "nowhere/none"], "Say where the pictures are"),
+        (["ablate", "e"], "Unknown panel 'e'"),
+        (["analyze", "projection", "--data", "scenes:unsual:3"], "Did you mean 'unusual'"),
+        (["report", "nowhere"], "is no folder"),
+    ],
+)
+def test_bad_input_is_one_sentence(words: list[str], message: str) -> None:
+    with pytest.raises(RevisitError, match=message):
+        CliRunner().invoke(app, words, catch_exceptions=False)

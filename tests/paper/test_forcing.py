@@ -1,0 +1,79 @@
+"""Teacher forcing gives the distributions of decoding, with the picture and without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import families
+from revisit.paper.forcing import Forced, forced_inputs, without_vision
+
+FAMILIES = ["llava", "qwen2_5_vl", "internvl", "gemma3"]
+
+
+def prompt_inputs(family: str) -> dict[str, Any]:
+    return dict(families.inputs(family, ["what is it?"], [[families.picture(1, (40, 32))]]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_forced_logits_are_those_of_decoding(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, processor = families.build(family)
+    inputs = prompt_inputs(family)
+    forced = Forced(model, processor)
+    suppressed = list(forced.parts.vision_ids)  # a random model would write image tokens now and then
+    out = model.generate(
+        **inputs,
+        suppress_tokens=suppressed,
+        max_new_tokens=7,
+        min_new_tokens=7,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    tokens = out.sequences[0, inputs["input_ids"].shape[1] :].tolist()
+    monkeypatch.setattr("revisit.paper.forcing.prepare", lambda *_: prompt_inputs(family))
+    states = forced.states("what is it?", [families.picture(1)], tokens)
+    assert len(states) == len(tokens)
+    logits = torch.cat(list(forced.logits(states)))
+    expected = torch.cat(out.logits)
+    torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
+    ids = torch.tensor([5, 100, 17])
+    torch.testing.assert_close(forced.object_logits(states, ids), expected[:, ids], atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_the_image_no_vision_token_is_left(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, processor = families.build(family)
+    inputs = prompt_inputs(family)
+    tokens = [60, 61, 62, 63]
+    monkeypatch.setattr("revisit.paper.forcing.prepare", lambda *_: prompt_inputs(family))
+    forced = Forced(model, processor)
+    states = forced.states_without("what is it?", [], tokens)
+    ids = inputs["input_ids"][0]
+    kept = ids[~torch.isin(ids, torch.tensor(forced.parts.vision_ids))]
+    assert 0 < len(kept) < len(ids)
+    whole = torch.cat([kept, torch.tensor(tokens[:-1])])[None]  # the same words as a plain text prompt
+    extra = {name: torch.zeros_like(whole) for name in ("token_type_ids", "mm_token_type_ids") if name in inputs}
+    with torch.inference_mode():
+        plain = model(input_ids=whole, attention_mask=torch.ones_like(whole), **extra, output_hidden_states=True)
+    torch.testing.assert_close(states, plain.hidden_states[-1][0, len(kept) - 1 :], atol=1e-4, rtol=1e-4)
+    with_image = forced.states("what is it?", [], tokens)
+    assert not torch.allclose(states, with_image, atol=1e-2)
+
+
+def test_inputs_grow_by_the_caption_and_lose_the_picture() -> None:
+    ids = torch.tensor([[1, 9, 9, 4]])
+    inputs = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "token_type_ids": ids * 0 + 2,
+        "pixel_values": ids[0],
+    }
+    longer = forced_inputs(inputs, [7, 8])
+    assert longer["input_ids"].tolist() == [[1, 9, 9, 4, 7, 8]]
+    assert longer["attention_mask"].tolist() == [[1] * 6]
+    assert longer["token_type_ids"].tolist() == [[2, 2, 2, 2, 0, 0]]
+    assert without_vision(inputs, [9]).keys() == {"input_ids", "attention_mask", "token_type_ids"}
+    assert without_vision(inputs, [9])["input_ids"].tolist() == [[1, 4]]

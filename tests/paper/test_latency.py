@@ -1,0 +1,88 @@
+"""The benchmark's own parts: profiles have the sizes they state, ratios follow from what was timed."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from revisit import RevisitError
+from revisit.cli.main import app
+from revisit.paper import latency
+from revisit.paper.latency import Profile, Timing
+from revisit.step import reference as core
+
+
+@pytest.mark.parametrize("profile", [Profile(median=20, steps=30), Profile(median=50, spread=0, steps=5)], ids=str)
+def test_a_profile_has_the_sets_it_states(profile: Profile) -> None:
+    logits = profile.logits(3000)
+    made = core.plausible(logits.log_softmax(-1), Profile.ALPHA).sum(-1).tolist()
+    assert made == [min(size, 2999) for size in profile.sizes()]
+    assert sorted(made)[len(made) // 2] == pytest.approx(profile.median, rel=0.1)
+    if profile.spread:
+        assert max(made) > 5 * profile.median
+
+
+def test_frequent_tokens_come_back() -> None:
+    logits = Profile(median=50, spread=0, steps=20).logits(3000)
+    sets = core.plausible(logits.log_softmax(-1), Profile.ALPHA)
+    again = (sets[10:] & sets[:10].any(0)).sum() / sets[10:].sum()
+    assert 0.2 < float(again) < 0.95
+    flat = Profile(median=50, spread=0, steps=20, zipf=0).logits(3000)
+    sets = core.plausible(flat.log_softmax(-1), Profile.ALPHA)
+    assert float((sets[10:] & sets[:10].any(0)).sum() / sets[10:].sum()) < float(again)
+
+
+def test_ratios_by_hand() -> None:
+    base = Timing("greedy", [1.0], [[0.10, 0.12, 0.10, 0.10]], [0.0] * 4, [0.0], [0.1] * 4, [0.0] * 4)
+    other = Timing("other", [1.5], [[0.11, 0.13, 0.11, 0.11]], [0.01] * 4, [0.2], [0.2] * 4, [0.02] * 4, peak=2**20)
+    row = latency.table([base, other])[1]
+    assert row["first_token_ratio"] == pytest.approx(1.5)
+    assert row["ratio"] == pytest.approx(1.1)
+    assert row["own_ratio"] == pytest.approx(1 + 0.01 / 0.105)  # over the rest of the same steps
+    assert row["own_cpu_ratio"] == pytest.approx(1.2)
+    assert row["ms_per_token"] == pytest.approx(115)
+    assert row["tokens_per_second"] == pytest.approx(1 / 0.115)
+    assert row["extra_memory_mib"] == 1
+
+
+def test_memory_sees_a_large_tensor() -> None:
+    memory = latency.Memory(torch.device("cpu"))
+    block = torch.ones(64 << 20, dtype=torch.uint8)
+    seen = memory.peak()
+    assert math.isclose(seen, len(block), rel_tol=0.2)
+
+
+def test_the_command_reports_every_method_on_a_stated_profile() -> None:
+    arguments = ["bench", "--random-weights", "qwen2.5-vl-toy", "--vision-tokens", "12", "--new-tokens", "5", "--json"]
+    arguments += ["--repeats", "1", "--median", "10", "--method", "revisit:layers=all", "--batch", "2"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert [row["method"] for row in report["methods"]] == ["greedy", "revisit:layers=all"]
+    assert "Zipf" in report["profile"]
+    assert report["methods"][1]["own_ms_per_step"] > 0
+    assert report["methods"][1]["median_set_size"] >= 1
+
+
+def test_other_families_are_prompted_by_embeddings(tmp_path: object) -> None:
+    from pathlib import Path
+
+    import families
+
+    folder = Path(str(tmp_path))
+    families.build("llava")[0].config.save_pretrained(folder)
+    model = latency.random_model(folder)
+    inputs = latency.random_inputs(model, 7, batch=2)
+    plans = {"greedy": (latency.revisit.methods.get("greedy"), None), "revisit": (latency.revisit.ReVisiT(), None)}
+    timings = latency.measure(model, inputs, plans, new_tokens=4, repeats=1, warmups=0)
+    assert timings[1].counters["vision_tokens"] == 14
+    assert timings[1].counters["steps"] == 8
+
+
+def test_unknown_shape_is_one_sentence() -> None:
+    with pytest.raises(RevisitError, match=r"qwen2\.5-vl-0\.5b"):
+        latency.random_model("qwen2.5-vl-0.5")

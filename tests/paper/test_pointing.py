@@ -1,0 +1,84 @@
+"""The pointing study: which patches count as lying on an object, and what is counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from revisit import RevisitError
+from revisit.decoding.trace import RowTrace, StepRecord
+from revisit.models.geometry import ImageGrid, Layout
+from revisit.paper.objects import ObjectVocabulary
+from revisit.paper.pointing import Count, Criteria, check_settings, object_steps, read_boxes
+
+SPANS = ((0.0, 10.0), (10.0, 20.0))
+LAYOUT = Layout(((20, 20),), 4, (ImageGrid(0, 2, 2, xs=SPANS, ys=SPANS),))  # four patches of 10 × 10 pixels
+
+
+def test_a_patch_touches_a_box_or_has_its_middle_inside() -> None:
+    found = Criteria.of(LAYOUT, [(8.0, 8.0, 16.0, 9.0)])  # in the upper half, across both patches
+    assert found.touches == (True, True, False, False)
+    assert found.inside == (False, False, False, False)
+    assert Criteria.of(LAYOUT, [(0.0, 4.0, 20.0, 6.0)]).inside == (True, True, False, False)
+    edge = Criteria.of(LAYOUT, [(10.0, 10.0, 20.0, 20.0)])  # a box that only shares an edge does not touch
+    assert edge.touches == edge.inside == (False, False, False, True)
+
+
+def test_a_token_without_a_place_lies_nowhere() -> None:
+    layout = Layout(((20, 20),), 5, LAYOUT.grids)
+    assert Criteria.of(layout, [(0.0, 0.0, 20.0, 20.0)]).touches == (True, True, True, True, False)
+
+
+def test_shares_and_chance_over_all_steps() -> None:
+    count = Count()
+    half = Criteria((True, True, False, False), (True, False, False, False))
+    count.add("a", 0, half)
+    count.add("a", 1, half)
+    count.add("b", 3, half)
+    row = count.row(setting="s")
+    assert (row["setting"], row["pictures"], row["steps"]) == ("s", 2, 3)
+    assert row["touches"]["share"] == pytest.approx(2 / 3)
+    assert row["inside"]["share"] == pytest.approx(1 / 3)
+    assert row["touches_chance"]["share"] == pytest.approx(0.5)
+    assert row["inside_chance"]["share"] == pytest.approx(0.25)
+    assert row["touches"]["low"] == 0.0  # a resample of picture b alone
+    assert row["touches"]["high"] == 1.0
+    assert Count().row()["touches"] == {"share": None, "low": None, "high": None}
+
+
+def test_steps_that_name_a_boxed_object() -> None:
+    vocabulary = ObjectVocabulary(("dog", "puppy", "cat"), (5, 6, 7))
+
+    def step(token: int, index: int | None) -> StepRecord:
+        table = torch.tensor([[0.3, 0.1, float("nan")], [0.0, 0.5, 0.2]])
+        return StepRecord(
+            0, token, [token], [1.0], [1.0], [1.0], 2, 1, index, 0.0, table if index is not None else None
+        )
+
+    row = RowTrace(records=[step(6, 2), step(7, 0), step(9, 0), step(5, None)])
+    assert list(object_steps(row, vocabulary, {"dog"})) == [("dog", 2, [1, 0])]  # a puppy is a dog; no cat is boxed
+
+
+def test_boxes_are_read_by_category(tmp_path: Path) -> None:
+    told = {
+        "images": [{"id": 3, "file_name": "3.png"}],
+        "categories": [{"id": 1, "name": "dog"}],
+        "annotations": [{"image_id": 3, "category_id": 1, "bbox": [1, 2, 3, 4]}],
+    }
+    (tmp_path / "instances_val2014.json").write_text(json.dumps(told))
+    assert read_boxes(tmp_path) == {"3": {"dog": [(1.0, 2.0, 4.0, 6.0)]}}
+    (tmp_path / "instances_val2014.json").write_text("[]")
+    with pytest.raises(RevisitError, match="no file of COCO instances"):
+        read_boxes(tmp_path)
+    (tmp_path / "instances_val2014.json").unlink()
+    with pytest.raises(RevisitError, match="which holds the objects' boxes"):
+        read_boxes(tmp_path)
+
+
+def test_only_revisit_selects_patches() -> None:
+    check_settings(["revisit", "revisit:layers=0"])
+    with pytest.raises(RevisitError, match="not 'vcd'"):
+        check_settings(["revisit", "vcd"])

@@ -1,0 +1,121 @@
+"""Ranks of single vision tokens: brute force agrees, and memory stays bounded."""
+
+from __future__ import annotations
+
+from math import comb
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import families
+from revisit.models.parts import Head
+from revisit.paper.objects import ObjectVocabulary
+from revisit.paper.projection import Counts, States, chance, ranks
+from revisit.paper.words import choose, log_probabilities
+
+
+class Spy(torch.nn.Linear):
+    """A head that remembers how many logits it made at once."""
+
+    def __init__(self, width: int, vocabulary: int) -> None:
+        super().__init__(width, vocabulary, bias=False)
+        self.largest = 0
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        logits = super().forward(states)
+        self.largest = max(self.largest, logits.numel())
+        return logits
+
+
+def test_ranks_agree_with_sorting_in_bounded_slices() -> None:
+    torch.manual_seed(0)
+    module = Spy(8, 300)
+    states = torch.randn(50, 8)
+    objects, truth = torch.tensor([3, 50, 120, 299, 7]), [1, 3]
+    with torch.no_grad():
+        parts = list(ranks(Head(module), states, objects, truth, numbers=300 * 7))
+        logits = states @ module.weight.T
+    assert module.largest <= 300 * 16  # a head without a plain weight is read sixteen states at a time
+    full, over_objects = (torch.cat([part[i] for part in parts]).tolist() for i in (0, 1))
+    for row, a, b in zip(logits, full, over_objects, strict=True):
+        order = row.argsort(descending=True).tolist()
+        assert a == min(order.index(50), order.index(299))
+        order = row[objects].argsort(descending=True).tolist()
+        assert b == min(order.index(place) for place in truth)
+
+
+def test_a_plain_head_never_makes_more_logits_than_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head(torch.nn.Linear(4, 1000, bias=False))
+    made: list[int] = []
+    real = torch.nn.Linear.forward
+    monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, x: made.append(len(x) * 1000) or real(self, x))
+    with torch.no_grad():
+        found = list(ranks(head, torch.randn(100, 4), torch.arange(10), [0], numbers=5500))
+    assert sum(len(full) for full, _ in found) == 100
+    assert max(made) == 5000
+
+
+def test_counts_by_hand() -> None:
+    counts = Counts((1, 3, 10))
+    counts.add(torch.tensor([0, 2, 3, 50]), torch.tensor([0, 0, 9, 10]))
+    counts.add(torch.tensor([1]), torch.tensor([2]))
+    assert counts.full.tolist() == [1, 3, 4]
+    assert counts.objects.tolist() == [2, 3, 4]
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+def test_states_are_the_models_own_with_and_without_the_norm(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, processor = families.build(family)
+    inputs = families.inputs(family, ["what is it?"], [[families.picture(2)]])
+    monkeypatch.setattr("revisit.models.prompts.prepare", lambda *_: inputs)
+    states = States(model, processor)
+    projected: list[int] = []  # positions that the model itself projects onto the vocabulary
+    handle = model.get_output_embeddings().register_forward_hook(
+        lambda _m, _a, out: projected.append(out[..., 0].numel())
+    )
+    by_layer, raw = states.of("what is it?", [families.picture(2)])
+    handle.remove()
+    assert projected == [1]
+    with torch.inference_mode():
+        hidden = model(**inputs, output_hidden_states=True).hidden_states
+        mask = torch.isin(inputs["input_ids"][0], torch.tensor(states.parts.vision_ids))
+        found = dict(states.readings(by_layer, raw))
+    depth = states.parts.depth
+    assert sorted(found) == [(layer, norm) for layer in range(depth + 1) for norm in (False, True)]
+    for layer in range(depth + 1):
+        mine = found[layer, layer == depth]  # the last hidden state comes after the norm, the others before
+        torch.testing.assert_close(mine, hidden[layer][0, mask], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(states.parts.final_norm(raw), found[depth, True], atol=1e-5, rtol=1e-5)
+
+
+def test_chance_by_hand() -> None:
+    vocabulary = ObjectVocabulary(("cat", "dog", "seat", "chair", "cow"), (1, 2, 3, 4, 5))
+    items: list[Any] = [
+        SimpleNamespace(meta={"ground_truth": truth}) for truth in (["chair"], ["cow", "cat", "dog"], [])
+    ]
+    rows = {row["k"]: row["recall"] for row in chance(SimpleNamespace(items=items), vocabulary)}  # type: ignore[arg-type]
+    assert rows[1] == pytest.approx((2 / 5 + 3 / 5 + 0) / 3)
+    assert rows[2] == pytest.approx((1 - comb(3, 2) / comb(5, 2) + 1 - comb(2, 2) / comb(5, 2)) / 3)
+    assert rows[5] == pytest.approx(2 / 3)
+    assert max(rows) == 5
+
+
+def test_words_and_tokens_are_chosen_by_rule() -> None:
+    shares = torch.tensor([[0.1, 0.6, 0.3], [0.2, 0.7, 0.1], [0.5, 0.2, 0.3], [0.3, 0.3, 0.4]])  # (tokens, words)
+    words, tokens = choose(shares, shown=[0, 1])
+    assert words == [1, 0, 2]  # the shown word that is said best, the other shown one, the rest
+    assert tokens == [1, 2, 3]  # each the best at its word that is not taken
+    assert choose(shares[:2], shown=[2])[1] == [0, 1]  # a picture of two tokens has two
+
+
+def test_log_probabilities_of_words_over_both_vocabularies() -> None:
+    torch.manual_seed(1)
+    head = Head(torch.nn.Linear(4, 20, bias=False))
+    states, words = torch.randn(3, 4), torch.tensor([2, 7, 11])
+    with torch.no_grad():
+        full, among = log_probabilities(head, states, words)
+        logits = head.module(states)
+    assert torch.allclose(full, logits.log_softmax(-1)[:, words], atol=1e-6)
+    assert torch.allclose(among, logits[:, words].log_softmax(-1), atol=1e-6)

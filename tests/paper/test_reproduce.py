@@ -1,0 +1,213 @@
+"""The paper's tables again: rows, plans, verdicts, and whole rows with the embedded model, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from revisit.benchmarks import get
+from revisit.cli.main import app
+from revisit.errors import RevisitError
+from revisit.evaluation.config import EvalConfig
+from revisit.methods.revisit import ReVisiT
+from revisit.methods.vcd import VCD
+from revisit.paper import catalog, published
+from revisit.paper.reproduce import _parts, _values
+from revisit.paper.stand_in import stand_in_data
+from revisit.paper.verdicts import Ours, comparison_table, verdict
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "revisit", "reproduce", *arguments]
+
+
+def test_every_published_table_belongs_to_a_row() -> None:
+    assert {row.published for row in catalog.ROWS.values() if row.published} == set(published.names())
+    for row in catalog.ROWS.values():
+        assert set(row.models) <= set(catalog.MODELS)
+        if row.kind == "grid":
+            assert set(row.models) == set(published.table(row.published))
+            assert set(row.methods) == set(published.table(row.published)[row.models[0]])
+
+
+def test_estimates_follow_from_items_tokens_and_published_times() -> None:
+    (found,) = catalog.estimate(catalog.ROWS["models"], ("LLaVA-1.5-7B",))
+    assert (found.answers, found.tokens) == (1000, 177_000)
+    greedy, revisit = 500 * (0.3 + 177 * 0.026), 500 * (0.3 + 177 * 0.0265)
+    assert found.hours == pytest.approx((greedy + revisit) / 3600)
+    (quick,) = catalog.estimate(catalog.ROWS["models"], ("LLaVA-1.5-7B",), limit=10, ms=2.6)
+    assert quick.answers == 20
+    assert quick.hours < found.hours / 50
+    with pytest.raises(RevisitError, match=r"Unknown table 'chiar'\. Did you mean 'chair'"):
+        catalog.find("pope,chiar")
+    assert len(catalog.find("all")) == len(catalog.ROWS)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "expected"),
+    [
+        (50.0, None, "not run"),
+        (50.0, Ours(51.0), "no interval"),
+        (50.0, Ours(51.0, 49.0, 53.0), "inside"),
+        (50.0, Ours(52.0, 50.04, 53.0), "inside"),  # 50.0 may be 50.049
+        (50.0, Ours(52.0, 50.06, 53.0), "outside"),
+        (81.16, Ours(82.0, 81.17, 83.0), "outside"),
+        (81.16, Ours(82.0, 81.164, 83.0), "inside"),
+        (80.0, Ours(100.0, 100.0, 100.0), "no interval"),  # every item counts alike: nothing to resample
+    ],
+)
+def test_verdicts(theirs: float, ours: Ours | None, expected: str) -> None:
+    assert verdict(theirs, ours) == expected
+
+
+def test_the_mean_over_subjects_is_the_papers_overall() -> None:
+    metric = {"value": 0.5, "low": 0.4, "high": 0.6, "show": 100}
+    cell = {"metrics": {"macro": metric, "Art_Theory/accuracy": {**metric, "value": 0.25}}}
+    found = _values(cell, ["Overall", "Art Theory", "Music"])
+    assert found == {"Overall": Ours(50.0, 40.0, 60.0), "Art Theory": Ours(25.0, 40.0, 60.0)}
+
+
+def test_many_metrics_are_grouped_by_what_they_are() -> None:
+    subjects = list(published.table("mmmu_subjects")["LLaVA-1.5-7B"]["greedy"])
+    titles = [title for title, _ in _parts(subjects)]
+    assert (titles[0], titles[-2:]) == ("Accounting to Art Theory", ["Pharmacy to Sociology", "mean over subjects"])
+    assert [name for _, names in _parts(subjects) for name in names] == subjects
+    assert [title for title, _ in _parts(["coco_random/F1", "coco_random/accuracy"])] == ["coco random"]
+
+
+def test_a_table_counts_its_verdicts() -> None:
+    theirs = {"greedy": {"F1": 80.0}, "revisit": {"F1": 81.0}, "vcd": {"F1": 70.0}}
+    ours = {"greedy": {"F1": Ours(80.5, 79.0, 82.0)}, "revisit": {"F1": Ours(90.0, 89.0, 91.0)}}
+    table = comparison_table(theirs, ours, "Made up.")
+    assert table.caption == "Made up. 1 inside, 1 not run, 1 outside."
+    assert [str(getattr(cell, "text", cell)) for cell in table.rows[1]] == ["ReVisiT", "81.00", "90.00", "+9.00"]
+    assert table.rows[2][-1] == "not run"
+
+
+def test_the_last_printed_digit_is_that_of_the_column() -> None:
+    """44.40 in a column of two decimals is not 44.4, which may be 44.449."""
+    ours = {"greedy": {"aAcc": Ours(46.0, 44.43, 48.0)}}
+    alone = comparison_table({"greedy": {"aAcc": 44.4}}, ours, "Alone.")
+    assert alone.caption == "Alone. 1 inside."
+    among = comparison_table({"greedy": {"aAcc": 44.4}, "vcd": {"aAcc": 44.77}}, ours, "Among others.")
+    assert among.caption == "Among others. 1 not run, 1 outside."
+
+
+def test_the_papers_preset_is_its_protocol() -> None:
+    names = ["chair", "hallusionbench", "mmmu", "vqav2", "pope"]
+    config = EvalConfig(benchmark=names, method=["vcd", "revisit"], data="scenes:unusual:2", preset="paper")
+    plan = config.plan()
+    found = {b.name: b for b in plan.benchmarks}
+    assert plan.max_new_tokens == 512
+    assert (found["hallusionbench"].part, found["mmmu"].keep) == ("VD", "single-image")  # type: ignore[attr-defined]
+    assert (found["vqav2"].suffix, found["pope"].suffix) == ("none", "none")  # type: ignore[attr-defined]
+    assert plan.limit_of(found["vqav2"]) == 500
+    assert plan.limit_of(found["chair"]) is None
+    assert plan.methods_for("tiny") == (VCD.official(), ReVisiT())  # not what the embedded model recommends
+    typed = EvalConfig(
+        benchmark=["vqav2:suffix=short"], data="scenes:unusual:2", preset="paper", limit=3, max_new_tokens=7
+    ).plan()
+    assert (typed.benchmarks[0].suffix, typed.limit_of(typed.benchmarks[0])) == ("short", 3)  # type: ignore[attr-defined]
+    assert typed.max_new_tokens == 7
+    with pytest.raises(RevisitError, match=r"Unknown preset 'papr'\. Did you mean 'paper'"):
+        EvalConfig(preset="papr", data="scenes:unusual:2").plan()
+
+
+def test_the_list_and_a_plan_are_printed_without_loading_a_model() -> None:
+    listed = subprocess.run(command("--list"), capture_output=True, text=True, check=True).stdout
+    for key in catalog.ROWS:
+        assert f"| {key} |" in listed
+    planned = subprocess.run(
+        command("chair", "--models", "LLaVA-1.5-7B=/models/llava", "--plan"), capture_output=True, text=True, check=True
+    ).stdout
+    assert "| chair | /models/llava | 14 GB | 3,500 |" in planned
+    wrong = subprocess.run(command("chair", "--models", "LLaVA"), capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert wrong.stderr.count("\n") == 1
+    assert "Unknown model of the paper 'LLaVA'" in wrong.stderr
+
+
+@pytest.mark.timeout(900)
+def test_a_row_with_the_embedded_model_killed_and_resumed(tmp_path: Path) -> None:
+    """The answers of a row that was killed in the middle are those of a row that was not, and the report has them."""
+    table = "vqav2"  # whose scores need no NLTK
+    options = ["--model", "tiny", "--limit", "2", "--batch-size", "1", "--data", "scenes:unusual:6"]
+    whole = subprocess.run(command(table, *options, "--out", str(tmp_path / "whole")), capture_output=True, text=True)
+    assert whole.returncode == 0, whole.stderr
+    killed = subprocess.Popen(
+        command(table, *options, "--out", str(tmp_path / "killed")),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 240
+    while not _answers(tmp_path / "killed") and killed.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    before = _answers(tmp_path / "killed")
+    assert before
+    again = subprocess.run(command(table, *options, "--out", str(tmp_path / "killed")), capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert _answers(tmp_path / "killed") == _answers(tmp_path / "whole")
+    text = (tmp_path / "killed" / "report.md").read_text()
+    assert "stands in for all models of the paper" in text
+    assert "published" in text
+    assert "inside" in text or "outside" in text
+
+
+def test_the_row_of_eight_models_draws_its_figure(tmp_path: Path, nltk_data: None) -> None:
+    words = ["reproduce", "models", "--model", "tiny", "--limit", "1", "--data", "scenes:unusual:4:7", "--quiet"]
+    CliRunner().invoke(app, [*words, "--out", str(tmp_path)], catch_exceptions=False)
+    assert (tmp_path / "figures" / "f1-by-model.svg").exists()
+    text = (tmp_path / "report.md").read_text()
+    assert text.count("| ReVisiT |") == 8
+    assert "not run" not in text
+
+
+def test_qualitative_answers_have_decode_pages(tmp_path: Path, nltk_data: None) -> None:
+    words = ["reproduce", "qualitative", "--model", "tiny", "--limit", "1", "--data", "scenes:unusual:4:7", "--quiet"]
+    CliRunner().invoke(app, [*words, "--out", str(tmp_path)], catch_exceptions=False)
+    (page,) = (tmp_path / "pages").iterdir()
+    for report in ("report.md", "report.html"):
+        assert f"pages/{page.name}" in (tmp_path / report).read_text()
+    assert "m3id" in page.read_text().lower()
+    before = page.stat().st_mtime_ns
+    CliRunner().invoke(app, [*words, "--out", str(tmp_path)], catch_exceptions=False)
+    assert page.stat().st_mtime_ns == before  # made once
+
+
+def test_generated_data_fills_every_cell(tmp_path: Path) -> None:
+    """Nine settings of POPE, thirty subjects of MMMU, LLaVA-Bench: what the embedded model's tables are made from."""
+    folder = stand_in_data(tmp_path)
+    pope = get("pope").load(folder)
+    settings = Counter(item.meta["setting"] for item in pope)
+    assert set(settings) == {name.split("/")[0] for name in published.table("pope_full")["LLaVA-1.5-7B"]["greedy"]}
+    assert set(settings.values()) == {6}
+    assert Counter(item.meta["label"] for item in pope) == {"yes": 27, "no": 27}
+    subjects = {item.id.removeprefix("validation_").removesuffix("_1") for item in get("mmmu").load(folder)}
+    printed = set(published.table("mmmu_subjects")["LLaVA-1.5-7B"]["greedy"]) - {"Overall"}
+    assert subjects == {name.replace(" ", "_") for name in printed}
+    assert [len(get(name).load(folder)) for name in ("vqav2", "llava_bench")] == [18, 4]
+    for name in ("pope", "mmmu", "vqav2", "llava_bench", "hallusionbench"):
+        assert all(image.is_file() for item in get(name).load(folder) for image in item.images)
+    assert stand_in_data(tmp_path) == folder  # made once
+
+
+def _answers(out: Path) -> set[tuple[str, str, str]]:
+    found = set()
+    for path in out.glob("runs/cells/*/answers.jsonl"):
+        for line in path.read_text().splitlines():
+            try:
+                answer = json.loads(line)
+            except ValueError:  # being written
+                continue
+            found.add((path.parent.name, answer["id"], answer["text"]))
+    return found

@@ -1,0 +1,66 @@
+"""The rule by which the study of adaptive fusion chooses, and its tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from revisit import RevisitError
+from revisit.benchmarks.base import Scores
+from training import fusion
+
+
+def outcome(f1: float, recall: float = 75.0, presence: float = 92.0, stuck: float = 0.0) -> fusion.Outcome:
+    chair = Scores({"CHAIRs": 0.8, "CHAIRi": 0.3, "Recall": recall / 100, "F1": f1 / 100}, {})
+    return fusion.Outcome(chair, Scores({"accuracy": presence / 100}, {}), stuck, None)
+
+
+GREEDY = outcome(71.0)
+
+
+def test_the_best_f1_is_chosen_among_those_that_lose_nothing() -> None:
+    tried = [
+        ("repeats", outcome(80, stuck=1.5)),
+        ("forgets", outcome(79, recall=74.9)),
+        ("misjudges", outcome(78, presence=91.4)),
+        ("sound", outcome(74)),
+        ("better", outcome(75)),
+    ]
+    assert fusion.pick(GREEDY, tried) == "better"
+
+
+def test_of_two_that_are_close_the_simpler_one_is_chosen() -> None:
+    assert fusion.pick(GREEDY, [("simple", outcome(74.85)), ("best", outcome(75.0))]) == "simple"
+    assert fusion.pick(GREEDY, [("simple", outcome(74.75)), ("best", outcome(75.0))]) == "best"
+
+
+def test_nothing_is_chosen_where_nothing_passes() -> None:
+    assert fusion.pick(GREEDY, [("repeats", outcome(80, stuck=12.0))]) is None
+    rows = [fusion.row("greedy", GREEDY)]
+    assert "Chosen: none, because no candidate passes" in fusion.markdown({"rows": rows, "chosen": None})
+
+
+def test_a_choice_of_nothing_is_not_tested(tmp_path: Path) -> None:
+    (tmp_path / "choice.json").write_text('{"chosen": null}')
+    with pytest.raises(RevisitError, match="there is none to test"):
+        fusion.test(fusion.Plan(validation=5, test=5, usual=5), tmp_path)
+
+
+def test_validation_and_test_share_no_scene() -> None:
+    plan = fusion.Plan(validation=5, test=5, usual=5)
+    keys = [{drawn.key for drawn in plan.scenes(part)} for part in ("validation", "test", "usual")]
+    assert [len(part) for part in keys] == [5, 5, 5]
+    assert len(set.union(*keys)) == 15
+
+
+def test_a_plan_without_scenes_is_refused() -> None:
+    with pytest.raises(RevisitError, match="validation is 0"):
+        fusion.Plan(validation=0)
+
+
+def test_a_table_shows_differences_and_weights() -> None:
+    rows = [{"decoding": "x", "stuck": 0.5, "weight": 0.83, **dict.fromkeys(fusion.METRICS, 71.26)}]
+    rows[0]["F1 difference"] = [1.5, -0.25, 3.0]
+    line = fusion.table(rows).splitlines()[-1]
+    assert line == "| x | 71.3 | 71.3 | 71.3 | 71.3 (+1.5 [-0.2, +3.0]) | 71.3 | 0.5 | 0.83 |"

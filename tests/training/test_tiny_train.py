@@ -1,0 +1,175 @@
+"""Training: a short run of the whole recipe, and resuming after a kill to the same state."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from revisit.errors import RevisitError
+from training.tiny.data import Mixture, Writer, prepare
+from training.tiny.model import SLOTS, Shape
+from training.tiny.train import STAGES, Recipe, Stage, Trainer, _Permutations, train
+
+SHORT = Recipe(
+    shape=Shape(text_width=64, text_layers=2, text_inner=64, vision_width=64, vision_layers=1, vision_inner=64),
+    mixture=Mixture(scenes=48),
+    vision=Stage(4, 8, 1e-3),
+    language=Stage(4, 4, 1e-3),
+    projector=Stage(4, 6, 1e-3),
+    tune=Stage(4, 4, 1e-4),
+    first_steps=2,
+    tokenizer_scenes=1500,
+)
+
+
+class Killed(Exception):
+    pass
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {f"{stage}/{k}": v for stage in STAGES for k, v in load_file(folder / f"{stage}.safetensors").items()}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    assert list(train(SHORT, folder, folder / "model", every=2)) == list(STAGES)
+    return folder
+
+
+def test_the_recipe_gives_a_model_that_loads(whole: Path) -> None:
+    from revisit import load
+
+    model, processor = load(whole / "model")
+    assert model.dtype == torch.float32
+    assert load_file(whole / "model" / "model.safetensors")[_some_weight(whole)].dtype == torch.float16
+    assert model.lm_head.weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
+    assert processor.tokenizer.padding_side == "left"
+    logged = [json.loads(line) for line in (whole / "model" / "training.jsonl").read_text().splitlines()]
+    assert [(line["stage"], line["step"]) for line in logged] == [(stage, 4) for stage in STAGES]
+    assert json.loads((whole / "model" / "recipe.json").read_text())["mixture"]["scenes"] == 48
+
+
+def _some_weight(whole: Path) -> str:
+    return next(k for k in load_file(whole / "model" / "model.safetensors") if "embed_tokens" in k)
+
+
+def test_only_the_projector_learns_in_its_stage(whole: Path) -> None:
+    names = {k.split("/")[1] for k in load_file(whole / "projector.safetensors") if k.startswith("weight")}
+    assert names == {"linear_1.weight", "linear_1.bias", "linear_2.weight", "linear_2.bias"}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_interrupted_stage_ends_in_the_same_state(whole: Path, tmp_path: Path, stage: str) -> None:
+    (tmp_path / "tokenizer").symlink_to(whole / "tokenizer")
+    (tmp_path / "pictures").symlink_to(whole / "pictures")
+    for done in STAGES[: STAGES.index(stage)]:
+        (tmp_path / f"{done}.safetensors").symlink_to(whole / f"{done}.safetensors")
+
+    def kill(name: str, step: int, total: int, loss: float) -> None:
+        if step == 3:  # a checkpoint exists for step 2
+            raise Killed
+
+    with pytest.raises(Killed):
+        list(train(SHORT, tmp_path, stages=(stage,), progress=kill, every=2))
+    assert json.loads((tmp_path / f"{stage}.json").read_text())["step"] == 2
+    list(train(SHORT, tmp_path, stages=(stage,), every=2))
+    expected, found = (load_file(f / f"{stage}.safetensors") for f in (whole, tmp_path))
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[k], found[k]) for k in expected)
+
+
+def test_the_command_resumes_after_sigkill(tmp_path: Path) -> None:
+    """A real kill, in the middle of writing or not, through the command line."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def command(folder: Path) -> list[str]:
+        return [sys.executable, "-m", "training", "tiny", str(folder), "--steps", "3", "--stage", "vision"]
+
+    running = subprocess.Popen(command(tmp_path / "a"), env=env, stdout=subprocess.DEVNULL)
+    log = tmp_path / "a" / "pictures" / "pictures.json"
+    for _ in range(600):
+        if log.exists() or running.poll() is not None:
+            break
+        time.sleep(0.1)
+    time.sleep(0.3)
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    for name in ("a", "b"):
+        subprocess.run(command(tmp_path / name), env=env, check=True, stdout=subprocess.DEVNULL)
+    first, second = (load_file(tmp_path / name / "vision.safetensors") for name in ("a", "b"))
+    assert all(torch.equal(first[k], second[k]) for k in second)
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(whole: Path) -> None:
+    other = replace(SHORT, vision=Stage(5, 8, 1e-3))
+    with pytest.raises(RevisitError, match="another recipe"):
+        Trainer(other, whole).vision()
+
+
+def test_stages_in_order(tmp_path: Path, whole: Path) -> None:
+    (tmp_path / "tokenizer").symlink_to(whole / "tokenizer")
+    (tmp_path / "pictures").symlink_to(whole / "pictures")
+    with pytest.raises(RevisitError, match="'vision' is not finished"):
+        list(train(SHORT, tmp_path, stages=("projector",)))
+    with pytest.raises(RevisitError, match="Did you mean 'vision'"):
+        list(train(SHORT, tmp_path, stages=("visoin",)))
+
+
+def test_sequences_hold_the_scene_in_words(whole: Path) -> None:
+    from revisit.embedded.scenes import patches
+    from training.tiny.data import training_scene
+
+    tokenizer = Trainer(SHORT, whole).tokenizer()
+    writer = Writer(tokenizer, replace(SHORT.mixture, noise=0.0), 0)
+    batch = writer.batch([3, 4], "key")
+    for row, index in enumerate((3, 4)):
+        written = tokenizer.decode(batch.ids[row][batch.slot[row]]).split()
+        assert written == patches(training_scene(writer.mixture, 0, index))[0]
+        assert int(batch.slot[row].sum()) == SLOTS
+    assert bool((batch.weight[batch.slot] > 0).all())  # every position is predicted, the slots too
+    assert float(batch.weight[~batch.mask].sum()) == 0
+
+
+def test_what_a_caption_must_not_repeat(whole: Path) -> None:
+    tokenizer = Trainer(SHORT, whole).tokenizer()
+    writer = Writer(tokenizer, SHORT.mixture, 0)
+    answer = tokenizer.encode("There is a dog and two cats. A dog is near the cup.")
+    found = [(place, tokenizer.decode(list(ids)).split()) for place, ids in writer._named_before(100, answer)]
+    words = [tokenizer.decode([t]).strip() for t in answer]
+    cats, again, cup = words.index("cats"), words.index("dog", 5), words.index("cup")
+    assert [place for place, _ in found] == [100 + cats, 100 + again, 100 + cup]
+    assert [set(names) for _, names in found] == [{"dog", "dogs"}, {"cat", "cats"}, {"dog", "dogs", "cat", "cats"}]
+
+
+def test_mirrored_pictures_have_mirrored_labels(whole: Path) -> None:
+    pictures = prepare(whole / "pictures", SHORT.mixture, 0)
+    pixels, words, tints = pictures.batch([1, 2])
+    flipped, flipped_words, flipped_tints = pictures.batch([1, 2], mirror=True)
+    assert torch.equal(pixels.flip(-1), flipped)
+    for plain, turned in ((words, flipped_words), (tints, flipped_tints)):
+        assert torch.equal(plain.view(2, 8, 8).flip(-1), turned.view(2, 8, 8))
+
+
+def test_a_walk_visits_everything_once_a_pass() -> None:
+    walk = _Permutations("k", 37)
+    passes = [[walk.at(p * 37 + i) for i in range(37)] for p in range(2)]
+    assert sorted(passes[0]) == sorted(passes[1]) == list(range(37))
+    assert passes[0] != passes[1]
+
+
+def test_shapes_and_shares_are_checked() -> None:
+    with pytest.raises(RevisitError, match="multiple of the head dimension"):
+        Shape(text_width=100)
+    with pytest.raises(RevisitError, match="share between 0 and 1"):
+        Mixture(flat=1.5)

@@ -1,0 +1,1 @@
+"""How the embedded models were made: recipes, training, cards. Not part of the wheel."""

@@ -1,0 +1,138 @@
+"""How the embedded models were made and measured: `python -m training --help`, from the root of a clone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import typer
+
+from revisit.cli import options
+from revisit.cli.main import main
+from revisit.cli.progress import stage_bars
+from revisit.errors import RevisitError, unknown
+from revisit.models.config import embedded_folder
+from revisit.models.smol import OWN, assemble, language_file
+from training import card, fusion
+from training.smol import train as smol_train
+from training.tiny import train as tiny_train
+from training.tiny.model import SIZES
+
+app = typer.Typer(
+    help="Train and measure the embedded models.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+WORK = typer.Argument(help="Folder for checkpoints and the log; run again to resume.")
+OUT = typer.Option(None, help="Folder for the finished model. [default: FOLDER/model]")
+STEPS = typer.Option(None, min=1, help="At most this many steps a stage, for a trial run.")
+THREADS = typer.Option(None, min=1, help="CPU threads. [default: torch's choice]")
+
+
+@app.command("tiny")
+def train_tiny(
+    folder: Path = WORK,
+    out: Path = OUT,
+    steps: int = STEPS,
+    stage: list[str] = typer.Option(None, help="Only these stages (vision, language, projector, tune), in this order."),
+    seed: int = typer.Option(0, callback=options.a_seed, help="Seed of everything."),
+    size: str = typer.Option("base", help="base (what ships) or small (less than half of its parameters)."),
+    threads: int = THREADS,
+) -> None:
+    """Train `tiny` from scratch: vision tower, language model, projector, light tuning.
+
+    The first two stages are independent and may run side by side:
+    `python -m training tiny work --stage vision` and `python -m training tiny work --stage language`.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    if size not in SIZES:
+        raise unknown("size", size, SIZES)
+    recipe = tiny_train.Recipe(seed=seed, shape=SIZES[size])
+    if steps:
+        recipe = recipe.shortened(steps)
+    stages = tuple(stage or tiny_train.STAGES)
+    target = (out or folder / "model") if stages[-1] == tiny_train.STAGES[-1] else None
+    with stage_bars() as show:
+        for name in tiny_train.train(recipe, folder, target, stages, progress=show):
+            typer.echo(f"{name}: done")
+    if target is not None:
+        typer.echo(f"Model in {target}")
+
+
+@app.command("smol")
+def train_smol(
+    folder: Path = WORK,
+    out: Path = OUT,
+    steps: int = STEPS,
+    stage: list[str] = typer.Option(None, help="Only these stages (projector, adapter), in this order."),
+    seed: int = typer.Option(7, callback=options.a_seed, help="Seed of everything."),
+    threads: int = THREADS,
+) -> None:
+    """Train a projector and a low-rank adapter between `tiny`'s vision tower and SmolLM2-135M-Instruct.
+
+    The trained parts go to FOLDER/weights; the whole model, with the language model in it, to --out.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    recipe = replace(smol_train.Recipe(), seed=seed)
+    if steps:
+        recipe = recipe.shortened(steps)
+    stages = tuple(stage or smol_train.STAGES)
+    weights = folder / "weights" if stages[-1] == smol_train.STAGES[-1] else None
+    with stage_bars() as show:
+        for name in smol_train.train(recipe, folder, weights, stages, progress=show):
+            typer.echo(f"{name}: done")
+    if weights is not None:
+        target = out or folder / "model"
+        assemble(language_file(), weights / OWN, embedded_folder(), target)
+        typer.echo(f"Model in {target}")
+
+
+@app.command("card")
+def measure(
+    model: str = typer.Option("tiny", help="An embedded model, or the folder of one trained the same way."),
+    out: Path = typer.Option(Path("runs/card"), help="Folder for report.json and report.md."),
+    usual: int = typer.Option(500, help="Scenes of the usual split."),
+    validation: int = typer.Option(400, help="Unusual scenes on which the settings are chosen."),
+    test: int = typer.Option(1000, help="Other unusual scenes on which they are reported."),
+    grid: bool = typer.Option(False, "--grid", help="Report every combination of settings on the test scenes too."),
+    batch_size: int = typer.Option(32, min=1, help="Captions generated at once."),
+    workers: int = typer.Option(1, help="Processes that decode side by side."),
+    seed: int = typer.Option(
+        101, callback=options.a_seed, help="Of the usual scenes; validation and test have the two after it."
+    ),
+    threads: int = THREADS,
+) -> None:
+    """Measure a model for its card: quality, the lens, and ReVisiT with settings chosen on one split and tested on another."""
+    if threads:
+        torch.set_num_threads(threads)
+    plan = card.Plan(usual, validation, test, batch_size, workers, seed=seed, grid_on_test=grid)
+    typer.echo(card.report(model, plan, out))
+
+
+@app.command("fusion")
+def adaptive_fusion(
+    part: str = typer.Argument(help="choose (on validation scenes) or test (the choice, on fresh scenes)."),
+    model: str = options.MODEL,
+    out: Path = typer.Option(Path("runs/fusion"), "--out", "-o", help="Folder for choice.json, test.json and tables."),
+    validation: int = typer.Option(400, help="Unusual scenes on which a setting is chosen."),
+    test: int = typer.Option(1000, help="Other unusual scenes on which it is measured."),
+    usual: int = typer.Option(500, help="Usual scenes on which it is measured too."),
+    seed: int = typer.Option(
+        301, callback=options.a_seed, help="Of the validation scenes; the test scenes have the two seeds after it."
+    ),
+    workers: int = typer.Option(1, help="Processes that decode side by side."),
+) -> None:
+    """Adaptive fusion: choose a weight and a number of vision tokens by a fixed rule, then test the choice."""
+    if part not in ("choose", "test"):
+        raise RevisitError(f"The parts of this study are choose and test, not {part!r}.")
+    plan = fusion.Plan(model=model, validation=validation, test=test, usual=usual, seed=seed, workers=workers)
+    typer.echo(fusion.report(part, plan, out))
+
+
+if __name__ == "__main__":
+    main(app)
