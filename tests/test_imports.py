@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 
-import pytest
-
 import revisit
-from revisit import _moved
 
 HEAVY = ("torch", "transformers", "numpy", "PIL", "nltk", "scipy", "matplotlib", "pandas", "fastapi", "rich.progress")
 
@@ -39,26 +35,3 @@ def test_public_names() -> None:
     for name in revisit.__all__:
         assert getattr(revisit, name) is not None
     assert callable(revisit.generate)  # not the module of a similar name
-
-
-OLD_PATHS = {
-    "revisit.trace": "Trace",
-    "revisit.methods.base": "Method",
-    "revisit.methods.plain": "Plain",
-    "revisit.decoding": "generate",
-    "revisit.core": "fuse",
-    "revisit.geometry": "grids",
-}
-
-
-@pytest.mark.parametrize("module", OLD_PATHS)
-def test_import_paths_of_the_first_version_still_work(module: str) -> None:
-    code = f"from {module} import {OLD_PATHS[module]} as old; print(old.__module__)"
-    done = subprocess.run([sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, check=True)
-    now = _moved.MOVED.get(module, "revisit.decoding.loop")
-    assert done.stdout.strip() == now
-    assert (f"{module} is now {now}." in done.stderr) == (module in _moved.MOVED)
-
-
-def test_every_old_path_leads_to_a_module() -> None:
-    assert [now for now in _moved.MOVED.values() if importlib.util.find_spec(now) is None] == []

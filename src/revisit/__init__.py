@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from revisit import _moved
-
 if TYPE_CHECKING:
     from revisit.benchmarks.base import Benchmark
     from revisit.decoding.loop import generate
@@ -87,9 +85,6 @@ __all__ = [
     "open_image",
     "prepare",
 ]
-
-
-_moved.install()
 
 
 def __getattr__(name: str) -> Any:
