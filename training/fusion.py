@@ -145,7 +145,9 @@ def caption(model: Any, processor: Any, job: Job, scenes: Sequence[Scene], trace
         {"do_sample": False} if job.sampling_seed is None else {"do_sample": True, "temperature": 1.0, "top_k": 0}
     )
     with torch.inference_mode():
-        made = generate(model, **inputs, method=job.method, trace=trace, max_new_tokens=job.new_tokens, **sampling)
+        made = generate(
+            model, **inputs, method=job.method or "greedy", trace=trace, max_new_tokens=job.new_tokens, **sampling
+        )
     return answers(processor, made, inputs)
 
 

@@ -66,10 +66,21 @@ def test_what_names_a_method(given: Any) -> None:
     assert as_method(given, beta="0.3") == revisit.VCD(alpha=2.0, beta=0.3)
 
 
-def test_a_class_or_nothing_names_a_method_too() -> None:
+def test_a_class_names_a_method_and_nothing_does_not() -> None:
     assert as_method(revisit.ReVisiT) == revisit.ReVisiT()
     assert as_method(revisit.ReVisiT, alpha="0.1") == revisit.ReVisiT(alpha=0.1)
-    assert as_method(None) == Plain()
+    with pytest.raises(RevisitError, match="plain decoding is 'greedy'"):
+        as_method(None)  # type: ignore[arg-type]
+
+
+def test_generate_without_a_method_decodes_by_what_is_recommended_and_plainly_by_name() -> None:
+    model, _ = families.build("qwen2_5_vl")
+    inputs = families.inputs("qwen2_5_vl", ["What is it?"], [[families.picture(1)]])
+    options = {"max_new_tokens": 2, "do_sample": False}
+    _, trace = revisit.generate(model, **inputs, **options, trace=True)
+    assert trace.method == {"name": "revisit", **revisit.ReVisiT(layers="all").settings()}
+    _, plain = revisit.generate(model, **inputs, **options, method="greedy", trace=True)
+    assert plain.method == {"name": "greedy"}
 
 
 def test_a_name_takes_what_is_recommended_for_the_model_and_a_method_keeps_its_own() -> None:

@@ -72,7 +72,7 @@ def test_a_program_without_revisit_gives_the_same_caption(tiny, tmp_path: Path) 
     )
     dtype, plain = run.stdout.strip().split(" | ")
     inputs = prepare(processor, [PROMPT], [[picture]])
-    (ours,) = answers(processor, generate(model, **inputs, max_new_tokens=60, do_sample=False), inputs)
+    (ours,) = answers(processor, generate(model, **inputs, method="greedy", max_new_tokens=60, do_sample=False), inputs)
     assert dtype == "torch.float32"
     assert plain == ours
     assert ours.endswith(".")
@@ -127,7 +127,9 @@ def test_captions_name_objects_that_are_there(tiny) -> None:  # type: ignore[no-
     scenes = [scene("usual", 24, i) for i in range(8)]
     inputs = prepare(processor, [PROMPT] * 8, [[render(s)] for s in scenes])
     with torch.inference_mode():
-        told = answers(processor, generate(model, **inputs, max_new_tokens=80, do_sample=False), inputs)
+        told = answers(
+            processor, generate(model, **inputs, method="greedy", max_new_tokens=80, do_sample=False), inputs
+        )
     found = [
         sum(BY_NOUN[n].noun in text or BY_NOUN[n].plural in text for n in s.nouns)
         for s, text in zip(scenes, told, strict=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from revisit import VCD, Chain, ReVisiT
 from revisit.decoding.grammar import parse_assignments
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
@@ -43,6 +44,14 @@ def test_names_are_split_and_settings_reach_their_method(tmp_path: Path, model: 
     assert [b.name for b in made.benchmarks] == ["pope", "chair"]
     assert made.benchmarks[0].parser == "vcd"
     assert made.data == {"pope": tmp_path, "chair": tmp_path}
+
+
+def test_a_chain_under_the_papers_preset_takes_published_settings(tmp_path: Path, model: Path) -> None:
+    for named in ("chain", "chain:methods=[vcd,revisit]"):
+        made = plan(tmp_path, model=str(model), method=[named], benchmark="pope", preset="paper")
+        assert made.methods_for(str(model)) == (Chain([VCD.official(), ReVisiT()]),)
+    made = plan(tmp_path, model=str(model), method=["chain:methods=[greedy,vcd:alpha=2]"], preset="paper")
+    assert made.methods == (Chain(["greedy", VCD.official(alpha=2.0)]),)
 
 
 def test_a_bare_key_goes_to_every_method_that_has_it() -> None:

@@ -63,7 +63,7 @@ def decode(family: str, inputs: Any, method: Method | None, **kwargs: Any) -> tu
     output = revisit.generate(
         model,
         **inputs,
-        method=None if method is None else bound(family, method),
+        method="greedy" if method is None else bound(family, method),
         trace=trace,
         return_dict_in_generate=True,
         output_scores=True,

@@ -44,6 +44,16 @@ def test_defaults_are_the_papers_and_presets_are_named() -> None:
     assert ReVisiT.recommended("llava").layers == ReVisiT.recommended("internvl").layers == "last"
 
 
+@pytest.mark.parametrize("name", ["Qwen/Qwen2.5-VL-7B-Instruct", "qwen2.5-vl", "LLaVA", ""])
+def test_a_name_that_is_not_a_model_type_gets_no_layers(name: str) -> None:
+    with pytest.raises(RevisitError, match=r"not a model type.*pass the loaded model"):
+        ReVisiT.recommended(name)
+
+
+def test_a_model_type_that_only_transformers_knows_gets_the_papers_default() -> None:
+    assert ReVisiT.recommended("gpt2").layers == "last"
+
+
 def test_a_models_own_recommendation_comes_first() -> None:
     config = SimpleNamespace(model_type="llava")
     model = SimpleNamespace(config=config, generation_config=SimpleNamespace(revisit={"alpha": 0.01, "layers": "all"}))

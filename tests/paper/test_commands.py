@@ -122,3 +122,20 @@ def test_a_second_ablation_asks_nothing(root: Path, measured: Path, command: Cal
 def test_bad_input_is_one_sentence(words: list[str], message: str) -> None:
     with pytest.raises(RevisitError, match=message):
         CliRunner().invoke(app, words, catch_exceptions=False)
+
+
+def test_case_studies_with_an_adaptive_weight_print_the_weight_of_each_step(
+    root: Path, command: Callable[..., str]
+) -> None:
+    out = root / "cases"
+    command(
+        *("analyze", "case-study", "--set", "weight=agreement", "--set", "alpha=0.1", "--data", SCENES),
+        *("--output", str(out), "--max-new-tokens", "40", "--count", "1000", "-q"),
+    )
+    (path,) = out.glob("studies/*.json")
+    result = json.loads(path.read_text())["result"]
+    assert result["method"]["weight"] == "agreement"
+    assert result["cases"]
+    for case in result["cases"]:
+        for row in case["rows"]:
+            assert row["base"][0] + row["vision"][0] <= row["final"][0] <= row["base"][0]  # a weight from 0 to 1

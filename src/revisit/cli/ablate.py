@@ -126,13 +126,14 @@ def _base(given: Any, where: str, assignments: list[str], model: Any) -> Any:
         raise RevisitError(f"{where}, `base`: {error}") from error
     settings = {**own, **parse_assignments(assignments)}
     names = (model if isinstance(model, str) else ",".join(map(str, model))).split(",")
-    kinds = [load_config(name.strip()).model_type for name in names] if "layers" not in settings else [""]
-    if len({ReVisiT.recommended(kind).layers for kind in kinds}) > 1:
+    if "layers" in settings:
+        return ReVisiT(**parse_settings(ReVisiT, settings))
+    wanted = [ReVisiT.recommended(load_config(name.strip()).model_type) for name in names]
+    if len({method.layers for method in wanted}) > 1:
         raise RevisitError(
             "The paper recommends other layers for some of these models: ablate them apart, or --set layers."
         )
-    kind = kinds[0]
-    return dataclasses.replace(ReVisiT.recommended(kind), **parse_settings(ReVisiT, settings))
+    return dataclasses.replace(wanted[0], **parse_settings(ReVisiT, settings))
 
 
 def _with_methods(settings: Any, methods: Any) -> Any:

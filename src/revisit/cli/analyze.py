@@ -132,9 +132,8 @@ def case_study(
     from revisit.models.loading import load_config
     from revisit.paper.cases import case_studies
 
-    settings = parse_assignments(set_)
-    kind = load_config(model).model_type if "layers" not in settings else ""
-    chosen: Any = ReVisiT.recommended(kind, **parse_settings(ReVisiT, settings))  # the paper's layers for the family
+    settings = parse_settings(ReVisiT, parse_assignments(set_))
+    chosen = ReVisiT.recommended(load_config(model).model_type, **settings)  # the paper's layers for the family
     subject = _subject(model, data, limit, output, None, max_new_tokens, 1, dtype, device_map)
     _run("case-study", subject, lambda s, r: case_studies(s, chosen, count, r), quiet, {"method": label(chosen)})
 

@@ -97,14 +97,14 @@ REPEATABLE = (
 def generate(
     model: Any,
     *args: Any,
-    method: Method | type[Method] | str | Mapping[str, Any] | None = None,
+    method: Method | type[Method] | str | Mapping[str, Any] = "revisit",
     trace: Trace | bool | None = None,
     **kwargs: Any,
 ) -> Any:
     """`model.generate(...)` decoded by a method; the same arguments and the same return value.
 
     `method` may be a method, its class or its name with settings ("revisit:alpha=1e-3"); a class or a name takes what is
-    recommended for the model. None decodes plainly. Pass a `Trace` to see what the method did; with `trace=True` every step
+    recommended for the model. `method="greedy"` decodes plainly. Pass a `Trace` to see what the method did; with `trace=True` every step
     is recorded and the result is a pair, (what generate returns, the trace). Prompts given as `inputs_embeds` need
     `vision_mask`, a (batch, length) mask of their vision positions.
     """

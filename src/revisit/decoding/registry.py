@@ -122,13 +122,11 @@ def value_text(value: Any) -> str:
 
 
 def as_method(method: Any, model: Any = None, /, **settings: Any) -> Method:
-    """A method from whatever names one: a method, its class, text, a mapping with its name, or None for plain decoding.
+    """A method from whatever names one: a method, its class, text, or a mapping with its name.
 
     A method is taken with the settings it has. Where only its class or name is given, what is recommended for `model` holds,
     if a model is given and the method knows that. `settings` come on top.
     """
-    if method is None:
-        method = "greedy"
     if isinstance(method, Method):
         _check_begin(type(method), type(method).__name__)
         made = partial(dataclasses.replace, method) if settings else lambda: method
@@ -138,7 +136,8 @@ def as_method(method: Any, model: Any = None, /, **settings: Any) -> Method:
         return _recommended(method, model, settings)
     if not isinstance(method, (str, Mapping)):
         raise RevisitError(
-            f"method must be a decoding method such as revisit.ReVisiT(), or its name such as 'revisit', not {method!r}."
+            f"method must be a decoding method such as revisit.ReVisiT(), or its name such as 'revisit' (plain decoding is 'greedy'), not "
+            f"{method!r}."
         )
     name, own = parse_method(method)
     return _recommended(find(name), model, {**own, **settings})

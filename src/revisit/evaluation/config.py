@@ -156,7 +156,8 @@ class EvalConfig:
         def make(name: str, settings: dict[str, Any]) -> Any:
             cls: Any = methods.find(name)
             if preset and preset.as_published and name != "revisit" and hasattr(cls, "official"):
-                return cls.official(**parse_settings(cls, settings))
+                made = cls.official(**parse_settings(cls, settings))
+                return made if model is None else made.for_model(model.config.model_type)
             if model is None:
                 return methods.get(name, **settings)
             return methods.recommended(

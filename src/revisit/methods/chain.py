@@ -8,13 +8,14 @@ token that agrees most, the distribution that VCD arrived at, over the tokens th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from revisit.decoding.grammar import without_brackets
 from revisit.decoding.method import Method
-from revisit.decoding.registry import as_method, find, parse_methods
+from revisit.decoding.options import parse_settings
+from revisit.decoding.registry import as_method, find, parse_method, parse_methods
 from revisit.errors import RevisitError
 
 if TYPE_CHECKING:
@@ -55,10 +56,9 @@ class Chain(Method):
         return dataclasses.replace(self, methods=tuple(as_method(method, model) for method in given))
 
     @classmethod
-    def official(cls, methods: str | Sequence[Any], **overrides: Any) -> Chain:
-        """The published settings of each named method."""
-        links: list[Any] = [find(m).official() if isinstance(m, str) else m for m in _entries(methods)]  # type: ignore[attr-defined]
-        return cls(methods=tuple(links), **overrides)
+    def official(cls, methods: str | Sequence[Any] = ("vcd", "revisit")) -> Chain:
+        """The published settings of each named method; ReVisiT takes what the paper recommends for the model."""
+        return cls(methods=tuple(_official(entry) for entry in _entries(methods)))
 
     def settings(self) -> dict[str, Any]:
         """Every link in order: its name, with its settings unless the name alone means them for every model."""
@@ -98,6 +98,16 @@ def _entries(given: Any) -> tuple[Any, ...]:
     if not isinstance(given, (list, tuple)) or not given:
         raise RevisitError("Chain: methods must be a list of methods or of their names, such as [VCD(), ReVisiT()].")
     return tuple(given)
+
+
+def _official(entry: Any) -> Any:
+    """A named method with its published settings, where it has any that differ from the model's recommendation."""
+    if not isinstance(entry, (str, Mapping)):
+        return entry
+    name, settings = parse_method(entry)
+    cls: Any = find(name)
+    published = hasattr(cls, "official") and not hasattr(cls, "recommended")
+    return cls.official(**parse_settings(cls, settings)) if published else entry
 
 
 def _plainly_named(method: Method) -> bool:

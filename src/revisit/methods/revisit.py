@@ -113,6 +113,8 @@ class ReVisiT(Method):
         kind = model if isinstance(model, str) else getattr(getattr(model, "config", None), "model_type", None)
         if not isinstance(kind, str):
             raise RevisitError(f"ReVisiT.recommended needs a loaded model, or its model_type, not {model!r}.")
+        if isinstance(model, str) and not _is_model_type(model):
+            raise RevisitError(f"{model!r} is not a model type such as 'qwen2_5_vl': pass the loaded model instead.")
         own = getattr(getattr(model, "generation_config", None), "revisit", None)
         settings = {"layers": families.of(kind).layers, **cls._declared(own)}
         if overrides.get("select") in ONE_OR_ALL:
@@ -175,3 +177,12 @@ class ReVisiT(Method):
             return result.scores.to(logits.device)
 
         return refine
+
+
+def _is_model_type(name: str) -> bool:
+    """Whether some configuration has this as its `model_type`."""
+    if name in families.FAMILIES:
+        return True
+    from transformers import CONFIG_MAPPING  # heavy, and needed for rare families only
+
+    return name in CONFIG_MAPPING

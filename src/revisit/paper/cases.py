@@ -85,7 +85,7 @@ def rows_of(record: StepRecord, method: ReVisiT, tokenizer: Any) -> list[dict[st
     for place, token in list(enumerate(record.ids))[:ROWS]:
         base, final = record.base[place], record.final[place]
         vision = record.vision[place] if record.vision is not None else math.nan
-        fused = _log(base) + float(method.weight or 0) * _log(vision) if method.fusion == "poe" else _log(final)
+        fused = _log(base) + (record.weight or 0.0) * _log(vision) if method.fusion == "poe" else _log(final)
         rows.append(
             {
                 "token": tokenizer.decode([token]).strip() or repr(tokenizer.decode([token])),
