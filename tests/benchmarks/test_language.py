@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import shutil
@@ -66,6 +67,24 @@ def test_copied_from_a_folder_and_found_from_then_on(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+def test_the_version_is_that_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other data elsewhere, which NLTK would find first, says nothing about the folder that was filled."""
+    source = small_data(tmp_path / "source")
+    pinned = {}
+    for package, (files, _) in language.PINNED.items():
+        bodies = b"".join((source / language.PACKAGES[package] / name).read_bytes() for name in files)
+        pinned[package] = (files, hashlib.sha256(bodies).hexdigest())
+    monkeypatch.setattr(language, "PINNED", pinned)
+    elsewhere = small_data(tmp_path / "elsewhere")
+    (elsewhere / "corpora/wordnet/noun.exc").write_text("other words\n")
+    monkeypatch.setenv("NLTK_DATA", str(elsewhere))
+    assert "with other data than" in language.version()
+    for _ in ("filled", "there already"):
+        result = CliRunner().invoke(app, ["data", "get", "nltk", str(tmp_path / "new"), "--from", str(source)])
+        assert "with the data that the official scorers were compared with" in result.output, result.output
+    assert "(wordnet)" in language.get_data(elsewhere)
+
+
 def serve(server: FileServer, root: Path) -> None:
     """NLTK's packages as archives on a loopback server."""
     for package, place in language.PACKAGES.items():
@@ -79,8 +98,7 @@ def serve(server: FileServer, root: Path) -> None:
 
 def test_downloaded_from_a_server(tmp_path: Path, file_server: FileServer) -> None:
     serve(file_server, small_data(tmp_path / "source"))
-    about = language.get_data(tmp_path / "data", file_server.url)
-    assert about["folder"] == str(tmp_path / "data")
+    assert "with other data" in language.get_data(tmp_path / "data", file_server.url)
     assert (tmp_path / "data/taggers/averaged_perceptron_tagger_eng").is_dir()
     assert (
         sorted(p.name for p in (tmp_path / "data").rglob("*") if "." in p.name and p.suffix in (".zip", ".part")) == []

@@ -84,59 +84,71 @@ def require_data() -> None:
         )
 
 
-def get_data(folder: Path, source: str | None = None) -> dict[str, Any]:
-    """Fetches the data into `folder`, all of it or nothing, and says what it is.
+def get_data(folder: Path, source: str | None = None) -> str:
+    """Fetches the data into `folder`, all of it or nothing.
 
-    `source`: a folder that has the data, or the address of a copy of NLTK's packages; NLTK's own if not given.
+    Args:
+        folder: A new or empty folder; one that has the data already is left as it is.
+        source: A folder that has the data, or the address of a copy of NLTK's packages; NLTK's own by default.
+
+    Returns:
+        The version of the data in `folder`.
     """
     _nltk()
-    folder = folder.expanduser().resolve()
-    if source is not None and not Path(source).expanduser().is_dir() and "://" not in source:
+    local = Path(source).expanduser() if source is not None and "://" not in source else None
+    if local is not None and not local.is_dir():
         raise RevisitError(
             f"There is no folder {source!r}; --from takes a folder with NLTK's data, or an http(s) address."
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        if folder.is_dir() and all((folder / place).exists() for place in PACKAGES.values()):
-            return {"folder": str(folder), "version": version()}
+        if all((folder / place).exists() for place in PACKAGES.values()):
+            return version(folder)
         raise RevisitError(f"{folder} is not empty and does not hold NLTK's data; name a new folder.")
-    local = source is not None and Path(source).expanduser().is_dir()
-    with drafting(folder, resume=not local) as out:
-        if source is not None and local:
-            _copy(Path(source).expanduser(), out.root)
-        else:
-            address = (source or ADDRESS).rstrip("/")
-            archives = [f"{place}.zip" for place in _folders()]
-            try:
-                fetch_all([Remote(a, (f"{address}/{a}",), size=11_000_000, unpack=True) for a in archives], out.root)
-            except RevisitError as error:
-                raise RevisitError(
-                    f"{error} If this machine has no network, copy NLTK's data from one that has, and give its folder: "
-                    "revisit data get nltk --from FOLDER."
-                ) from error
+    with drafting(folder, resume=local is None) as out:
+        places = [f"{place.split('/')[0]}/{package}" for package, place in PACKAGES.items()]
+        if local is None:
+            _fetch([f"{place}.zip" for place in places], (source or ADDRESS).rstrip("/"), out.root)
+        for place in places:
+            _copy(local or out.root, place, out.root)
     _tools.cache_clear()
-    return {"folder": str(folder), "version": version()}
+    version.cache_clear()
+    return version(folder)
 
 
-def _folders() -> list[str]:
-    """Each package's folder below an NLTK data folder."""
-    return [f"{place.split('/')[0]}/{package}" for package, place in PACKAGES.items()]
+def _fetch(archives: list[str], address: str, folder: Path) -> None:
+    try:
+        fetch_all([Remote(name, (f"{address}/{name}",), size=11_000_000) for name in archives], folder)
+    except RevisitError as error:
+        raise RevisitError(
+            f"{error} If this machine has no network, copy NLTK's data from one that has, and give its folder: "
+            "revisit data get nltk --from FOLDER."
+        ) from error
 
 
-def _copy(source: Path, folder: Path) -> None:
-    for place in _folders():
-        if (source / place).is_dir():
+def _copy(source: Path, place: str, folder: Path) -> None:
+    """Copies or unpacks one package; an archive that was fetched into `folder` is removed."""
+    archive = source / f"{place}.zip"
+    if archive.is_file():
+        shutil.unpack_archive(archive, (folder / place).parent)
+        if source == folder:
+            archive.unlink()
+    elif (source / place).is_dir():
+        if source != folder:  # unpacked by an earlier attempt
             shutil.copytree(source / place, folder / place)
-        elif (source / f"{place}.zip").is_file():
-            shutil.unpack_archive(source / f"{place}.zip", (folder / place).parent)
-        else:
-            raise RevisitError(f"{source} has no {place}; it needs {', '.join(PACKAGES)}.")
+    else:
+        raise RevisitError(f"{source} has no {place}; it needs {', '.join(PACKAGES)}.")
 
 
 @functools.cache
-def version() -> str:
-    """NLTK and its data, as a score names them: what was compared with the official scorers, or what differs from it."""
+def version(folder: Path | None = None) -> str:
+    """NLTK and its data, as a score names them.
+
+    Args:
+        folder: The data folder to look at; wherever NLTK finds its data by default.
+    """
     nltk = _nltk()
-    other = [package for package in PACKAGES if _digest(nltk, package) != PINNED[package][1]]
+    found = {p: folder / PACKAGES[p] if folder else _find(nltk, p) for p in PACKAGES}
+    other = [package for package, place in found.items() if _digest(place, package) != PINNED[package][1]]
     if not other:
         return f"Words by NLTK {nltk.__version__}, with the data that the official scorers were compared with."
     return (
@@ -145,12 +157,12 @@ def version() -> str:
     )
 
 
-def _digest(nltk: Any, package: str) -> str:
-    place = _find(nltk, package)
+def _digest(place: Any, package: str) -> str:
     found = hashlib.sha256()
     for name in PINNED[package][0]:
         try:
-            with contextlib.closing(place.join(name).open()) as file:
+            opened = (place / name).open("rb") if isinstance(place, Path) else place.join(name).open()
+            with contextlib.closing(opened) as file:
                 found.update(file.read())
         except (OSError, AttributeError):
             return "incomplete"

@@ -47,10 +47,10 @@ def get(
 
         need("nltk")
         typer.echo(f"License of NLTK's data: {language.LICENSE}.", err=True)
-        nltk = language.get_data(folder or language.data_folder(), source)
-        typer.echo(f"{nltk['folder']}: NLTK's data for CHAIR and AMBER. {nltk['version']}")
+        place = (folder or language.data_folder()).expanduser().resolve()
+        typer.echo(f"{place}: NLTK's data for CHAIR and AMBER. {language.get_data(place, source)}")
         if folder is not None:
-            typer.echo(f"Use it with: export NLTK_DATA={quote(nltk['folder'])}")
+            typer.echo(f"Use it with: export NLTK_DATA={quote(str(place))}")
         return
     from revisit.benchmarks import find
 

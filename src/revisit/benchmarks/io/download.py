@@ -44,18 +44,11 @@ class Remote:
     sha256: str = ""  # of the content, where it is known
     size: int = 0  # in bytes, about, for the check of disk space
     members: tuple[str, ...] = ()  # of a zip archive: only these are kept, beside it, and the archive is removed
-    unpack: bool = False  # a zip archive of which everything is kept, in a folder of its name
-
-    @property
-    def archive(self) -> bool:
-        return self.unpack or bool(self.members)
 
     @property
     def results(self) -> tuple[str, ...]:
         """What is there in the end, below the data folder."""
         folder = PurePosixPath(self.path).parent
-        if self.unpack:
-            return (str(folder / PurePosixPath(self.path).stem),)
         return tuple(str(folder / PurePosixPath(member).name) for member in self.members) or (self.path,)
 
 
@@ -71,7 +64,7 @@ def fetch_all(remotes: Iterable[Remote], folder: Path, progress: Progress | None
     """Every file, below `folder`; those that are there already are left alone. Raises after the first that cannot be had."""
     remotes = list(remotes)
     waiting = [r for r in remotes if not all((folder / place).exists() for place in r.results)]
-    check_space(folder, sum(r.size * (2 if r.archive else 1) - _so_far(r, folder) for r in waiting))
+    check_space(folder, sum(r.size * (2 if r.path.endswith(".zip") else 1) - _so_far(r, folder) for r in waiting))
     done = len(remotes) - len(waiting)
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         jobs = [pool.submit(fetch, remote, folder) for remote in waiting]
@@ -112,7 +105,7 @@ def fetch(remote: Remote, folder: Path) -> None:
     part = _part(target)
     _download(remote, part)
     _check(remote, part)
-    if remote.archive:
+    if remote.members:
         _unpack(remote, part, target.parent)
         part.unlink()
     else:
@@ -185,7 +178,7 @@ def _check(remote: Remote, part: Path) -> None:
             found = file_digest(part)
             if found != remote.sha256:
                 raise RevisitError(f"its SHA-256 is {found[:12]}…, not {remote.sha256[:12]}…")
-        elif remote.archive:
+        elif remote.path.endswith(".zip"):
             if not zipfile.is_zipfile(part):
                 raise RevisitError("it is no zip archive")
         else:
@@ -203,8 +196,6 @@ def _unpack(remote: Remote, archive: Path, folder: Path) -> None:
     """The wanted members, whose checksums the archive knows."""
     try:
         with zipfile.ZipFile(archive) as opened:
-            if remote.unpack:
-                _unpack_all(opened, folder, PurePosixPath(remote.path).stem)
             for member in remote.members:
                 target = folder / PurePosixPath(member).name
                 with opened.open(_entry(opened, member)) as source, _part(target).open("wb") as file:
@@ -215,17 +206,6 @@ def _unpack(remote: Remote, archive: Path, folder: Path) -> None:
         raise RevisitError(
             f"{remote.urls[0]} is damaged ({error}) and was removed; run the same command again."
         ) from error
-
-
-def _unpack_all(archive: zipfile.ZipFile, folder: Path, name: str) -> None:
-    """Everything below `name/`, under a hidden name until it is complete."""
-    draft = folder / f".{name}"
-    shutil.rmtree(draft, ignore_errors=True)
-    archive.extractall(draft)
-    if not (draft / name).is_dir():
-        raise KeyError(f"it has no folder {name}")
-    (draft / name).rename(folder / name)
-    shutil.rmtree(draft)
 
 
 def _entry(archive: zipfile.ZipFile, member: str) -> str:
