@@ -30,6 +30,7 @@ class Letters(Benchmark):
     metrics = (Metric("vowels", "lower", 100.0, 1), Metric("yes", "higher", 100.0, 1))
     headline = "vowels"
     rule: str = "plain"
+    suffix: str = ""
 
     @property
     def version(self) -> str:
@@ -42,7 +43,8 @@ class Letters(Benchmark):
         lines = (data_dir / "items.txt").read_text().splitlines()
         images = data_dir / "images"
         return [
-            Item(f"q{i}", line, (images / f"{i}.png",) if images.exists() else (), {}) for i, line in enumerate(lines)
+            Item(f"q{i}", line + self.suffix, (images / f"{i}.png",) if images.exists() else (), {})
+            for i, line in enumerate(lines)
         ]
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
@@ -128,7 +130,7 @@ def lines_of(output: Path) -> dict[str, list[dict[str, Any]]]:
 
 def numbers_of(cells: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The entries of results.json without times and commands."""
-    return [{k: v for k, v in cell.items() if k not in ("seconds", "made")} for cell in cells]
+    return [{k: v for k, v in cell.items() if k not in ("seconds", "provenance")} for cell in cells]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 from fake_grid import HashEngine, Letters, Shift, lines_of, make_plan, numbers_of, write_items
 from PIL import Image
+from typer.testing import CliRunner
 
+from revisit.cli.main import app
 from revisit.errors import RevisitError
 from revisit.evaluation import runner
 from revisit.evaluation.comparison import compare_folder
@@ -26,7 +28,9 @@ from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.records import sealed
 from revisit.evaluation.runner import job_seed, run
 from revisit.evaluation.statistics import wilson
+from revisit.evaluation.store import read_results, unfinished
 from revisit.evaluation.verify import verify
+from revisit.report.sample_browser import read_samples
 from revisit.report.tables import to_csv, to_markdown
 
 SCRIPT = Path(__file__).with_name("fake_grid.py")
@@ -240,6 +244,126 @@ def test_a_second_process_is_refused_politely(tmp_path: Path, data: Path) -> Non
         process.kill()
 
 
+# --- protocols of one benchmark -------------------------------------------------------------------------------------
+
+
+TWO_PROTOCOLS = (Letters(), Letters(suffix=" In one word."))
+
+
+def test_two_protocols_of_a_benchmark_are_two_cells_of_one_command(tmp_path: Path, data: Path) -> None:
+    plan = make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(),), benchmarks=TWO_PROTOCOLS)
+    results, engines = run_here(plan)
+    assert asked(engines) == 2 * 23
+    assert [c["benchmark"]["label"] for c in results["cells"]] == ["letters", "letters(suffix= In one word.)"]
+    assert [c["benchmark"]["options"]["suffix"] for c in results["cells"]] == ["", " In one word."]
+    assert len({c["path"] for c in results["cells"]}) == 2
+    assert "suffix_In_one_word" in results["cells"][1]["path"]
+    tables = compare_folder(tmp_path / "out", resamples=99)
+    assert [table.variant for table in tables] == ["suffix ", "suffix  In one word."]
+
+
+def test_a_second_protocol_in_one_output_replaces_nothing(tmp_path: Path, data: Path) -> None:
+    first, second = (
+        make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(),), benchmarks=(b,)) for b in TWO_PROTOCOLS
+    )
+    (alone,) = run_here(first)[0]["cells"]
+    results, _ = run_here(second)
+    assert results["cells"][0] == alone
+    assert results["cells"][1]["metrics"]["vowels"] != alone["metrics"]["vowels"]
+    _, engines = run_here(first)
+    assert asked(engines) == 0
+
+
+def test_answers_carry_the_question_that_was_asked(tmp_path: Path, data: Path) -> None:
+    benchmark = Letters(suffix=" In one word.")
+    run_here(make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(),), benchmarks=(benchmark,)))
+    (lines,) = lines_of(tmp_path / "out").values()
+    assert {line["id"]: line["prompt"] for line in lines} == {i.id: i.prompt for i in benchmark.load(data)}
+
+
+# --- stopped runs ---------------------------------------------------------------------------------------------------
+
+
+class Stops(HashEngine):
+    """Stops in the middle of the second cell."""
+
+    def answer(self, *arguments: Any) -> Any:
+        if len(self.asked) == 6 + 2:
+            raise KeyboardInterrupt
+        return super().answer(*arguments)
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """A run of two methods, stopped after 8 of the second one's 23 answers."""
+    monkeypatch.setattr(sys, "argv", ["revisit", "eval", "--out", "my runs"])
+    plan = make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(0), Shift(3), Shift(4)))
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, engine_for=Stops)
+    return plan
+
+
+def test_a_stopped_run_says_what_is_missing_and_how_to_finish_it(stopped: Plan) -> None:
+    results = read_results(stopped.output)
+    found = [(c["status"], c["answers"], c["items"]) for c in results["cells"]]
+    assert found == [("complete", 23, 23), ("unfinished", 8, 23), ("unfinished", 0, 23)]
+    missing = unfinished(results)
+    assert missing is not None
+    assert missing.commands == ["revisit eval --out 'my runs'"]
+    assert str(missing) == (
+        "This run is incomplete: 2 of 3 combinations of model, method and benchmark have no result (m1 · shift(by=3) · letters: 8 of "
+        "23 answers; m1 · shift(by=4) · letters: 0 of 23 answers). To finish it, run: revisit eval --out 'my runs'"
+    )
+    (table,) = compare_folder(stopped.output, resamples=99)
+    assert table.notes[0].startswith("Partial, not in this table: m1 · shift(by=3) · letters: 8 of 23 answers; m1")
+    assert verify(stopped.output).problems == []
+    run_here(stopped)
+    assert unfinished(read_results(stopped.output)) is None
+
+
+def test_compare_says_first_that_a_run_is_incomplete(stopped: Plan) -> None:
+    shown = CliRunner().invoke(app, ["compare", str(stopped.output), "--resamples", "99"])
+    assert shown.stdout.startswith("This run is incomplete: 2 of 3")
+    with pytest.raises(RevisitError, match=r"no finished method yet\. This run is incomplete: 1 of 1"):
+        compare_folder(stopped_at_once(stopped))
+
+
+def stopped_at_once(plan: Plan) -> Path:
+    def stop(cells: object, reporter: object) -> None:
+        raise KeyboardInterrupt
+
+    output = plan.output.with_name("nothing")
+    with pytest.raises(KeyboardInterrupt):
+        run(replace(plan, output=output, methods=(Shift(),)), engine_for=HashEngine, first=stop)
+    return output
+
+
+def test_view_shows_what_was_asked_and_says_that_the_run_is_incomplete(stopped: Plan, data: Path) -> None:
+    (data / "items.txt").write_text("another question\n" * 23)  # changed since
+    columns, samples, notes = read_samples(stopped.output)
+    assert notes[0].startswith("This run is incomplete: 2 of 3")
+    assert [method["name"] for method in columns.methods] == ["shift", "shift"]
+    assert len(samples) == 23
+    assert {sample.prompt for sample in samples} == {f"prompt {i} {'x' * (i * 7 % 13)}" for i in range(23)}
+    partial = [sample.answers[1]["partial"] for sample in samples if 1 in sample.answers]
+    assert partial == ["8 of 23"] * 8
+    assert not any("partial" in sample.answers[0] for sample in samples)
+
+
+def test_a_larger_limit_is_unfinished_until_its_answers_are_there(tmp_path: Path, data: Path) -> None:
+    plan = make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(),), limit=8)
+    run_here(plan)
+
+    def stop(cells: object, reporter: object) -> None:
+        raise KeyboardInterrupt
+
+    for limit, expected in ((8, None), (20, [(8, 20)])):  # all that is planned is there; some of it
+        with pytest.raises(KeyboardInterrupt):
+            run(replace(plan, limit=limit), engine_for=HashEngine, first=stop)
+        missing = unfinished(read_results(plan.output))
+        assert (missing and [(c["answers"], c["items"]) for c in missing.cells]) == expected
+
+
 # --- unreadable images ----------------------------------------------------------------------------------------------
 
 
@@ -311,22 +435,8 @@ def test_results_of_another_format_are_left_alone(tmp_path: Path, data: Path) ->
         run_here(make_plan(tmp_path / "out", data))
     assert (tmp_path / "out" / "results.json").read_text() == '{"mine": 1}'
     (tmp_path / "out" / "results.json").write_text('{"schema": 77, "cells": []}')
-    with pytest.raises(RevisitError, match="has format 77; this version reads 1 and 2"):
+    with pytest.raises(RevisitError, match="has format 77; this version reads 3"):
         run_here(make_plan(tmp_path / "out", data))
-
-
-def test_results_of_the_first_format_are_read(tmp_path: Path, data: Path) -> None:
-    run_here(make_plan(tmp_path / "out", data))
-    expected = to_csv(compare_folder(tmp_path / "out"))
-    for path in [tmp_path / "out" / "results.json", *(tmp_path / "out").glob("cells/*/*.json")]:
-        old = json.loads(path.read_text())
-        del old["checksum"], old["schema"]
-        if path.name == "results.json":
-            old["schema"] = 1
-        path.write_text(json.dumps(old))
-    assert to_csv(compare_folder(tmp_path / "out")) == expected
-    _, engines = run_here(make_plan(tmp_path / "out", data))
-    assert asked(engines) == 0
 
 
 class Notes(runner.Silent):

@@ -53,7 +53,7 @@ def made(count: int, folder: Path) -> tuple[Columns, list[Sample]]:
         text = "A dog and a cat." if wrong else "A dog."
         second = {"x": text, "w": [(12, 15)] if wrong else [], "s": {"CHAIRs": float(wrong)}, "c": 1, "n": 5}
         first = {"x": "A dog.", "w": [], "s": {"CHAIRs": 0.0}, "c": 0, "n": 5}
-        samples.append(Sample("chair", item, {0: first, 1: {**second, **({"bad": 1} if wrong else {})}}))
+        samples.append(Sample("chair", item, item.prompt, {0: first, 1: {**second, **({"bad": 1} if wrong else {})}}))
     return columns, samples
 
 

@@ -64,7 +64,7 @@ def other_json(path: Path, dice: random.Random) -> None:
         "{}",
         "3",
         '"text"',
-        '{"schema": 2}',
+        '{"schema": 3}',
         '{"schema": "x", "cells": 3}',
         "NaN",
         '{"cells": [null]}',

@@ -13,9 +13,10 @@ from revisit import RevisitError
 from revisit.benchmarks.chair import Chair
 from revisit.cli.main import app
 from revisit.evaluation.plan import Plan
-from revisit.evaluation.runner import Silent
+from revisit.evaluation.runner import Silent, run
 from revisit.methods.revisit import ReVisiT
 from revisit.paper.ablation import all_methods, fill, paper_panels
+from revisit.paper.shared import SharingEngine
 
 pytestmark = pytest.mark.usefixtures("nltk_data")
 SCENES = "scenes:unusual:4:7"
@@ -106,8 +107,16 @@ def test_a_second_ablation_asks_nothing(root: Path, measured: Path, command: Cal
         limit=2,
         max_new_tokens=4,
     )
-    assert fill(plan, Silent()) == 4 * 2
-    assert fill(plan, Silent()) == 0
+    answered: list[int] = []
+
+    class Counting(Silent):
+        def advance(self, count: int) -> None:
+            answered.append(count)
+
+    for expected in (4 * 2, 0):
+        answered.clear()
+        run(plan, Counting(), lambda model: SharingEngine(model, **plan.engine_options), fill)
+        assert sum(answered) == expected
 
 
 @pytest.mark.parametrize(

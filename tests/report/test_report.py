@@ -15,7 +15,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
 from fake_grid import HashEngine, Shift, make_plan, write_items
 
 from revisit import ReVisiT, RevisitError
+from revisit.evaluation.records import AblationRecord
 from revisit.evaluation.runner import run
+from revisit.evaluation.store import write_record
 from revisit.paper import published
 from revisit.paper.objects import recalls
 from revisit.paper.run_report import build, gather
@@ -118,8 +120,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for n, name in enumerate(["shift", "shift(by=1)"])
     ]
     panel = {"key": "a", "title": "Shifts", "columns": ["By"], "settings": ["by"], "rows": rows}
-    about = {"schema": 1, "command": "revisit ablate a", "settings": results["settings"], "panels": [panel]}
-    (grid / "ablation.json").write_text(json.dumps({**about, "environment": ENVIRONMENT}))
+    about = {"command": "revisit ablate a", "settings": results["settings"], "panels": [panel]}
+    write_record(grid / "ablation.json", {**about, "environment": ENVIRONMENT}, AblationRecord)
 
     class Fixed(Subject):
         def settings(self) -> dict[str, Any]:
@@ -236,10 +238,8 @@ def test_tables_of_one_folder_name_the_commands_that_made_their_cells(
         plan = make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(by),))
         results = run(plan, engine_for=HashEngine)
     first, second = results["cells"]
-    assert [made.command for made in made_cells([first], results)] == ["revisit eval first"]
-    assert [made.command for made in made_cells([second, second], results)] == ["revisit eval second"]
-    old = {key: value for key, value in first.items() if key != "made"}  # written before commands were kept
-    assert [made.command for made in made_cells([old], results)] == ["revisit eval second"]
+    assert [made.command for made in made_cells([first])] == ["revisit eval first"]
+    assert [made.command for made in made_cells([second, second])] == ["revisit eval second"]
 
 
 def test_an_ablation_does_not_hide_other_results_of_its_folder(tmp_path: Path) -> None:
@@ -249,13 +249,12 @@ def test_an_ablation_does_not_hide_other_results_of_its_folder(tmp_path: Path) -
     rows = [{"method": "shift(by=1)", "cells": ["1"], "values": [0.1], "main": True}]
     panel = {"key": "a", "title": "a", "columns": ["By"], "settings": ["by"], "rows": rows}
     about = {
-        "schema": 1,
         "command": "x",
         "settings": results["settings"],
         "environment": ENVIRONMENT,
         "panels": [panel],
     }
-    (tmp_path / "out/ablation.json").write_text(json.dumps(about))
+    write_record(tmp_path / "out/ablation.json", about, AblationRecord)
     text = to_markdown(build(tmp_path / "out", resamples=99))
     main = text[text.index("Main results") : text.index("Ablations")]
     assert "shift(by=2)" in main
@@ -265,8 +264,7 @@ def test_an_ablation_does_not_hide_other_results_of_its_folder(tmp_path: Path) -
 def test_a_second_ablation_keeps_the_panels_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from revisit.paper import ablation
 
-    monkeypatch.setattr(ablation, "run", lambda plan, reporter: {"settings": {"seed": 0}, "environment": ENVIRONMENT})
-    monkeypatch.setattr(ablation, "fill", lambda plan, reporter: 0)
+    monkeypatch.setattr(ablation, "run", lambda *_: {"settings": {"seed": 0}, "environment": ENVIRONMENT})
     plan = make_plan(tmp_path, tmp_path)
     panels = ablation.paper_panels(ReVisiT())
     for key, words in (("a", "first"), ("c", "second"), ("c", "third")):

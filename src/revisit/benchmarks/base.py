@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -133,6 +133,7 @@ class Benchmark:
     hub: ClassVar[HubDataset | None] = None  # where `revisit data get` finds it on the hub
     downloads: ClassVar[tuple[Remote, ...]] = ()  # its annotation files on the authors' servers
     license: ClassVar[str] = "see its authors' pages"  # of its data, shown when it is fetched
+    places: ClassVar[tuple[str, ...]] = ("judge_url", "judge_cache")  # options that change no question and no number
 
     def __init_subclass__(cls) -> None:
         if "title" not in vars(cls):
@@ -142,6 +143,11 @@ class Benchmark:
     def version(self) -> str:
         """Names the scoring rule, options included; two numbers compare only under one version."""
         return f"{self.name}-1"
+
+    def options(self) -> dict[str, Any]:
+        """The options that decide its questions or numbers, ready for JSON: runs with other options are other runs."""
+        found = {option.name: getattr(self, option.name) for option in fields(self) if option.name not in self.places}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     def home(self, data_dir: Path) -> Path:
         """The folder of its annotation files: `data_dir/<name>`, or `data_dir` itself if they are there."""

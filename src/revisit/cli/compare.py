@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import typer
@@ -30,6 +31,7 @@ def compare(
       revisit compare runs/first --metric CHAIRi --metric F1 --out table.tex
     """
     from revisit.evaluation.comparison import compare_folder
+    from revisit.evaluation.store import read_results, unfinished
     from revisit.pages.document import check_writable
     from revisit.report.tables import SUFFIXES, WRITERS
     from revisit.report.terminal import print_comparison
@@ -44,6 +46,8 @@ def compare(
         raise unknown("format", kind, WRITERS)
     if out is not None:
         check_writable(out)
+    if notice := unfinished(read_results(folder)):
+        print(notice, file=sys.stdout if format_ is None and out is None else sys.stderr)
     wanted = [part.strip() for entry in metric for part in entry.split(",")]
     tables = compare_folder(folder, baseline, wanted, intersect, test, resamples)  # type: ignore[arg-type]
     if out is None and format_ is None:

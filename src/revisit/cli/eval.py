@@ -109,6 +109,7 @@ def evaluate(
     from revisit.evaluation.comparison import compare_folder
     from revisit.evaluation.config import load_config
     from revisit.evaluation.runner import run
+    from revisit.evaluation.store import read_results, unfinished
     from revisit.report.terminal import print_comparison
 
     if schema:
@@ -138,6 +139,8 @@ def evaluate(
         raise stopped(plan.output) from None
     problems: list[str] = []
     comparison = compare_folder(plan.output, problems=problems)
+    if notice := unfinished(read_results(plan.output)):  # of an earlier command with this --out
+        print(notice)
     print_comparison(comparison)
     for problem in problems:
         print(f"revisit: {problem}", file=sys.stderr)

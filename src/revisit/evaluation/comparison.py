@@ -15,9 +15,10 @@ from statistics import stdev
 from typing import Any, Literal
 
 from revisit.benchmarks.base import Metric, ratio
+from revisit.decoding.registry import value_text
 from revisit.errors import RevisitError, unknown
 from revisit.evaluation import statistics
-from revisit.evaluation.store import read_results, read_scores
+from revisit.evaluation.store import partial_text, read_results, read_scores, unfinished
 
 Test = Literal["permutation", "bootstrap"]
 
@@ -119,12 +120,19 @@ def compare_folder(
     A table that cannot be made is an error, or a sentence in `problems` where that is given; `keys` names the cells to compare.
     """
     results = read_results(output)
-    groups: dict[tuple[str, ...], list[Scored]] = {}
+    groups: dict[tuple[tuple[str, str], ...], list[Scored]] = {}
+    partial: dict[tuple[tuple[str, str], ...], list[str]] = {}
     for entry in results["cells"]:
-        if entry["status"] == "complete" and (keys is None or entry["key"] in keys):
+        if keys is not None and entry["key"] not in keys:
+            continue
+        if entry["status"] == "complete":
             groups.setdefault(_group(entry), []).append(_scored(output, entry))
+        else:
+            partial.setdefault(_group(entry), []).append(partial_text(entry))
     if not groups:
-        raise RevisitError(f"{output} holds no finished method yet; run `revisit eval` with this --out to the end.")
+        missing = unfinished(results)
+        todo = missing or "Run `revisit eval` with this --out."
+        raise RevisitError(f"{output} holds no finished method yet. {todo}")
     if baseline is not None:
         known = {cell.label for cells in groups.values() for cell in cells}
         known |= {cell.entry["method"]["name"] for cells in groups.values() for cell in cells}
@@ -139,30 +147,33 @@ def compare_folder(
                 raise
             problems.append(str(error))
             continue
-        tables.append(replace(table, variant=_variant(group, list(groups))))
+        notes = [f"Partial, not in this table: {'; '.join(partial[group])}."] if group in partial else []
+        tables.append(replace(table, variant=_variant(group, list(groups)), notes=(*notes, *table.notes)))
     if metrics and not any(table.metrics for table in tables):
         raise unknown("metric", metrics[0], {name for cells in groups.values() for c in cells for name in c.values})
     return [table for table in tables if table.metrics]
 
 
-def _group(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    """What two cells must share to stand in one table."""
-    benchmark = entry["benchmark"]
-    return (
-        entry["model"]["name"],
-        benchmark["name"],
-        benchmark["version"],
-        f"weights {str(entry['model'].get('fingerprint'))[:8]}",
-        str(entry["model"].get("dtype")),
-        str(entry["model"].get("engine") or ""),
-        *(f"{name} {value}" for name, value in sorted(entry["decoding"].items())),
-    )
+def _group(entry: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """What two cells must share to be in one table, by name."""
+    model, benchmark = entry["model"], entry["benchmark"]
+    shared = {
+        "model": model["name"],
+        "benchmark": benchmark["name"],
+        "version": benchmark["version"],
+        **benchmark["options"],
+        "weights": str(model.get("fingerprint"))[:8],
+        "dtype": model.get("dtype"),
+        "engine": model.get("engine"),
+        **entry["decoding"],
+    }
+    return tuple((name, value_text(value)) for name, value in shared.items())
 
 
-def _variant(group: tuple[str, ...], groups: Sequence[tuple[str, ...]]) -> str:
-    """What tells a group from the others of its model and benchmark."""
-    alike = [other for other in groups if other[:3] == group[:3]]
-    return ", ".join(part for n, part in enumerate(group) if len({other[n] for other in alike}) > 1 and part)
+def _variant(group: tuple[tuple[str, str], ...], groups: Sequence[tuple[tuple[str, str], ...]]) -> str:
+    """What tells a group from the others of its model and benchmark; the version is in every table anyway."""
+    alike = [dict(other) for other in groups if other[:2] == group[:2]]
+    return ", ".join(f"{name} {value}" for name, value in group[3:] if any(other.get(name) != value for other in alike))
 
 
 def _scored(output: Path, entry: Mapping[str, Any]) -> Scored:

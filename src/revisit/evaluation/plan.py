@@ -13,7 +13,7 @@ from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 
 
-class Named(Protocol):
+class MethodInfo(Protocol):
     """The part of a decoding method that the runner needs; methods themselves act inside an engine."""
 
     @property
@@ -55,7 +55,7 @@ class Plan:
                 raise RevisitError(f"Nothing to run: give at least one {kind}.")
         for kind, keys in (
             ("model", list(self.models)),
-            ("benchmark", [b.version for b in self.benchmarks]),
+            ("benchmark", [benchmark_label(b) for b in self.benchmarks]),
             ("seed", [str(seed) for seed in self.seeds]),
             *(("method", [label(m) for m in self.methods_for(model)]) for model in self.models),
         ):
@@ -88,14 +88,27 @@ class Plan:
         return replace(self.decoding, max_new_tokens=self.max_new_tokens or benchmark.max_new_tokens)
 
 
-def label(method: Named) -> str:
+def label(method: MethodInfo) -> str:
     """The method's name with every setting that is not its default: what a table calls it."""
-    settings = method.settings()
     try:
         defaults = type(method)().settings()
-    except TypeError:  # a method without defaults for everything (a chain): all its settings are telling
+    except TypeError:  # a chain has settings without defaults
         defaults = {}
-    telling = {key: value for key, value in settings.items() if key not in defaults or defaults[key] != value}
-    if not telling:
-        return method.name
-    return f"{method.name}({', '.join(f'{key}={value_text(value)}' for key, value in telling.items())})"
+    return _label(method.name, method.settings(), defaults)
+
+
+def benchmark_label(benchmark: Benchmark) -> str:
+    """The benchmark's name with every option that is not its default, such as `pope(suffix=one-word)`."""
+    try:
+        defaults = type(benchmark)().options()
+    except TypeError:  # an option without a default
+        defaults = {}
+    return _label(benchmark.name, benchmark.options(), defaults)
+
+
+def _label(name: str, settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    own = [f"{key}={value_text(value)}" for key, value in settings.items() if defaults.get(key, _UNSET) != value]
+    return f"{name}({', '.join(own)})" if own else name
+
+
+_UNSET = object()

@@ -1,7 +1,7 @@
 """Every record that `revisit eval` stores, field by field; `revisit eval --schema` prints them as JSON Schema.
 
-Files carry a schema number and a checksum over all their other fields, lines of answers a checksum each. A reader takes
-records of the schema numbers in `READABLE` and refuses others in one sentence.
+Files carry a schema number and a checksum over all their other fields, lines of answers a checksum each. Records with
+another schema number are refused.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-SCHEMA = 2
-READABLE = (1, 2)  # 1 had no checksums
+SCHEMA = 3
 CHECK = 16  # characters of a line's checksum
 
 
@@ -28,8 +27,8 @@ class StoredAnswer(Record):
     """One line of `answers.jsonl`."""
 
     id: str = Field(description="The item's id in its benchmark.")
-    item: str = Field(description="SHA-256 over the prompt's hash and the hashes of its pictures.")
-    prompt: str = Field(description="SHA-256 of the prompt.")
+    item: str = Field(description="SHA-256 over the prompt and the hashes of its pictures.")
+    prompt: str = Field(description="The question as it was asked, before the model's chat template.")
     text: str = Field(description="The answer, without special tokens and surrounding blanks.")
     tokens: tuple[int, ...] = Field(description="The generated token ids, up to and with the end token.")
     counters: dict[str, int | float] = Field(
@@ -38,8 +37,8 @@ class StoredAnswer(Record):
         "`vision_tokens`, `plausible` (sizes of the plausible sets, added up).",
     )
     seconds: float = Field(default=0.0, description="The answer's share of its batch's time.")
-    finish: Literal["stop", "length"] | None = Field(
-        default=None, description="Why it ended: `stop` at an end token, `length` at the longest answer allowed."
+    finish: Literal["stop", "length"] = Field(
+        default="stop", description="Why it ended: `stop` at an end token, `length` at the longest answer allowed."
     )
 
     def to_json(self, cell: str = "") -> str:
@@ -56,8 +55,7 @@ class StoredAnswer(Record):
         raw = json.loads(text)
         if not isinstance(raw, dict):
             raise ValueError("not an answer")
-        check = raw.pop("check", None)
-        if check is not None and check != checksum({**raw, "cell": cell})[:CHECK]:
+        if raw.pop("check", None) != checksum({**raw, "cell": cell})[:CHECK]:
             raise ValueError("its checksum does not fit")
         try:
             return cls.model_validate(raw, strict=False)
@@ -68,28 +66,28 @@ class StoredAnswer(Record):
 class CellRecord(Record):
     """`cell.json`: what could change an answer of the cell."""
 
-    schema_: int = Field(default=SCHEMA, alias="schema", description="Number of this format.")
+    schema_: int = Field(alias="schema", description="Number of this format.")
     key: str = Field(
         description="SHA-256 of `identity` as canonical JSON; its first twelve digits end the folder's name."
     )
     identity: dict[str, Any] = Field(
-        description="Model files, engine, versions and code, the method with its settings and code, the benchmark's version, "
+        description="Model files, engine and versions, the method with its settings, the benchmark with its version and options, "
         "decoding settings and seed."
     )
-    checksum: str | None = Field(default=None, description="SHA-256 over all other fields.")
+    checksum: str = Field(description="SHA-256 over all other fields.")
 
 
 class ScoresRecord(Record):
     """`scores.json`: the terms of each metric, item by item."""
 
-    schema_: int = Field(default=1, alias="schema", description="Number of this format.")
-    key: str | None = Field(default=None, description="The cell's, as in `cell.json`.")
+    schema_: int = Field(alias="schema", description="Number of this format.")
+    key: str = Field(description="The cell's, as in `cell.json`.")
     version: str = Field(description="The benchmark's scoring rule.")
     items: dict[str, str] = Field(description="Item id → `item` of its answer.")
     per_item: dict[str, dict[str, tuple[float, float]]] = Field(
         description="Metric → unit (an item or a group of items) → numerator and denominator; the metric is the ratio of sums."
     )
-    checksum: str | None = Field(default=None, description="SHA-256 over all other fields.")
+    checksum: str = Field(description="SHA-256 over all other fields.")
 
 
 class MetricRecord(Record):
@@ -117,8 +115,8 @@ class SkippedRecord(Record):
     reason: str = Field(description="Why it could not be read.")
 
 
-class MadeRecord(Record):
-    """The command that made a cell."""
+class Provenance(Record):
+    """The command that asked for a cell."""
 
     argv: list[str] = Field(description="The command line.")
     data: str | None = Field(default=None, description="The data folder.")
@@ -132,16 +130,20 @@ class CellEntry(Record):
 
     key: str = Field(description="As in `cell.json`.")
     path: str = Field(pattern=r"^cells/[A-Za-z0-9._-]*-[0-9a-f]{12}$", description="Its folder below the output.")
-    status: Literal["complete", "unreadable images"] = Field(
-        description="`unreadable images`: some could not be read and nobody asked to skip them."
+    status: Literal["complete", "unfinished", "unreadable images"] = Field(
+        description="`unfinished`: planned, and not answered to the end. `unreadable images`: some could not be read, and "
+        "`--skip-bad-images` was not given. Only complete cells have metrics."
     )
     model: dict[str, Any] = Field(description="Name, fingerprint, precision, device, engine, versions and code.")
     method: dict[str, Any] = Field(description="Label, name, settings and code.")
-    benchmark: dict[str, Any] = Field(description="Name, version, headline metric, SHA-256 of each annotation file.")
+    benchmark: dict[str, Any] = Field(
+        description="Label (name and options that are not defaults), name, options, version, headline metric, SHA-256 of each "
+        "annotation file."
+    )
     decoding: dict[str, Any] = Field(description="Longest answer, temperature, top_p, top_k, beams.")
     seed: int = Field(description="Seed of sampling; 0 without.")
     batch_size: int = Field(description="Answers made together.")
-    items: int = Field(description="Questions asked.")
+    items: int = Field(description="Questions planned.")
     answers: int = Field(description="Questions answered.")
     skipped: list[SkippedRecord] = Field(description="Items whose picture could not be read.")
     new_tokens: int = Field(description="Generated tokens in all.")
@@ -152,7 +154,7 @@ class CellEntry(Record):
     )
     counts: dict[str, Any] = Field(default_factory=dict, description="Whole numbers behind the metrics.")
     notes: list[str] = Field(default_factory=list, description="What a reader of the numbers must know.")
-    made: MadeRecord | None = Field(default=None, description="The command that made it.")
+    provenance: Provenance = Field(description="The command that asked for it.")
 
 
 class PanelRecord(Record):
@@ -174,7 +176,7 @@ class AblationRecord(Record):
     settings: dict[str, Any] = Field(description="Its plan.")
     environment: dict[str, Any] = Field(description="Versions and machine.")
     panels: list[PanelRecord] = Field(description="The panels, of earlier commands too.")
-    checksum: str | None = Field(default=None, description="SHA-256 over all other fields.")
+    checksum: str = Field(description="SHA-256 over all other fields.")
 
 
 class StudyRecord(Record):
@@ -187,7 +189,7 @@ class StudyRecord(Record):
     settings: dict[str, Any] = Field(description="Model, data, limit, method, precision.")
     environment: dict[str, Any] = Field(description="Versions and machine.")
     result: dict[str, Any] = Field(description="What was measured; docs/studies.md describes each study.")
-    checksum: str | None = Field(default=None, description="SHA-256 over all other fields.")
+    checksum: str = Field(description="SHA-256 over all other fields.")
 
 
 class RunRecord(Record):
@@ -202,7 +204,7 @@ class RunRecord(Record):
     environment: dict[str, Any] = Field(description="Versions, platform, commit of this package, command line.")
     settings: dict[str, Any] = Field(description="The last command's plan.")
     cells: list[CellEntry] = Field(description="One entry per cell; a second command on the same output adds to them.")
-    checksum: str | None = Field(default=None, description="SHA-256 over all other fields.")
+    checksum: str = Field(description="SHA-256 over all other fields.")
 
 
 RECORDS: dict[str, type[Record]] = {

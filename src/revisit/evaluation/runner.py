@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,9 +27,9 @@ from revisit.evaluation import statistics
 from revisit.evaluation.engines.base import Answer, BadImage, Engine, Job, open_engine
 from revisit.evaluation.environment import environment
 from revisit.evaluation.identity import method_code
-from revisit.evaluation.plan import Plan, label
+from revisit.evaluation.plan import Plan, benchmark_label, label
 from revisit.evaluation.records import RunRecord, ScoresRecord, StoredAnswer
-from revisit.evaluation.store import Cell, Damaged, digest, locked, read_results, write_record
+from revisit.evaluation.store import Cell, Damaged, digest, locked, read_results, read_scores, write_record
 
 
 class Reporter(Protocol):
@@ -59,11 +60,10 @@ class Silent:
 
 @dataclass(frozen=True)
 class Question:
-    """An item with the hashes that tie an answer to its content."""
+    """An item and the hash of what is asked, which ties an answer to it."""
 
     item: Item
-    prompt: str  # SHA-256 of the prompt
-    content: str  # SHA-256 of prompt and image bytes
+    content: str  # SHA-256 of the prompt and of every image's bytes
 
 
 @dataclass
@@ -74,6 +74,103 @@ class Questions:
     bad: dict[str, BadImage]
     files: dict[str, str]  # annotation file -> SHA-256
     total: int
+
+
+@dataclass(frozen=True)
+class GridCell:
+    """One model, method, benchmark and seed of a plan, with the engine that answers."""
+
+    plan: Plan  # with one seed
+    model: str
+    engine: Engine
+    method: Any
+    benchmark: Benchmark
+    questions: Questions
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """What tables and folders call its model, method and benchmark."""
+        return self.model, label(self.method), benchmark_label(self.benchmark)
+
+    @cached_property
+    def decoding(self) -> Decoding:
+        """How its answers are drawn."""
+        return self.plan.decoding_for(self.benchmark)
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """Everything that could change an answer and is not in the item itself."""
+        found: dict[str, Any] = {
+            "model": dict(self.engine.identity()),
+            "method": {"name": self.method.name, "settings": self.method.settings(), "code": method_code(self.method)},
+            "benchmark": {
+                "name": self.benchmark.name,
+                "version": self.benchmark.version,
+                "options": self.benchmark.options(),
+            },
+            "decoding": asdict(self.decoding),
+            "seed": self.plan.seed if self.decoding.temperature is not None else 0,  # without draws it decides nothing
+        }
+        if not self.engine.batch_invariant(self.decoding):  # then a job's answer may depend on its batch
+            found["batches"] = {
+                "size": self.plan.batch_size,
+                "items": digest([[q.item.id, q.content] for q in self.questions.ready]),
+            }
+        return found
+
+    @cached_property
+    def store(self) -> Cell:
+        """Its answers on disk."""
+        return Cell(self.plan.output, self.names, self.identity)
+
+    @cached_property
+    def batches(self) -> list[list[tuple[Question, Job]]]:
+        """All items in batches of similar prompt length, longest first, so that running out of memory shows at once."""
+        jobs = [
+            (q, Job(q.item.id, q.item.prompt, q.item.images, job_seed(self.plan.seed, q.item.id)))
+            for q in self.questions.ready
+        ]
+        jobs.sort(key=lambda pair: -self.engine.length(pair[1]))  # stable: ties keep the benchmark's order
+        size = self.plan.batch_size
+        return [jobs[start : start + size] for start in range(0, len(jobs), size)]
+
+    def entry(self, lines: Mapping[str, StoredAnswer], bad: Mapping[str, BadImage]) -> dict[str, Any]:
+        """Its entry in results.json as long as it is not scored."""
+        totals: dict[str, float] = {}
+        for line in lines.values():
+            for counter, value in line.counters.items():
+                totals[counter] = totals.get(counter, 0) + value
+        model, method, benchmark = self.names
+        about, data = self.identity, self.plan.data.get(self.benchmark.name)
+        return {
+            "key": self.store.key,
+            "path": self.store.path.relative_to(self.plan.output).as_posix(),
+            "status": "unfinished",
+            "model": {"name": model, **about["model"]},
+            "method": {"label": method, **about["method"]},
+            "benchmark": {
+                "label": benchmark,
+                **about["benchmark"],
+                "headline": self.benchmark.headline,
+                "files": self.questions.files,
+            },
+            "decoding": about["decoding"],
+            "seed": about["seed"],
+            "batch_size": self.plan.batch_size,
+            "items": self.questions.total,
+            "answers": len(lines),
+            "skipped": [{"id": i, "image": str(b.path), "reason": b.reason} for i, b in sorted(bad.items())],
+            "new_tokens": sum(len(line.tokens) for line in lines.values()),
+            "seconds": round(sum(line.seconds for line in lines.values()), 3),
+            "counters": totals,
+            "provenance": {
+                "argv": environment()["argv"],
+                "data": str(data) if data else None,
+                "limit": self.plan.limit,
+                "seed": about["seed"],
+                "batch_size": self.plan.batch_size,
+            },
+        }
 
 
 @dataclass
@@ -100,28 +197,47 @@ def run(
     plan: Plan,
     reporter: Reporter | None = None,
     engine_for: Callable[[str], Engine] | None = None,
+    first: Callable[[Sequence[GridCell], Reporter], None] | None = None,
 ) -> dict[str, Any]:
     """Runs every cell of `plan` that is not finished, scores all of them, and returns what results.json then holds.
 
-    Raises after the last cell if images could not be read and `plan.skip_bad_images` is off: the answers to everything
-    else are stored, and cells with unread images have no metrics.
+    Args:
+        plan: What to run.
+        reporter: Is told of the progress.
+        engine_for: Opens the engine of a model; by default the plan's.
+        first: May answer the cells of one model and benchmark together before they are run one by one.
+
+    Raises:
+        RevisitError: After the last cell, if images could not be read and `plan.skip_bad_images` is off. The answers to
+            everything else are stored; cells with unread images have no metrics.
     """
     reporter = reporter or Silent()
     engine_for = engine_for or (lambda model: open_engine(plan.engine, model, **plan.engine_options))
     check_files(plan)
     with locked(plan.output):
-        results = Results(plan, reporter)
         checksums = Checksums()
-        questions = {id(b): load_questions(b, plan, checksums, reporter) for b in plan.benchmarks}
-        for model in plan.models:
-            engine = engine_for(model)
-            try:
-                for benchmark in plan.benchmarks:
-                    for method in plan.methods_for(model):
-                        for one in plan.by_seed():
-                            entry = run_cell(one, model, engine, method, benchmark, questions[id(benchmark)], reporter)
-                            results.add(entry)
-            finally:
+        questions = [(b, load_questions(b, plan, checksums, reporter)) for b in plan.benchmarks]
+        engines = {model: engine_for(model) for model in plan.models}
+        try:
+            grid = [
+                [
+                    GridCell(one, model, engine, method, benchmark, asked)
+                    for method in plan.methods_for(model)
+                    for one in plan.by_seed()
+                ]
+                for model, engine in engines.items()
+                for benchmark, asked in questions
+            ]
+            results = Results(plan, [cell for cells in grid for cell in cells], reporter)
+            for cells in grid:
+                if first is not None:
+                    first(cells, reporter)
+                for cell in cells:
+                    results.add(run_cell(cell, reporter))
+                if cells[0].benchmark is plan.benchmarks[-1]:
+                    cells[0].engine.close()  # makes room for the next model
+        finally:
+            for engine in engines.values():
                 engine.close()
         return results.finish()
 
@@ -156,29 +272,9 @@ def load_questions(benchmark: Benchmark, plan: Plan, checksums: Checksums, repor
         if unread := [s for s in sums if isinstance(s, BadImage)]:
             bad[item.id] = unread[0]
         else:
-            prompt = hashlib.sha256(item.prompt.encode()).hexdigest()
-            ready.append(Question(item, prompt, digest([prompt, sums])))
+            ready.append(Question(item, digest([item.prompt, sums])))
     files = {path.name: file_digest(path) for path in benchmark.files(folder)}
     return Questions(ready, bad, files, len(items))
-
-
-def identity(
-    plan: Plan, engine: Engine, method: Any, benchmark: Benchmark, questions: Questions, decoding: Decoding
-) -> dict[str, Any]:
-    """Everything that could change an answer of this cell and is not in the item itself."""
-    found: dict[str, Any] = {
-        "model": dict(engine.identity()),
-        "method": {"name": method.name, "settings": method.settings(), "code": method_code(method)},
-        "benchmark": {"name": benchmark.name, "version": benchmark.version},
-        "decoding": asdict(decoding),
-        "seed": plan.seed if decoding.temperature is not None else 0,  # without draws it decides nothing
-    }
-    if not engine.batch_invariant(decoding):  # then the company of a job may matter, so it becomes part of the identity
-        found["batches"] = {
-            "size": plan.batch_size,
-            "items": digest([[q.item.id, q.content] for q in questions.ready]),
-        }
-    return found
 
 
 def job_seed(seed: int, id: str) -> int:
@@ -186,63 +282,45 @@ def job_seed(seed: int, id: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}:{id}".encode()).digest()[:7], "big")
 
 
-def batches(questions: Sequence[Question], plan: Plan, engine: Engine) -> list[list[tuple[Question, Job]]]:
-    """All items in batches of similar prompt length, longest first, so that running out of memory shows at once."""
-    jobs = [(q, Job(q.item.id, q.item.prompt, q.item.images, job_seed(plan.seed, q.item.id))) for q in questions]
-    jobs.sort(key=lambda pair: -engine.length(pair[1]))  # stable: ties keep the benchmark's order
-    return [jobs[start : start + plan.batch_size] for start in range(0, len(jobs), plan.batch_size)]
-
-
-def run_cell(
-    plan: Plan,
-    model: str,
-    engine: Engine,
-    method: Any,
-    benchmark: Benchmark,
-    questions: Questions,
-    reporter: Reporter,
-) -> dict[str, Any]:
+def run_cell(cell: GridCell, reporter: Reporter) -> dict[str, Any]:
     """Answers what is missing, then scores; returns the cell's entry in results.json."""
-    decoding = plan.decoding_for(benchmark)
-    about = identity(plan, engine, method, benchmark, questions, decoding)
-    name = label(method)
+    plan, benchmark, questions = cell.plan, cell.benchmark, cell.questions
+    title = " · ".join(cell.names)
     bad = dict(questions.bad)
-    with Cell(plan.output, (model, name, benchmark.name), about) as cell:
-        for sentence in cell.repairs:
+    with cell.store as store:
+        for sentence in store.repairs:
             reporter.note(sentence)
-        stored = [cell.get(q.item.id, q.content) is not None for q in questions.ready]
-        drawn = f" · seed {plan.seed}" if decoding.temperature is not None else ""
-        reporter.start(f"{model} · {name} · {benchmark.name}{drawn}", len(stored), sum(stored))
-        todo = [
-            batch
-            for batch in batches(questions.ready, plan, engine)
-            if any(cell.get(q.item.id, q.content) is None for q, _ in batch)
-        ]
+        stored = [store.get(q.item.id, q.content) is not None for q in questions.ready]
+        drawn = f" · seed {plan.seed}" if cell.decoding.temperature is not None else ""
+        reporter.start(title + drawn, len(stored), sum(stored))
+        todo = [batch for batch in cell.batches if any(store.get(q.item.id, q.content) is None for q, _ in batch)]
         contents = {q.item.id: q for q in questions.ready}
         if todo:
-            for outcomes in engine.stream(method, decoding, ([job for _, job in batch] for batch in todo)):
+            for outcomes in cell.engine.stream(
+                cell.method, cell.decoding, ([job for _, job in batch] for batch in todo)
+            ):
                 lines = []
                 for outcome in outcomes:
                     if isinstance(outcome.result, BadImage):
                         bad[outcome.job.id] = outcome.result
                     else:
                         lines.append(line_of(contents[outcome.job.id], outcome.result))
-                reporter.advance(cell.append(lines))
-        lines_by_id = {q.item.id: line for q in questions.ready if (line := cell.get(q.item.id, q.content)) is not None}
-    entry = describe(cell, plan, model, name, about, benchmark, questions, lines_by_id, bad)
-    if bad and not plan.skip_bad_images:
-        reporter.note(f"{model} · {name} · {benchmark.name}: {len(bad)} unreadable images, not scored")
+                reporter.advance(store.append(lines))
+        lines_by_id = {
+            q.item.id: line for q in questions.ready if (line := store.get(q.item.id, q.content)) is not None
+        }
+    entry = cell.entry(lines_by_id, bad)
+    kept = [q for q in questions.ready if q.item.id in lines_by_id]
+    if (bad and not plan.skip_bad_images) or not kept:
+        reporter.note(f"{title}: {len(bad)} unreadable images, not scored")
         return {**entry, "status": "unreadable images"}
-    kept = [q.item for q in questions.ready if q.item.id in lines_by_id]
-    if not kept:
-        return {**entry, "status": "unreadable images"}
-    scores = benchmark.score(kept, {item.id: lines_by_id[item.id].text for item in kept})
+    scores = benchmark.score([q.item for q in kept], {q.item.id: lines_by_id[q.item.id].text for q in kept})
     write_record(
-        cell.path / "scores.json",
+        store.path / "scores.json",
         {
-            "key": cell.key,
+            "key": store.key,
             "version": benchmark.version,
-            "items": {q.item.id: q.content for q in questions.ready if q.item.id in lines_by_id},
+            "items": {q.item.id: q.content for q in kept},
             "per_item": {metric: {u: list(t) for u, t in terms.items()} for metric, terms in scores.per_item.items()},
         },
         ScoresRecord,
@@ -255,47 +333,13 @@ def line_of(question: Question, answer: Answer) -> StoredAnswer:
     return StoredAnswer(
         id=question.item.id,
         item=question.content,
-        prompt=question.prompt,
+        prompt=question.item.prompt,
         text=answer.text,
         tokens=tuple(answer.tokens),
         counters=dict(answer.counters),
         seconds=round(answer.seconds, 6),
         finish="length" if answer.finish == "length" else "stop",
     )
-
-
-def describe(
-    cell: Cell,
-    plan: Plan,
-    model: str,
-    name: str,
-    about: Mapping[str, Any],
-    benchmark: Benchmark,
-    questions: Questions,
-    lines: Mapping[str, StoredAnswer],
-    bad: Mapping[str, BadImage],
-) -> dict[str, Any]:
-    """The part of a cell's entry that does not depend on its scores."""
-    totals: dict[str, float] = {}
-    for line in lines.values():
-        for counter, value in line.counters.items():
-            totals[counter] = totals.get(counter, 0) + value
-    return {
-        "key": cell.key,
-        "path": cell.path.relative_to(plan.output).as_posix(),
-        "model": {"name": model, **about["model"]},
-        "method": {"label": name, **about["method"]},
-        "benchmark": {**about["benchmark"], "headline": benchmark.headline, "files": questions.files},
-        "decoding": about["decoding"],
-        "seed": about["seed"],
-        "batch_size": plan.batch_size,
-        "items": questions.total,
-        "answers": len(lines),
-        "skipped": [{"id": i, "image": str(b.path), "reason": b.reason} for i, b in sorted(bad.items())],
-        "new_tokens": sum(len(line.tokens) for line in lines.values()),
-        "seconds": round(sum(line.seconds for line in lines.values()), 3),
-        "counters": totals,
-    }
 
 
 def scored(benchmark: Benchmark, scores: Scores, n: int) -> dict[str, Any]:
@@ -334,16 +378,33 @@ def _finite(value: float) -> float | None:
 
 
 class Results:
-    """results.json: rewritten as a whole after every cell, so that it can be read at any time."""
+    """results.json: rewritten as a whole after every cell, so that it can be read at any time.
 
-    def __init__(self, plan: Plan, reporter: Reporter) -> None:
+    Every planned cell is in it from the start, as `unfinished` until it is scored.
+    """
+
+    def __init__(self, plan: Plan, grid: Sequence[GridCell], reporter: Reporter) -> None:
         self.path = plan.output / "results.json"
         self.plan = plan
         self.started = time.time()
-        self.entries: list[dict[str, Any]] = []
         earlier = self._read(reporter)["cells"] if self.path.exists() else []
-        self.earlier = [old for old in earlier if (plan.output / old["path"]).exists()]  # somebody may delete a cell
+        kept = [old for old in earlier if (plan.output / old["path"]).exists()]  # somebody may delete a cell
+        self.entries = {_place(entry): entry for entry in kept}
+        for cell in grid:
+            entry = cell.entry({}, cell.questions.bad)
+            if not self._is_scored(cell, self.entries.get(_place(entry))):
+                self.entries[_place(entry)] = entry
+        self.ours = [_place(cell.entry({}, {})) for cell in grid]
         self._write("running")
+
+    def _is_scored(self, cell: GridCell, old: Mapping[str, Any] | None) -> bool:
+        """Whether an earlier entry has the result of all that is planned for a cell now."""
+        if old is None or old["status"] != "complete" or old["key"] != cell.store.key:
+            return False
+        try:
+            return read_scores(cell.store.path).items == {q.item.id: q.content for q in cell.questions.ready}
+        except RevisitError:
+            return False
 
     def _read(self, reporter: Reporter) -> dict[str, Any]:
         """What earlier commands left; a damaged file is set aside, since everything in it can be made from the answers."""
@@ -359,18 +420,14 @@ class Results:
 
     def add(self, entry: dict[str, Any]) -> None:
         """Adds a cell; an earlier entry for the same question under other code or weights gives way to it."""
-        asked = settings(self.plan)
-        made = {"limit": asked["limit"], "seed": entry["seed"], "batch_size": asked["batch_size"]}
-        entry["made"] = {"argv": environment()["argv"], "data": asked["data"].get(entry["benchmark"]["name"]), **made}
-        self.entries.append(entry)
-        self.earlier = [old for old in self.earlier if _place(old) != _place(entry)]
+        self.entries[_place(entry)] = entry
         self._write("running")
 
     def finish(self) -> dict[str, Any]:
         """Writes the final state; raises if there are unread images that nobody asked to skip."""
         unread = {
             skipped["image"]: skipped["reason"]
-            for entry in self.entries
+            for entry in (self.entries[place] for place in self.ours)
             if entry["status"] != "complete"
             for skipped in entry["skipped"]
         }
@@ -392,7 +449,7 @@ class Results:
             "seconds": round(time.time() - self.started, 1),
             "environment": environment(),
             "settings": settings(self.plan),
-            "cells": [*self.earlier, *self.entries],
+            "cells": list(self.entries.values()),
         }
         return write_record(self.path, results, RunRecord)
 
@@ -404,7 +461,7 @@ def settings(plan: Plan) -> dict[str, Any]:
         "methods": {
             model: [{"name": m.name, **m.settings()} for m in plan.methods_for(model)] for model in plan.models
         },
-        "benchmarks": [{"name": b.name, "version": b.version} for b in plan.benchmarks],
+        "benchmarks": [{"name": b.name, "version": b.version, "options": b.options()} for b in plan.benchmarks],
         "data": {name: str(path) for name, path in plan.data.items()},
         "limit": plan.limit,
         "limits": dict(plan.limits),
@@ -430,6 +487,7 @@ def _place(entry: Mapping[str, Any]) -> str:
             entry["method"]["settings"],
             benchmark["name"],
             benchmark["version"],
+            benchmark["options"],
             entry["decoding"],
             entry["seed"],
         ]

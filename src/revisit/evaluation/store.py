@@ -19,9 +19,11 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,7 +32,6 @@ from pydantic import ValidationError
 
 from revisit.errors import RevisitError
 from revisit.evaluation.records import (
-    READABLE,
     SCHEMA,
     CellRecord,
     Record,
@@ -140,11 +141,12 @@ def read_record(path: Path, kind: type[AnyRecord]) -> AnyRecord:
     raw = read_json(path)
     if not isinstance(raw, dict):
         raise Damaged(f"{path} is damaged: it holds a {type(raw).__name__}, not a record; {AGAIN}")
-    if (number := raw.get("schema", 1)) not in READABLE:
-        raise RevisitError(
-            f"{path} has format {str(number)[:20]}; this version reads {' and '.join(map(str, READABLE))}: {AGAIN}"
-        )
-    if raw.get("checksum") not in (None, checksum(raw)):
+    number = raw.get("schema")
+    if not isinstance(number, int):
+        raise Damaged(f"{path} is damaged: it has no schema number; {AGAIN}")
+    if number != SCHEMA:
+        raise RevisitError(f"{path} has format {number}; this version reads {SCHEMA}: {AGAIN}")
+    if raw.get("checksum") != checksum(raw):
         raise Damaged(f"{path} is damaged: its checksum does not fit; {AGAIN}")
     try:
         return kind.model_validate(raw)
@@ -166,13 +168,59 @@ def read_results(output: Path) -> dict[str, Any]:
     raw = read_json(path)
     if isinstance(raw, dict) and not {"schema", "cells"} & raw.keys():
         raise RevisitError(f"{path} was not written by `revisit eval`: give another --out, or move that file away.")
-    return read_record(path, RunRecord).model_dump(mode="json", by_alias=True)
+    results = read_record(path, RunRecord).model_dump(mode="json", by_alias=True)
+    for cell in results["cells"]:
+        if cell["status"] == "unfinished":  # its answers have grown since this file was written
+            cell["answers"] = min(_count_answers(output / cell["path"] / "answers.jsonl"), cell["items"])
+    return results
+
+
+def _count_answers(path: Path) -> int:
+    try:
+        return len({line.id for line in sort_lines(path)[0]})
+    except OSError:  # nothing was answered yet, or nothing can be read
+        return 0
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """The cells of a run without a result, and the commands that finish them. Its text is the notice for readers."""
+
+    cells: tuple[Mapping[str, Any], ...]  # entries of results.json; `answers` of `items` are there
+    total: int  # cells of the whole run
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands that finish the cells, each once."""
+        return list(dict.fromkeys(shlex.join(cell["provenance"]["argv"]) for cell in self.cells))
+
+    def __str__(self) -> str:
+        listed = "; ".join(partial_text(cell) for cell in self.cells[:5])
+        more = f"; and {len(self.cells) - 5} more" if len(self.cells) > 5 else ""
+        return (
+            f"This run is incomplete: {len(self.cells)} of {self.total} combinations of model, method and benchmark have no result "
+            f"({listed}{more}). To finish it, run: {' ; '.join(self.commands)}"
+        )
+
+
+def unfinished(results: Mapping[str, Any]) -> Unfinished | None:
+    """What a run still lacks, from what `read_results` returned; None if it is complete."""
+    cells = tuple(cell for cell in results["cells"] if cell["status"] != "complete")
+    return Unfinished(cells, len(results["cells"])) if cells else None
+
+
+def partial_text(cell: Mapping[str, Any]) -> str:
+    """A cell that is not complete: what it is, and how many of its answers are there."""
+    seed = f" · seed {cell['seed']}" if cell["seed"] else ""
+    name = f"{cell['model']['name']} · {cell['method']['label']} · {cell['benchmark']['label']}{seed}"
+    why = ", unreadable images" if cell["status"] == "unreadable images" else ""
+    return f"{name}: {cell['answers']} of {cell['items']} answers{why}"
 
 
 def read_scores(folder: Path) -> ScoresRecord:
     """The scores.json of a cell's folder."""
     found = read_record(folder / "scores.json", ScoresRecord)
-    if found.key is not None and not folder.name.endswith(found.key[:KEY]):
+    if not folder.name.endswith(found.key[:KEY]):
         raise Damaged(f"{folder / 'scores.json'} belongs to another model, method or benchmark; {AGAIN}")
     return found
 
@@ -219,7 +267,7 @@ def locked(output: Path) -> Iterator[None]:
 class Cell:
     """The answers of one (model, method, benchmark) under one identity, on disk."""
 
-    def __init__(self, output: Path, names: tuple[str, str, str], identity: Mapping[str, Any]) -> None:
+    def __init__(self, output: Path, names: Sequence[str], identity: Mapping[str, Any]) -> None:
         self.identity = dict(identity)
         self.key = digest(self.identity)
         self.path = output / "cells" / "-".join([*(slug(name) for name in names), self.key[:KEY]])

@@ -30,19 +30,10 @@ from revisit.errors import RevisitError, unknown
 from revisit.evaluation.engines.base import BadImage, decode_images
 from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.records import AblationRecord
-from revisit.evaluation.runner import (
-    Checksums,
-    Reporter,
-    Silent,
-    batches,
-    check_files,
-    identity,
-    line_of,
-    load_questions,
-    run,
-)
-from revisit.evaluation.store import Cell, locked, read_record, write_record
+from revisit.evaluation.runner import GridCell, Reporter, Silent, line_of, run
+from revisit.evaluation.store import read_record, write_record
 from revisit.methods.revisit import ONE_OR_ALL, ReVisiT
+from revisit.paper.shared import SharingEngine
 
 FILE = "ablation.json"
 ALPHAS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
@@ -196,8 +187,9 @@ def ablate(
             "seeds with `revisit eval --sample --seeds`."
         )
     if plan.engine == "local":
-        fill(plan, reporter)
-    results = run(plan, reporter)
+        results = run(plan, reporter, lambda model: SharingEngine(model, **plan.engine_options), fill)
+    else:
+        results = run(plan, reporter)
     about = {"command": command, "settings": results["settings"], "environment": results["environment"]}
     made = [{**panel.to_json(), "made": about} for panel in panels.values()]
     earlier = read_ablation(plan.output)["panels"] if (plan.output / FILE).exists() else []
@@ -206,46 +198,24 @@ def ablate(
     return results
 
 
-def fill(plan: Plan, reporter: Reporter) -> int:
-    """Answers what is missing, batch by batch, all methods of a batch from one prefill; returns how many were answered.
+def fill(grid: Sequence[GridCell], reporter: Reporter) -> None:
+    """Answers what the cells of one model and benchmark lack, batch by batch, all methods of a batch from one prefill.
 
-    Cells are those of the runner, which then finds them answered: a killed ablation goes on where it stopped.
+    The runner then finds them answered: a killed ablation resumes.
     """
-    from revisit.paper.shared import SharingEngine
-
-    answered = 0
-    check_files(plan)
-    with locked(plan.output):
-        checksums = Checksums()
-        for model in plan.models:
-            engine = SharingEngine(model, **plan.engine_options)
-            try:
-                for benchmark in plan.benchmarks:
-                    answered += _fill_benchmark(plan, model, engine, benchmark, checksums, reporter)
-            finally:
-                engine.close()
-    return answered
-
-
-def _fill_benchmark(
-    plan: Plan, model: str, engine: Any, benchmark: Any, checksums: Checksums, reporter: Reporter
-) -> int:
-    questions = load_questions(benchmark, plan, checksums, reporter)
-    decoding = plan.decoding_for(benchmark)
-    cells = {}
-    for method in plan.methods:
-        about = identity(plan, engine, method, benchmark, questions, decoding)
-        cells[method] = Cell(plan.output, (model, label(method), benchmark.name), about).open()
-        for sentence in cells[method].repairs:
-            reporter.note(sentence)
-    missing = sum(
-        cell.get(question.item.id, question.content) is None for cell in cells.values() for question in questions.ready
-    )
-    total = len(cells) * len(questions.ready)
-    reporter.start(f"{model} · {len(cells)} settings · {benchmark.name}", total, total - missing)
-    answered = 0
+    engine, questions, decoding = grid[0].engine, grid[0].questions, grid[0].decoding
+    assert isinstance(engine, SharingEngine)
+    cells = {cell.method: cell.store.open() for cell in grid}
     try:
-        for batch in batches(questions.ready, plan, engine):
+        missing = sum(
+            store.get(question.item.id, question.content) is None
+            for store in cells.values()
+            for question in questions.ready
+        )
+        total = len(cells) * len(questions.ready)
+        model, _, benchmark = grid[0].names
+        reporter.start(f"{model} · {len(cells)} settings · {benchmark}", total, total - missing)
+        for batch in grid[0].batches:
             pictures = [(question, job, decode_images(job)) for question, job in batch]
             good = [entry for entry in pictures if not isinstance(entry[2], BadImage)]  # the runner names the others
             todo = [m for m, cell in cells.items() if any(cell.get(q.item.id, q.content) is None for q, _, _ in good)]
@@ -254,13 +224,10 @@ def _fill_benchmark(
             asked, images = [job for _, job, _ in good], [list(found) for _, _, found in good]  # type: ignore[arg-type]
             for method, answers in engine.answer_all(todo, decoding, asked, images):
                 lines = [line_of(q, answer) for (q, _, _), answer in zip(good, answers, strict=True)]
-                stored = cells[method].append(lines)
-                answered += stored
-                reporter.advance(stored)
+                reporter.advance(cells[method].append(lines))
     finally:
         for cell in cells.values():
             cell.close()
-    return answered
 
 
 def read_ablation(folder: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from revisit.benchmarks.base import Item, Metric
 from revisit.evaluation.config import SCENES, EvalConfig
-from revisit.evaluation.plan import Plan, label
+from revisit.evaluation.plan import Plan, benchmark_label, label
 from revisit.evaluation.runner import Reporter, run
 from revisit.evaluation.store import digest, make_folder, read_answers, read_results, read_scores, slug
 from revisit.paper import catalog, figures, published
@@ -156,7 +156,7 @@ def _cells(plan: Plan, reporter: Reporter) -> dict[str, dict[str, Any]]:
     wanted = {label(method): method for method in plan.methods_for(model)}
     found = {}
     for cell in read_results(plan.output)["cells"]:
-        same = cell["model"]["name"] == model and cell["benchmark"]["version"] == benchmark.version
+        same = cell["model"]["name"] == model and cell["benchmark"]["label"] == benchmark_label(benchmark)
         if same and cell["method"]["label"] in wanted and cell["status"] == "complete":
             method = wanted[cell["method"]["label"]]
             name = "revisit full vocabulary" if getattr(method, "vocabulary", "") == "full" else method.name

@@ -127,7 +127,7 @@ def main_sections(found: Found, beside: bool, resamples: int) -> list[Section]:
             results = dict(plain)[place]
             blocks += [value_table(own), *difference_tables(own), *seed_tables(own), *detail_tables(results, benchmark)]
             cells = [cell for cell in results["cells"] if cell["benchmark"]["name"] == benchmark]
-            blocks += made_cells(cells, results)
+            blocks += made_cells(cells)
         if beside:
             blocks += published_tables(benchmark)
         sections.append(Section(registry.title(benchmark), blocks, level=3))
@@ -300,7 +300,7 @@ def latency_section(found: Found, folder: Path, beside: bool) -> list[Section]:
             caption = f"Time per generated token, {model}; bars are standard deviations over answers."
             blocks.append(figures.latency(name, [(n, m, sd) for n, m, sd, _ in rows], caption))
         if len(blocks) > before:
-            blocks += made_cells(shown, results)
+            blocks += made_cells(shown)
     if not blocks:
         return []
     if beside:
@@ -336,13 +336,11 @@ def per_token(path: Path) -> list[float]:
 # -- how it was made -----------------------------------------------------------------------------------------------
 
 
-def made_cells(cells: Iterable[Mapping[str, Any]], results: Mapping[str, Any]) -> list[Made]:
+def made_cells(cells: Iterable[Mapping[str, Any]]) -> list[Made]:
     """The commands that made some cells of a run, each once, and what decides their answers."""
-    asked = results["settings"]
-    last = {**{key: asked[key] for key in ("limit", "seed", "batch_size")}, "argv": results["environment"]["argv"]}
     found = []
     for cell in cells:
-        made = cell.get("made") or {**last, "data": asked["data"].get(cell["benchmark"]["name"])}
+        made = cell["provenance"]
         names = {"limit": made["limit"], "seed": made["seed"], "batch size": made["batch_size"]}
         names["data"] = Path(made["data"]).name if made["data"] else None
         text = ", ".join(f"{k} {v}" for k, v in names.items() if v is not None)

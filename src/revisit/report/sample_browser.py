@@ -1,7 +1,6 @@
 """A browser of an evaluation's samples: a folder with one page that works from disk, and small copies of the pictures.
 
-Questions, pictures and truth come from the benchmark's data folder, answers and scores from the run. Where the data folder is
-gone, the answers are shown without them.
+Questions, answers and scores come from the run, pictures and truth from the benchmark's data folder, if it is still there.
 """
 
 from __future__ import annotations
@@ -12,15 +11,14 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from revisit.benchmarks import registry
+from revisit.benchmarks.base import Item
 from revisit.errors import RevisitError
-from revisit.evaluation.store import make_folder
+from revisit.evaluation.records import ScoresRecord
+from revisit.evaluation.store import make_folder, read_answers, read_results, read_scores, unfinished
 from revisit.pages.document import check_writable, script_page, write_page
-
-if TYPE_CHECKING:
-    from revisit.benchmarks.base import Item
-    from revisit.evaluation.records import ScoresRecord
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +32,11 @@ POLICY = "default-src 'none'; img-src data: 'self' file:; style-src 'unsafe-inli
 
 @dataclass
 class Sample:
-    """One item of a benchmark with every method's answer to it."""
+    """One question of a benchmark with every method's answer to it."""
 
-    benchmark: str
+    benchmark: str  # with its options
     item: Item
+    prompt: str  # as it was asked
     answers: dict[int, dict[str, Any]] = field(default_factory=dict)  # column -> answer
 
     @property
@@ -106,24 +105,31 @@ window.samples = new SampleBrowser(document.getElementById("main"), JSON.parse(d
 
 
 def read_samples(run: Path) -> tuple[Columns, list[Sample], list[str]]:
-    """Every item that was answered, with the answers of all methods, in the order of the benchmarks and of their ids."""
-    from revisit.evaluation.store import read_answers, read_results, read_scores
+    """Every item that was answered, with the answers of all methods, in the order of the benchmarks and of their ids.
 
-    columns, found, notes = Columns(), dict[tuple[str, str], Sample](), list[str]()
+    The third value is what a reader must know, first of all whether the run is incomplete.
+    """
+    results = read_results(run)
+    columns, found = Columns(), dict[tuple[str, str, str], Sample]()
+    missing = unfinished(results)
+    notes = [str(missing)] if missing else []
     items: dict[tuple[str, str], dict[str, Item]] = {}
-    for cell in read_results(run)["cells"]:
-        name, data = str(cell["benchmark"]["name"]), str((cell.get("made") or {}).get("data") or "")
+    for cell in results["cells"]:
+        folder = run / cell["path"]
+        if not folder.is_dir():
+            continue  # planned, and not begun
+        name, data = str(cell["benchmark"]["label"]), str(cell["provenance"]["data"] or "")
         if (name, data) not in items:
-            items[name, data] = _items(name, data, notes)
-        column, folder = columns.of(cell), run / cell["path"]
-        scores = read_scores(folder) if (folder / "scores.json").is_file() else None
+            items[name, data] = _items(cell["benchmark"], data, notes)
+        column = columns.of(cell)
+        scores = read_scores(folder) if cell["status"] == "complete" else None
         for line in read_answers(folder / "answers.jsonl"):
             if scores is not None and scores.items.get(line.id) not in (None, line.item):
                 continue  # an answer to an item whose content has changed since
-            known = items[name, data].get(line.id) or _unknown_item(line.id)
-            sample = found.setdefault((name, line.id), Sample(name, known))
+            known = items[name, data].get(line.id) or Item(line.id, line.prompt)
+            sample = found.setdefault((name, line.id, line.prompt), Sample(name, known, line.prompt))
             sample.answers[column] = _answer(line, scores, cell, known)
-    benchmarks = list(dict.fromkeys(name for name, _ in found))
+    benchmarks = list(dict.fromkeys(sample.benchmark for sample in found.values()))
     ordered = sorted(found.values(), key=lambda s: (benchmarks.index(s.benchmark), natural_order(s.item.id)))
     return columns, ordered, notes
 
@@ -133,25 +139,23 @@ def natural_order(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
 
 
-def _items(name: str, data: str, notes: list[str]) -> dict[str, Item]:
+def _items(benchmark: Mapping[str, Any], data: str, notes: list[str]) -> dict[str, Item]:
     """The items of a benchmark by id; none, and a note, where its data cannot be read any more."""
-    from revisit.benchmarks import registry
-
+    options = {
+        name: value for name, value in benchmark["options"].items() if name != "judge"
+    }  # which decides scores only
     try:
-        return {item.id: item for item in registry.get(name).load(Path(data))} if data else {}
+        return {item.id: item for item in registry.get(benchmark["name"], **options).load(Path(data))} if data else {}
     except (RevisitError, OSError) as error:
-        notes.append(f"Questions and pictures of {name} are not shown: {error}")
+        notes.append(f"Pictures and truth of {benchmark['label']} are not shown: {error}")
         return {}
 
 
-def _unknown_item(name: str) -> Item:
-    from revisit.benchmarks.base import Item
-
-    return Item(name, "")
-
-
 def _answer(line: Any, scores: ScoresRecord | None, cell: Mapping[str, Any], item: Item) -> dict[str, Any]:
-    """One answer with short keys: text, marked words, scores of the item, whether it is wrong, steps that were changed."""
+    """One answer with short keys: text, marked words, scores of the item, whether it is wrong, steps that were changed.
+
+    An answer of an unfinished cell is not scored; `partial` says how many answers the cell has.
+    """
     from revisit.explain.record import wrong_spans
 
     terms = {m: units[line.id] for m, units in (scores.per_item if scores else {}).items() if line.id in units}
@@ -160,7 +164,9 @@ def _answer(line: Any, scores: ScoresRecord | None, cell: Mapping[str, Any], ite
     if isinstance(shown, (list, tuple)):
         told["w"] = wrong_spans(line.text, shown)
     told["s"] = {name: round(a / b, 4) for name, (a, b) in terms.items() if b}
-    if is_wrong(terms, cell["metrics"], str(cell["benchmark"]["headline"])):
+    if scores is None:
+        told["partial"] = f"{cell['answers']} of {cell['items']}"
+    elif is_wrong(terms, cell["metrics"], str(cell["benchmark"]["headline"])):
         told["bad"] = 1
     return told
 
@@ -231,7 +237,7 @@ def make_traces(columns: Columns, samples: Sequence[Sample], folder: Path, count
         decode = explain(
             *loaded[1:],
             images,
-            sample.item.prompt,
+            sample.prompt,
             methods,
             model_name=loaded[0],
             shown=shown,
@@ -251,7 +257,7 @@ def _can_be_traced(sample: Sample, columns: Columns) -> bool:
 
 def _payload(sample: Sample, pictures: Mapping[Path, str], trace: str | None, columns: Columns) -> dict[str, Any]:
     """One sample with short keys; there may be ten thousand."""
-    entry: dict[str, Any] = {"b": sample.benchmark, "i": sample.item.id, "q": sample.item.prompt}
+    entry: dict[str, Any] = {"b": sample.benchmark, "i": sample.item.id, "q": sample.prompt}
     entry["p"] = [pictures[path] for path in sample.item.images if path in pictures]
     if truth := _truth(sample.item):
         entry["t"] = truth
@@ -293,7 +299,7 @@ def command(sample: Sample, columns: Columns) -> str:
         "--method",
         value_text(last["method"]),
         "--prompt",
-        sample.item.prompt,
+        sample.prompt,
     ]
     return shlex.join([*words, "--html", "decode.html"])
 

@@ -58,7 +58,7 @@ class SampleBrowser {
     const end = Math.min(this.kept.length, this.drawn + 150);
     for (; this.drawn < end; this.drawn++) {
       const at = this.drawn, sample = this.data.samples[this.kept[at]];
-      const dots = this.names.map((name, c) => (sample.a[c] ? make("span", { class: `dot${sample.a[c].bad ? " bad" : ""}`, title: `${name}: ${sample.a[c].bad ? "wrong" : "right"}` }) : null));
+      const dots = this.names.map((name, c) => (sample.a[c] ? this.dot(sample.a[c], `${name}: `) : null));
       this.list.append(make("li", {}, make("button", { type: "button", onclick: () => this.select(at) }, make("span", { class: "id" }, this.data.benchmarks.length > 1 ? `${sample.b} ${sample.i}` : sample.i),
         make("span", { class: "what" }, (this.questions[sample.b].size === 1 && sample.t) || sample.q), ...dots)));
     }
@@ -95,13 +95,18 @@ class SampleBrowser {
     this.detail.scrollTop = 0;
   }
 
+  dot(answer, name) {
+    const state = answer.partial ? ["dot open", `not scored, ${answer.partial} answers`] : answer.bad ? ["dot bad", "wrong"] : ["dot", "right"];
+    return make("span", { class: state[0], title: name + state[1] });
+  }
+
   column(name, settings, answer) {
     const parts = [];
     let at = 0;
     for (const [start, end] of answer.w || []) { parts.push(answer.x.slice(at, start), make("mark", { title: "not in the picture" }, answer.x.slice(start, end))); at = end; }
     parts.push(answer.x.slice(at));
     const scores = Object.entries(answer.s || {}).map(([metric, value]) => `${metric} ${Number(value.toFixed(3))}`).join(" · ");
-    return make("article", { class: `column${answer.bad ? " bad" : ""}` }, make("h3", {}, make("span", { class: `dot${answer.bad ? " bad" : ""}`, title: answer.bad ? "wrong" : "right" }), name),
+    return make("article", { class: `column${answer.bad ? " bad" : ""}` }, make("h3", {}, this.dot(answer, ""), answer.partial ? `${name} (partial: ${answer.partial} answers)` : name),
       settings ? make("p", { class: "scores" }, settings) : null, make("p", {}, ...parts), make("p", { class: "scores" }, scores, answer.c ? `${scores ? " · " : ""}${answer.c} of ${answer.n} steps changed` : ""));
   }
 
