@@ -64,7 +64,7 @@ def test_version(run: Callable[..., Done]) -> None:
         ("scenes build photo.png --n 2", "photo.png is a file"),
         ("export custom-generate photo.png", "photo.png"),
         ("compare photo.png", "photo.png is a file"),
-        ("compare old", "old/results.json has format 99; this version reads 1 and 2"),
+        ("compare old", "old/results.json has format 99; this version reads 3"),
         ("generate photo.png --dtype float99", "must be float32, float16, bfloat16 or auto, not 'float99'"),
         ("bench --dtype foo", "not 'foo'"),
         ("bench --random-weights qwen2.5-vl-toy --dtype int32", "not 'int32'"),
