@@ -39,7 +39,7 @@ CONTRASTIVE: dict[str, Method] = {
     "icd": ICD(sentence_ids=WORDS),
     "pai": PAI(),
     "pai (guidance)": PAI.guidance(),
-    "ritual": RITUAL(transform="flip"),
+    "ritual": RITUAL(transform="flip", mean=(0.5,) * 3, std=(0.5,) * 3),
     "avisc": AvisC(),
 }
 OTHERS: dict[str, Method] = {

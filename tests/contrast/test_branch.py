@@ -66,13 +66,14 @@ def test_position_state_comes_back() -> None:
 
 def test_sliding_windows_stack_only_at_equal_lengths() -> None:
     """Gemma 3 has sliding-window layers: a branch with a shorter prompt runs by itself there."""
-    model, _ = families.build("gemma3")
+    model, processor = families.build("gemma3")
     inputs = families.inputs("gemma3", ["what is it"], [[families.picture(1)]])
     rows: list[int] = []
     hook = model.register_forward_hook(lambda _module, _args, output: rows.append(len(output.logits)))
     trace = Trace()
+    method = M3ID(start=1, mode="stacked")
     revisit.generate(
-        model, **inputs, method=M3ID(start=1, mode="stacked"), trace=trace, max_new_tokens=3, do_sample=False
+        model, **inputs, method=method, processor=processor, trace=trace, max_new_tokens=3, do_sample=False
     )
     apart, rows[:] = list(rows), []
     revisit.generate(model, **inputs, method=revisit.VCD(mode="stacked"), max_new_tokens=3, do_sample=False)

@@ -13,7 +13,7 @@ PICTURES = [families.picture(seed) for seed in (1, 2)]
 
 
 def forwards(family: str, method: CODE, prompts: list[str], pictures: list[object]) -> int:
-    model, _ = families.build(family)
+    model, processor = families.build(family)
     count = 0
 
     def tally(*_: object) -> None:
@@ -22,7 +22,8 @@ def forwards(family: str, method: CODE, prompts: list[str], pictures: list[objec
 
     inputs = families.inputs(family, prompts, [[picture] for picture in pictures])
     hook = model.register_forward_hook(tally)
-    revisit.generate(model, **inputs, method=method, max_new_tokens=2, do_sample=False, eos_token_id=families.VOCAB + 1)
+    settings = {"max_new_tokens": 2, "do_sample": False, "eos_token_id": families.VOCAB + 1}
+    revisit.generate(model, **inputs, method=method, processor=processor, **settings)
     hook.remove()
     return count
 

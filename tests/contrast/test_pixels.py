@@ -23,6 +23,8 @@ from revisit.contrast.pixels import (
 from revisit.methods import ritual
 from revisit.taps.vision import vision_mask
 
+MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's
+
 
 def run_of(inputs: dict[str, Any], ids: Tensor, model: Any = None) -> Any:
     settings = SimpleNamespace(to_dict=lambda: {"max_new_tokens": 5})
@@ -87,7 +89,7 @@ def test_the_layout_is_the_processors(family: str) -> None:
     for name, turned in (("flip", ImageOps.mirror(picture)), ("upside-down", ImageOps.flip(picture))):
         inputs = dict(families.inputs(family, ["a"], [[picture]]))
         want = families.inputs(family, ["a"], [[turned]])["pixel_values"]
-        method = ritual.RITUAL(transform=name)  # type: ignore[arg-type]
+        method = ritual.RITUAL(transform=name, mean=MEAN, std=STD)  # type: ignore[arg-type]
         run = run_of(inputs, inputs["input_ids"], model)
         mask = vision_mask(inputs["input_ids"], (model.config.image_token_id,))
         got = transformed_pictures(run, mask, method.draw, 0)["pixel_values"]
@@ -121,7 +123,7 @@ def test_tiles_belong_to_the_picture_whose_tokens_are_theirs() -> None:
 def test_all_tiles_of_a_picture_are_transformed_alike(name: str) -> None:
     tile = torch.rand(1, 3, 8, 8)
     mask = torch.ones(1, 6).bool()
-    method = ritual.RITUAL(transform=name)  # type: ignore[arg-type]
+    method = ritual.RITUAL(transform=name, mean=MEAN, std=STD)  # type: ignore[arg-type]
     inputs = {"pixel_values": tile.expand(3, -1, -1, -1).clone()}
     made = transformed_pictures(run_of(inputs, mask.long()), mask, method.draw, 0)["pixel_values"]
     assert not torch.equal(made[0], tile[0])
@@ -132,7 +134,7 @@ def test_all_tiles_of_a_picture_are_transformed_alike(name: str) -> None:
 def test_padding_is_not_transformed() -> None:
     tiles = torch.rand(1, 3, 3, 8, 8)
     tiles[0, 2] = 0
-    method = ritual.RITUAL(transform="colors")
+    method = ritual.RITUAL(transform="colors", mean=MEAN, std=STD)
     mask = torch.ones(1, 4).bool()
     run = run_of({"pixel_values": tiles}, mask.long())
     run.model = SimpleNamespace(config=SimpleNamespace())

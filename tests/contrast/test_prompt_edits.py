@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
 import families
-from revisit.contrast.prompt_edits import after_image, declared_boundaries, image_span, in_place_of_image, without_image
+from revisit.contrast.prompt_edits import after_image, image_span, in_place_of_image, without_image
+from revisit.models.families import edge_ids, of
+from revisit.models.parts import vision_token_ids
 
 START, IMAGE, END = 7, 9, 8
 
@@ -44,14 +47,16 @@ def test_words_take_the_place_of_the_first_image_and_its_boundaries_stay() -> No
     assert edit.source.tolist() == [0, 1, -1, 4, 6]
 
 
-def test_boundaries_are_declared_by_configurations_or_processors() -> None:
-    qwen, _ = families.build("qwen2_5_vl")
-    assert set(declared_boundaries(qwen.config)) == {
-        families.token_id("<|vision_start|>"),
-        families.token_id("<|vision_end|>"),
-    }
-    gemma, _ = families.build("gemma3")
-    assert families.token_id("<start_of_image>") in declared_boundaries(gemma.config)
-    internvl, processor = families.build("internvl")
-    assert declared_boundaries(internvl.config) == ()
-    assert set(declared_boundaries(processor)) == {families.token_id("<img>"), families.token_id("</img>")}
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_nothing_of_an_image_is_left_in_the_text_alone(family: str) -> None:
+    """What remains of a prompt is what its processor writes without the image."""
+    model, processor = families.build(family)
+    inputs = families.inputs(family, ["abc"], [[families.picture(1, (90, 40))]])
+    row = inputs["input_ids"][0][inputs["attention_mask"][0].bool()]
+    vision = torch.isin(row, torch.tensor(vision_token_ids(model.config)))
+    edges = edge_ids(processor.tokenizer, of(model.config.model_type))
+    text = processor.tokenizer.decode(without_image(row, vision, edges).ids)
+    marks = [token for token in families.SPECIAL if token not in ("<pad>", "<s>", "</s>") and "im_" not in token]
+    assert "abc" in text
+    assert [token for token in marks if token in text] == []
+    assert "\n\n<" not in text

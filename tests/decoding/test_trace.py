@@ -14,7 +14,6 @@ import revisit
 from revisit import Trace
 from revisit.decoding.trace import RowTrace, StepRecord
 from revisit.errors import RevisitError
-from revisit.models import loading
 
 OPTIONS = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
 
@@ -38,7 +37,7 @@ def test_trace_true_gives_the_output_and_a_recorded_trace(decoded: tuple[Any, Tr
 def test_a_model_that_was_loaded_brings_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records have text without further ado, and the trace names the method as it was asked for, not its token ids."""
     model, processor = families.build("llava")
-    monkeypatch.setitem(loading._PROCESSORS, model, processor)
+    monkeypatch.setattr(model, "revisit_processor", processor, raising=False)
     inputs = families.inputs("llava", ["What is it?"], [[families.picture(1)]])
     _, trace = revisit.generate(model, **inputs, method="icd", trace=True, **OPTIONS)
     assert trace.method == {"name": "icd", **revisit.ICD().settings()}

@@ -50,20 +50,17 @@ def single(family: str, row: int) -> Any:
     return families.inputs(family, [text], [[families.picture(seed, size)]])
 
 
-def bound(family: str, method: Method) -> Method:
-    return method.bind(families.build(family)[1])
-
-
 def decode(family: str, inputs: Any, method: Method | None, **kwargs: Any) -> tuple[Any, Trace]:
     """(output with scores and raw logits, trace) of a decode of exactly LENGTH tokens."""
-    model, _ = families.build(family)
+    model, processor = families.build(family)
     trace = Trace(record=True)
     settings = {"max_new_tokens": LENGTH, "do_sample": False, "eos_token_id": VOCABULARY, **kwargs}
     torch.manual_seed(0)
     output = revisit.generate(
         model,
         **inputs,
-        method="greedy" if method is None else bound(family, method),
+        method="greedy" if method is None else method,
+        processor=processor,
         trace=trace,
         return_dict_in_generate=True,
         output_scores=True,

@@ -346,13 +346,6 @@ def test_bad_settings_are_one_clear_sentence(make: Any, message: str) -> None:
         make()
 
 
-def test_words_need_a_processor() -> None:
-    model, _ = families.build("llava")
-    for method in (revisit.ICD(), revisit.CODE()):
-        with pytest.raises(RevisitError, match=r"bind\(processor\)"):
-            revisit.generate(model, **single("llava", 0), method=method, max_new_tokens=2)
-
-
 @pytest.mark.parametrize("name", [name for name in revisit.methods.names() if name not in ("greedy", "chain")])
 def test_every_method_says_what_it_is(name: str) -> None:
     cls = revisit.methods.find(name)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from decoding_cases import FAMILIES, bound, decode, single
+from decoding_cases import FAMILIES, decode, single
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -241,7 +241,7 @@ def test_code_contrasts_with_the_description(family: str) -> None:
         new = torch.cat([ids[:at], words, ids[at:][ids[at:] != image_token]])[None]
         return {"input_ids": new, "attention_mask": torch.ones_like(new)}
 
-    method = bound(family, CODE(description_tokens=4, request="List what you see."))
+    method = CODE(description_tokens=4, request="List what you see.").bind(families.build(family)[1])
     check(family, method, described, lambda a, b, _: code.contrast(a, b, 0.7))
 
 

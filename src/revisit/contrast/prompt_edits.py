@@ -15,19 +15,6 @@ from revisit.errors import RevisitError
 if TYPE_CHECKING:
     from revisit.decoding.run import Run
 
-# what configurations and processors call the tokens that open and close an image
-BOUNDARIES = (
-    *("vision_start_token_id", "vision_end_token_id", "image_start_token_id", "image_end_token_id"),
-    *(
-        "boi_token_id",
-        "eoi_token_id",
-        "boi_token_index",
-        "eoi_token_index",
-        "start_image_token_id",
-        "end_image_token_id",
-    ),
-)
-
 
 @dataclass(frozen=True)
 class Edit:
@@ -35,12 +22,6 @@ class Edit:
 
     ids: Tensor  # (n,)
     source: Tensor  # (n,)
-
-
-def declared_boundaries(owner: Any) -> tuple[int, ...]:
-    """The tokens around an image that a model's configuration or a processor declares."""
-    found = (getattr(owner, name, None) for name in BOUNDARIES)
-    return tuple(dict.fromkeys(value for value in found if isinstance(value, int)))
 
 
 def image_span(ids: Tensor, vision: Tensor, boundary: Iterable[int]) -> Tensor:

@@ -50,13 +50,14 @@ from transformers.generation.utils import GENERATION_MODES_MAPPING
 from revisit.decoding.method import Method
 from revisit.decoding.options import parse_settings
 from revisit.decoding.registry import as_method, refuse_settings
-from revisit.decoding.run import PIXEL_INPUTS, Run
+from revisit.decoding.run import Run
 from revisit.decoding.settings import Decoding
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError, did_you_mean
 from revisit.models.checkpoint import brief
-from revisit.models.loading import processor_of
+from revisit.models.families import IMAGE_INPUTS
 from revisit.models.parts import describe, text_config
+from revisit.models.types import Processor, Tokenizer
 
 if TYPE_CHECKING:
     from revisit.decoding.method import Refine
@@ -99,6 +100,7 @@ def generate(
     *args: Any,
     method: Method | type[Method] | str | Mapping[str, Any] = "revisit",
     trace: Trace | bool | None = None,
+    processor: Processor | None = None,
     **kwargs: Any,
 ) -> Any:
     """`model.generate(...)` decoded by a method; the same arguments and the same return value.
@@ -107,6 +109,9 @@ def generate(
     recommended for the model. `method="greedy"` decodes plainly. Pass a `Trace` to see what the method did; with `trace=True` every step
     is recorded and the result is a pair, (what generate returns, the trace). Prompts given as `inputs_embeds` need
     `vision_mask`, a (batch, length) mask of their vision positions.
+
+    Some methods need the model's `processor`. It is found on models from `revisit.load`, and loaded from the folder or
+    hub id that other models came from; pass it where neither is possible.
     """
     if not hasattr(model, "generate"):
         raise RevisitError(
@@ -122,12 +127,14 @@ def generate(
         raise RevisitError("custom_generate is how a method reaches transformers: give the method as method=… instead.")
     chosen = as_method(method, model)
     refuse_settings(chosen, kwargs)
-    kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in PIXEL_INPUTS}
+    kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in IMAGE_INPUTS}
     _check_drawing(kwargs)
     if kwargs.get("stop_strings") is not None:
         kwargs = _stopping_at_strings(kwargs)
     made = Trace(record=True) if trace is True else trace
-    extra = {"trace": made} if isinstance(made, Trace) else {}
+    extra: dict[str, Any] = {"trace": made} if isinstance(made, Trace) else {}
+    if processor is not None:
+        extra["processor"] = processor
     try:
         output = model.generate(*args, custom_generate=chosen, **extra, **kwargs)
     except (ValueError, TypeError, ImportError, IndexError) as error:
@@ -232,6 +239,7 @@ def decode(
     *,
     trace: Trace | None = None,
     vision_mask: Tensor | None = None,
+    processor: Processor | None = None,
     **model_kwargs: Any,
 ) -> Any:
     """Run transformers' own loop for this generation mode with the method's processor in front."""
@@ -240,11 +248,12 @@ def decode(
     _refuse(mode, generation_config, caller)
     _check_context(model, input_ids, model_kwargs)
     streamer = caller.get("streamer")
-    processor = processor_of(model)
     with ExitStack() as stack:
         trace = trace if trace is not None else Trace()
         inputs = dict(caller.get("kwargs") or {})
-        run = Run.begin(method, model, input_ids, model_kwargs, inputs, generation_config, trace, stack, vision_mask)
+        run = Run.begin(
+            method, model, input_ids, model_kwargs, inputs, generation_config, trace, stack, vision_mask, processor
+        )
         others = LogitsProcessorList(logits_processor or [])
         last = [FallbackProcessor(run, others)] if any(type(other) not in NEVER_EMPTY for other in others) else []
         processors = LogitsProcessorList([MethodProcessor(run, run.method.begin_checked(run)), *others, *last])
@@ -261,8 +270,16 @@ def decode(
             **run.model_kwargs,
         )
         sequences = output if isinstance(output, Tensor) else output.sequences
-        run.recorder.finish(sequences, getattr(processor, "tokenizer", None))
+        run.recorder.finish(sequences, _tokenizer(run) if trace.record else None)
         return output
+
+
+def _tokenizer(run: Run) -> Tokenizer | None:
+    """The model's tokenizer, for the text of recorded tokens; None if there is none."""
+    try:
+        return run.processor.tokenizer
+    except RevisitError:
+        return None
 
 
 def _check_context(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:

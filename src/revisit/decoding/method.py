@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from revisit.decoding.run import Run
+    from revisit.models.types import Processor
 
     Refine = Callable[[Tensor, Tensor], Tensor]  # (input_ids (B, T), logits (B, V)) -> logits (B, V)
 
@@ -72,8 +73,13 @@ class Method:
         """This method as it decodes a model: itself, unless settings of it were left to the model."""
         return self
 
-    def bind(self, processor: Any) -> Self:
-        """This method with whatever it needs of the model's processor (words as token ids); itself if it needs nothing."""
+    @property
+    def needs_processor(self) -> bool:
+        """Whether the method must be bound to the model's processor before it decodes."""
+        return False
+
+    def bind(self, processor: Processor) -> Self:
+        """This method with what it needs of the model's processor, such as words as token ids."""
         return self
 
     def __call__(
@@ -85,6 +91,7 @@ class Method:
         generation_config: Any = None,
         trace: Any = None,
         vision_mask: Any = None,
+        processor: Processor | None = None,
         **model_kwargs: Any,
     ) -> Any:
         """The `custom_generate` entry point; called by transformers, never by hand."""
@@ -99,6 +106,7 @@ class Method:
             generation_config,
             trace=trace,
             vision_mask=vision_mask,
+            processor=processor,
             **model_kwargs,
         )
 

@@ -11,16 +11,16 @@ from torch import Tensor
 from revisit.decoding.recorder import EndedRows, Recorder
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
+from revisit.models.families import IMAGE_INPUTS
 from revisit.models.geometry import grids
-from revisit.models.loading import processor_of
 from revisit.models.parts import ModelParts, describe
+from revisit.models.processors import processor_of
+from revisit.models.types import Processor
 from revisit.taps.early_exits import EarlyExits
 from revisit.taps.vision import Capture, VisionStates, no_image, vision_mask
 
 if TYPE_CHECKING:
     from revisit.decoding.method import Method
-
-PIXEL_INPUTS = ("pixel_values", "pixel_values_images", "pixel_values_videos", "image_patches", "mm_encoder_outputs")
 
 
 @dataclass
@@ -37,6 +37,7 @@ class Run:
     recorder: Recorder
     stack: ExitStack  # closed when the call ends, however it ends
     user_mask: Tensor | None = None  # vision positions given by the caller
+    given_processor: Processor | None = None  # the processor that the caller passed
     loop_model: Any = None  # what the loop runs; a method may put a stand-in for the model here
     raw: Tensor | None = None  # (rows, V) the model's own logits at this step
     parts: ModelParts = field(init=False)
@@ -57,16 +58,16 @@ class Run:
         trace: Trace,
         stack: ExitStack,
         user_mask: Tensor | None = None,
+        processor: Processor | None = None,
     ) -> Run:
         """A call that is about to decode; the trace is emptied for it, and names the method as it was asked for.
 
-        The method takes what it left to the model, and is bound to the processor that the model was loaded with.
+        The method takes what it left to the model. If it needs the model's processor, it is bound to it.
         """
         method = method.for_model(model)
         ended = EndedRows(input_ids.shape[1], generation_config.num_beams > 1)
-        processor = processor_of(model)
-        return cls(
-            method=method if processor is None else method.bind(processor),
+        run = cls(
+            method=method,
             model=model,
             input_ids=input_ids,
             model_kwargs=model_kwargs,
@@ -76,7 +77,16 @@ class Run:
             recorder=Recorder(trace, method, input_ids.shape[0], ended, stack),
             stack=stack,
             user_mask=user_mask,
+            given_processor=processor,
         )
+        if method.needs_processor:
+            run.method = method.bind(run.processor)
+        return run
+
+    @property
+    def processor(self) -> Processor:
+        """The model's processor, as the caller passed it or as found; raises RevisitError if there is none."""
+        return self.given_processor or processor_of(self.model, type(self.method).__name__)
 
     @property
     def trace(self) -> Trace:
@@ -107,7 +117,7 @@ class Run:
                 return mask
             raise no_image(self.model)
         cached = self.model_kwargs.get("past_key_values")
-        has_pixels = any(self.inputs.get(name) is not None for name in (*PIXEL_INPUTS, "inputs_embeds"))
+        has_pixels = any(self.inputs.get(name) is not None for name in (*IMAGE_INPUTS, "inputs_embeds"))
         if not has_pixels and (cached is None or cached.get_seq_length() == 0):
             raise RevisitError(
                 "The prompt has placeholders for an image but no pixels came with it: pass everything the processor returned "

@@ -171,7 +171,7 @@ def _marked(step: Step) -> str:
 
 def _loaded(model: Any) -> tuple[Any, Any]:
     """(model, processor) of a name, a path or such a pair."""
-    from revisit.models.loading import processor_of
+    from revisit.models.processors import processor_of
 
     if isinstance(model, (str, Path)):
         return _load(str(model))
@@ -179,8 +179,8 @@ def _loaded(model: Any) -> tuple[Any, Any]:
         if len(model) != 2 or not hasattr(model[0], "generate"):
             raise RevisitError("A loaded model is given as the pair (model, processor), as revisit.load returns it.")
         return model[0], model[1]
-    if hasattr(model, "generate") and (processor := processor_of(model)) is not None:
-        return model, processor
+    if hasattr(model, "generate"):
+        return model, processor_of(model, "ask")
     raise RevisitError(
         f"model must be a name, a path or the pair (model, processor) of revisit.load, not a {type(model).__name__}."
     )

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from revisit.decoding.method import Refine
     from revisit.decoding.recorder import Recorder
     from revisit.decoding.run import Run
+    from revisit.models.types import Processor
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,12 @@ class Chain(Method):
         """Every link in order: its name, with its settings unless the name alone means them for every model."""
         return {"methods": [m.name if _plainly_named(m) else {"name": m.name, **m.settings()} for m in self.methods]}
 
-    def bind(self, processor: Any) -> Chain:
+    @property
+    def needs_processor(self) -> bool:
+        """Whether any link needs the model's processor."""
+        return any(method.needs_processor for method in self.methods)
+
+    def bind(self, processor: Processor) -> Chain:
         """This chain with every link bound."""
         return dataclasses.replace(self, methods=tuple(method.bind(processor) for method in self.methods))
 

@@ -13,7 +13,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from revisit.errors import RevisitError
 from revisit.methods.contrastive import Contrastive
 from revisit.methods.prompts import Boundaries, around_image, starts_with_bos
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
+    from revisit.models.types import Processor
 
 REQUEST = (
     "Provide a detailed description of the image, covering all visible elements and their interactions, so as to "
@@ -77,26 +77,26 @@ class CODE(Boundaries, Contrastive):
         """The released command line: power 0.7, 512 tokens; `bind(processor)` then adds the BOS where it is written."""
         return cls(**{"bos": -1, **overrides})
 
-    def bind(self, processor: Any) -> CODE:
+    @property
+    def needs_processor(self) -> bool:
+        """Whether the tokens of the request, or of the beginning of a text, are not known yet."""
+        return self.request_ids is None or self.bos == -1
+
+    def bind(self, processor: Processor) -> CODE:
         """This method with its request, and where asked for the BOS, as token ids."""
-        bound = super().bind(processor)
-        request = bound.request_ids or around_image(processor, bound.request)
-        bos = starts_with_bos(processor) if bound.bos == -1 else bound.bos
-        return dataclasses.replace(bound, request_ids=request, bos=bos)
+        request = self.request_ids or around_image(processor, self.request)
+        bos = starts_with_bos(processor) if self.bos == -1 else self.bos
+        return dataclasses.replace(self, request_ids=request, bos=bos)
 
     def begin(self, run: Run) -> Refine:
         from revisit.contrast.branch import add_branch
         from revisit.contrast.descriptions import descriptions
         from revisit.contrast.prompt_edits import edited, in_place_of_image
 
-        if self.request_ids is None or self.bos == -1:
-            raise RevisitError(
-                "CODE asks the model for a description and does not know the tokens of its request: use CODE(...).bind(processor), or "
-                "pass request_ids, the token ids before and after the image."
-            )
+        assert self.request_ids is not None  # bound before
         first = () if self.bos is None else (self.bos,)
-        self.check_ids(run, (*self.request_ids[0], *self.request_ids[1], *first), "request_ids or bos")
         mask = run.find_vision_tokens()
+        self.check_ids(run, (*self.request_ids[0], *self.request_ids[1], *first), "request_ids or bos")
         written = descriptions(run, mask, self.request_ids, self.boundaries(run), self.description_tokens)
         words = [run.input_ids.new_tensor([*first, *ids]) for ids in written]
         text = edited(run, mask, lambda item, ids, vision: in_place_of_image(ids, vision, words[item]), pixels=False)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from revisit.contrast.prompt_edits import Edit
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
+    from revisit.models.types import Processor
 
 
 def contrast(logits: Tensor, disturbed: Tensor, alpha: float, beta: float) -> Tensor:
@@ -79,26 +80,26 @@ class ICD(Boundaries, Contrastive):
         """SID's version for yes/no questions about objects."""
         return cls.sid(**{"sentence": "You are a confused object detector.", **overrides})
 
-    def bind(self, processor: Any) -> ICD:
+    @property
+    def needs_processor(self) -> bool:
+        """Whether the tokens of the sentence are not known yet."""
+        return not self.sentence_ids
+
+    def bind(self, processor: Processor) -> ICD:
         """This method with its sentence as token ids."""
-        bound = super().bind(processor)
-        if bound.sentence_ids:
-            return bound
-        if bound.place == "image":
-            words = bound.sentence + ("" if space_after_image(processor) else "\n")
-            return dataclasses.replace(bound, sentence_ids=word_ids(processor, words))
-        system, user = system_turn(processor, bound.sentence)
-        ids = word_ids(processor, bound.sentence + " ")
-        return dataclasses.replace(bound, sentence_ids=ids, system_ids=system, user_ids=user)
+        if self.sentence_ids:
+            return self
+        if self.place == "image":
+            words = self.sentence + ("" if space_after_image(processor) else "\n")
+            return dataclasses.replace(self, sentence_ids=word_ids(processor, words))
+        system, user = system_turn(processor, self.sentence)
+        ids = word_ids(processor, self.sentence + " ")
+        return dataclasses.replace(self, sentence_ids=ids, system_ids=system, user_ids=user)
 
     def begin(self, run: Run) -> Refine:
         from revisit.contrast.branch import add_branch
         from revisit.contrast.prompt_edits import after_image, edited, with_beginning
 
-        if not self.sentence_ids:
-            raise RevisitError(
-                "ICD puts a sentence into the prompt and does not know its tokens: use ICD(...).bind(processor), or pass sentence_ids."
-            )
         if run.inputs.get("qformer_input_ids") is not None:
             raise RevisitError(
                 "ICD: this model reads its instruction in a Q-Former, which is where the method disturbs it; that is not supported, "
@@ -107,7 +108,8 @@ class ICD(Boundaries, Contrastive):
         mask = run.find_vision_tokens()
         for name in ("sentence_ids", "system_ids", "user_ids"):
             self.check_ids(run, getattr(self, name), name)
-        words, around = run.input_ids.new_tensor(self.sentence_ids), self.boundaries(run)
+        words = run.input_ids.new_tensor(self.sentence_ids)
+        around = self.boundaries(run) if self.place == "image" else ()
         system, user = (run.input_ids.new_tensor(ids) for ids in (self.system_ids, self.user_ids))
         bos = run.generation_config.bos_token_id
 

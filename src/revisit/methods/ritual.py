@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from revisit.errors import RevisitError
 from revisit.methods.contrastive import Contrastive, cut
 
 if TYPE_CHECKING:
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
 
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
-
-
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+    from revisit.models.types import Processor
 
 
 def combine(logits: Tensor, transformed: Tensor, alpha: float, beta: float) -> Tensor:
@@ -41,15 +40,15 @@ class RITUAL(Contrastive):
     beta: how unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
     transform: what to do to the picture; "random" draws one of the others for each picture.
     seed: of the drawing; a picture is transformed alike in every batch.
-    mean, std: the processor's normalization of the channels; filled in by `bind(processor)`, those of CLIP unless known.
+    mean, std: the processor's normalization of the channels; None takes them from the model's processor.
     """
 
     alpha: float = 3.0
     beta: float = 0.1
     transform: Literal["random", "flip", "upside-down", "rotate", "colors", "blur", "crop"] = "random"
     seed: int = 0
-    mean: tuple[float, ...] = CLIP_MEAN
-    std: tuple[float, ...] = CLIP_STD
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
 
     name = "ritual"
     summary = "add what the model says about a randomly transformed picture"
@@ -62,18 +61,30 @@ class RITUAL(Contrastive):
         self.check_range("alpha", 0, float("inf"))
         self.check_range("beta", 0, 1)
         self.check_seed()
+        if (self.mean is None) != (self.std is None):
+            raise RevisitError("RITUAL: mean and std belong together; set both, or neither to take the processor's.")
 
     @classmethod
     def official(cls, **overrides: Any) -> RITUAL:
         """The released settings: alpha 3, beta 0.1, a random transformation."""
         return cls(**overrides)
 
-    def bind(self, processor: Any) -> RITUAL:
+    @property
+    def needs_processor(self) -> bool:
+        """Whether the normalization of the pictures is not known yet."""
+        return self.mean is None
+
+    def bind(self, processor: Processor) -> RITUAL:
         """This method with the processor's normalization."""
-        images = getattr(processor, "image_processor", processor)
+        if self.mean is not None:
+            return self
+        images = processor.image_processor
         mean, std = getattr(images, "image_mean", None), getattr(images, "image_std", None)
         if not mean or not std:
-            return self
+            raise RevisitError(
+                f"RITUAL changes the colors of a picture, and {type(images).__name__} declares no normalization (image_mean, image_std): "
+                "set mean and std."
+            )
         if not getattr(images, "do_normalize", True):
             mean, std = [0.0] * len(mean), [1.0] * len(std)
         return dataclasses.replace(self, mean=tuple(map(float, mean)), std=tuple(map(float, std)))
@@ -91,9 +102,12 @@ class RITUAL(Contrastive):
         from revisit.contrast.transforms import draw
 
         transform = draw(self.transform, generator, size)
+        assert self.mean is not None  # bound before
+        assert self.std is not None
+        normalization = self.mean, self.std
 
         def change(picture: Tensor) -> Tensor:
-            mean, std = (picture.new_tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
+            mean, std = (picture.new_tensor(values).view(1, -1, 1, 1) for values in normalization)
             if mean.shape[1] != picture.shape[1]:  # not a picture in color
                 mean, std = mean.mean(), std.mean()
             return (transform(picture * std + mean) - mean) / std

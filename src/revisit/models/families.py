@@ -1,7 +1,8 @@
 """What differs from one model family to the next, in one table: a new family is one entry of `FAMILIES`.
 
 Most of a model is found by what it declares (see `parts`), so families that are not listed work too. An entry adds what
-no model declares: where its vision tokens lie on the image, the layers the paper recommends, its class in vLLM.
+no model declares: where its vision tokens lie on the image, the tokens around an image, the layers the paper recommends,
+its class in vLLM.
 Nothing heavy is imported here.
 """
 
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from revisit.models import patch_maps as maps
 from revisit.models.patch_maps import PatchMap, TokensPerSide
+from revisit.models.types import Tokenizer
 
 # What families call the same thing.
 VISION_TOKEN_IDS = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")  # in configurations
@@ -19,6 +21,7 @@ FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "embedding_norm", 
 LOGIT_FACTORS = {"logit_scale": 1, "output_multiplier": 1, "logits_scaling": -1, "logits_mup_width_multiplier": -1}
 LOGIT_CAP = "final_logit_softcapping"
 PIXELS = ("pixel_values", "pixel_values_images", "pixel_values_videos", "image_patches")  # inputs of models
+IMAGE_INPUTS = (*PIXELS, "mm_encoder_outputs")  # pixels, or what the vision tower made of them
 # Pixel input of families that pack the patches of all images -> the input that says how many belong to each.
 PACKED = {"pixel_values": "image_grid_thw", "pixel_values_videos": "video_grid_thw"}
 
@@ -33,6 +36,9 @@ class Family:
     patch_map: PatchMap | None = None
     tokens_per_side: TokensPerSide = maps.patches_per_side
     learned_queries: bool = False  # its vision tokens are no patches
+    image_edges: tuple[str, ...] | None = (
+        None  # tokens its processor writes around and within an image; None: not known
+    )
     sid_share: float = 0.1  # published share of the vision tokens that SID keeps
     vllm: tuple[str, str] | None = None  # the class in vLLM and the module that holds it
     needs: str = ""  # a package that its processor imports and this package does not install
@@ -52,6 +58,16 @@ _MROPE = "Positions follow the image grid (M-RoPE); their offset is kept with th
 _DEEPSTACK = "Vision features are added again after the first decoder layers (DeepStack)."
 _VIDEO = "Without torchvision its processor is built for images only."
 
+_QWEN_EDGES = ("<|vision_start|>", "<|vision_end|>")
+_OMNI_EDGES = ("<|vision_bos|>", "<|vision_eos|>", *_QWEN_EDGES)
+_GLM_EDGES = ("<|begin_of_image|>", "<|end_of_image|>")
+_GEMMA_EDGES = ("<start_of_image>", "<end_of_image>")
+_AYA_EDGES = ("<|START_OF_IMG|>", "<|END_OF_IMG|>", "TILE_GLOBAL", *(f"TILE_{n}" for n in range(1, 13)))
+_SPLIT_EDGES = (  # tiles in rows, with line breaks between the rows
+    *("<fake_token_around_image>", "<global-img>", "\n", "\n\n"),
+    *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
+)
+
 FAMILIES = {
     family.model_type: family
     for family in (
@@ -60,28 +76,38 @@ FAMILIES = {
             "Aya Vision",
             patch_map=maps.tiles,
             tokens_per_side=maps.pixel_shuffled("downsample_factor"),
+            image_edges=_AYA_EDGES,
         ),
-        Family("blip-2", learned_queries=True),
-        Family("deepseek_vl", patch_map=maps.padded_square),
+        Family("blip-2", learned_queries=True, image_edges=()),
+        Family("deepseek_vl", patch_map=maps.padded_square, image_edges=()),
         Family(
             "gemma3",
             "Gemma 3",
             patch_map=maps.pan_and_scan,
             tokens_per_side=maps.pooled,
             vllm=("Gemma3ForConditionalGeneration", "gemma3_mm"),
+            image_edges=_GEMMA_EDGES,
         ),
-        Family("glm4v", "GLM-4V", patch_map=maps.merged, notes=(_MROPE, _VIDEO)),
-        Family("glm4v_moe", patch_map=maps.merged, notes=(_MROPE, _VIDEO)),
+        Family("glm4v", "GLM-4V", patch_map=maps.merged, notes=(_MROPE, _VIDEO), image_edges=_GLM_EDGES),
+        Family("glm4v_moe", patch_map=maps.merged, notes=(_MROPE, _VIDEO), image_edges=_GLM_EDGES),
         Family(
             "idefics3",
             "Idefics 3",
             patch_map=maps.splits,
             tokens_per_side=maps.pixel_shuffled("scale_factor"),
             vllm=("Idefics3ForConditionalGeneration", "idefics3"),
+            image_edges=_SPLIT_EDGES,
         ),
-        Family("instructblip", learned_queries=True),
-        Family("instructblipvideo", learned_queries=True),
-        Family("internvl", "InternVL 2.5, 3", patch_map=maps.tiles, tokens_per_side=maps.downsampled, notes=(_VIDEO,)),
+        Family("instructblip", learned_queries=True, image_edges=()),
+        Family("instructblipvideo", learned_queries=True, image_edges=()),
+        Family(
+            "internvl",
+            "InternVL 2.5, 3",
+            patch_map=maps.tiles,
+            tokens_per_side=maps.downsampled,
+            notes=(_VIDEO,),
+            image_edges=("<img>", "</img>"),
+        ),
         Family("internvl_chat", native_suffix="-hf"),
         Family("kosmos-2", learned_queries=True),
         Family(
@@ -90,20 +116,23 @@ FAMILIES = {
             patch_map=maps.llava,
             sid_share=100 / 576,
             vllm=("LlavaForConditionalGeneration", "llava"),
+            image_edges=(),
         ),
         Family(
             "llava_next",
             "LLaVA-NeXT",
             patch_map=maps.llava_next,
             vllm=("LlavaNextForConditionalGeneration", "llava_next"),
+            image_edges=(),
         ),
-        Family("llava_next_video", patch_map=maps.llava_next, notes=(_VIDEO,)),
+        Family("llava_next_video", patch_map=maps.llava_next, notes=(_VIDEO,), image_edges=()),
         Family(
             "llava_onevision",
             "LLaVA-OneVision",
             patch_map=maps.llava_onevision,
             vllm=("LlavaOnevisionForConditionalGeneration", "llava_onevision"),
             notes=(_VIDEO,),
+            image_edges=(),
         ),
         Family(
             "mistral3",
@@ -111,9 +140,19 @@ FAMILIES = {
             patch_map=maps.native,
             vllm=("Mistral3ForConditionalGeneration", "mistral3"),
             needs="torchvision",
+            image_edges=("[IMG_BREAK]", "[IMG_END]"),
         ),
-        Family("paligemma", "PaliGemma", patch_map=maps.square, prefixing_processor="PaliGemmaProcessor"),
-        Family("qwen2_5_omni_thinker", layers="all", patch_map=maps.merged, needs="torchvision", notes=(_MROPE,)),
+        Family(
+            "paligemma", "PaliGemma", patch_map=maps.square, prefixing_processor="PaliGemmaProcessor", image_edges=()
+        ),
+        Family(
+            "qwen2_5_omni_thinker",
+            layers="all",
+            patch_map=maps.merged,
+            needs="torchvision",
+            notes=(_MROPE,),
+            image_edges=_OMNI_EDGES,
+        ),
         Family(
             "qwen2_5_vl",
             "Qwen2.5-VL",
@@ -121,6 +160,7 @@ FAMILIES = {
             patch_map=maps.merged,
             vllm=("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl"),
             notes=(_MROPE, _VIDEO),
+            image_edges=_QWEN_EDGES,
         ),
         Family(
             "qwen2_vl",
@@ -129,10 +169,18 @@ FAMILIES = {
             patch_map=maps.merged,
             vllm=("Qwen2VLForConditionalGeneration", "qwen2_vl"),
             notes=(_MROPE, _VIDEO),
+            image_edges=_QWEN_EDGES,
         ),
-        Family("qwen3_5", layers="all", patch_map=maps.merged, notes=(_MROPE, _VIDEO)),
-        Family("qwen3_5_moe", layers="all", patch_map=maps.merged, notes=(_MROPE, _VIDEO)),
-        Family("qwen3_omni_moe_thinker", layers="all", patch_map=maps.merged, needs="torchvision", notes=(_MROPE,)),
+        Family("qwen3_5", layers="all", patch_map=maps.merged, notes=(_MROPE, _VIDEO), image_edges=_QWEN_EDGES),
+        Family("qwen3_5_moe", layers="all", patch_map=maps.merged, notes=(_MROPE, _VIDEO), image_edges=_QWEN_EDGES),
+        Family(
+            "qwen3_omni_moe_thinker",
+            layers="all",
+            patch_map=maps.merged,
+            needs="torchvision",
+            notes=(_MROPE,),
+            image_edges=_OMNI_EDGES,
+        ),
         Family(
             "qwen3_vl",
             "Qwen3-VL",
@@ -140,17 +188,25 @@ FAMILIES = {
             patch_map=maps.merged,
             vllm=("Qwen3VLForConditionalGeneration", "qwen3_vl"),
             notes=(_MROPE, _DEEPSTACK, _VIDEO),
+            image_edges=_QWEN_EDGES,
         ),
-        Family("qwen3_vl_moe", layers="all", patch_map=maps.merged, notes=(_MROPE, _DEEPSTACK, _VIDEO)),
-        Family("shieldgemma2", patch_map=maps.pan_and_scan, tokens_per_side=maps.pooled),
+        Family(
+            "qwen3_vl_moe",
+            layers="all",
+            patch_map=maps.merged,
+            notes=(_MROPE, _DEEPSTACK, _VIDEO),
+            image_edges=_QWEN_EDGES,
+        ),
+        Family("shieldgemma2", patch_map=maps.pan_and_scan, tokens_per_side=maps.pooled, image_edges=_GEMMA_EDGES),
         Family(
             "smolvlm",
             "SmolVLM",
             patch_map=maps.splits,
             tokens_per_side=maps.pixel_shuffled("scale_factor"),
             notes=(_VIDEO,),
+            image_edges=_SPLIT_EDGES,
         ),
-        Family("vipllava", "ViP-LLaVA", patch_map=maps.llava, sid_share=100 / 576),
+        Family("vipllava", "ViP-LLaVA", patch_map=maps.llava, sid_share=100 / 576, image_edges=()),
     )
 }
 
@@ -163,6 +219,14 @@ def of(model_type: str) -> Family:
 def tested() -> list[Family]:
     """The families that the tests decode, by name."""
     return [family for family in FAMILIES.values() if family.title]
+
+
+def edge_ids(tokenizer: Tokenizer, family: Family | None = None) -> set[int]:
+    """Ids of the tokens around an image that a tokenizer knows: those of one family, or of every family."""
+    listed = [family] if family else FAMILIES.values()
+    texts = {text for entry in listed for text in entry.image_edges or () if family or text.strip()}
+    encoded = [tokenizer.encode(text, add_special_tokens=False) for text in sorted(texts)]
+    return {int(ids[0]) for ids in encoded if len(ids) == 1}
 
 
 def vllm_modules() -> dict[str, str]:

@@ -6,7 +6,6 @@ import importlib.util
 import logging
 import re
 import sys
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from revisit.errors import RevisitError, did_you_mean
 from revisit.models import checkpoint, cpu
 from revisit.models.checkpoint import brief
 from revisit.models.config import EMBEDDED, describe_model, embedded_folder, load_config, resolve
-from revisit.models.processors import load_processor
+from revisit.models.processors import ATTRIBUTE, load_processor
 
 __all__ = [
     "EMBEDDED",
@@ -27,7 +26,6 @@ __all__ = [
     "load_config",
     "load_processor",
     "placement",
-    "processor_of",
     "resolve",
 ]
 
@@ -38,12 +36,6 @@ ARGUMENTS = (
     *HUB,
 )
 _log = logging.getLogger(__name__)
-_PROCESSORS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # model -> processor
-
-
-def processor_of(model: Any) -> Any | None:
-    """The processor that the model was loaded with by `load`, or None."""
-    return _PROCESSORS.get(model)
 
 
 def load(
@@ -86,7 +78,7 @@ def load(
     checkpoint.check_generation(name, _local(name, hub) / "generation_config.json", model.generation_config, vocabulary)
     if not allow_incomplete:
         checkpoint.check_weights(name, model, loading)
-    _PROCESSORS[model] = processor  # for methods with words in their settings
+    setattr(model, ATTRIBUTE, processor)  # for methods that need it
     _log.info("%s is on %s", name_or_path, placement(model))
     return model.eval(), processor
 

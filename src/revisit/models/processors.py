@@ -10,6 +10,9 @@ from revisit.errors import RevisitError
 from revisit.models import families
 from revisit.models.checkpoint import brief, check_image_processor, check_tokenizer
 from revisit.models.config import load_config, resolve
+from revisit.models.types import Model, Processor
+
+ATTRIBUTE = "revisit_processor"  # of a model
 
 
 def load_processor(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:
@@ -39,6 +42,31 @@ def load_processor(name_or_path: str | Path, *, trust_remote_code: bool = False,
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return processor
+
+
+def processor_of(model: Model, needed_by: str = "This") -> Processor:
+    """The processor of a model: the one `load` put there, or else the one in the folder or hub id it was loaded from.
+
+    It is kept as `model.revisit_processor`, so it lives as long as the model. No remote code runs.
+
+    Raises:
+        RevisitError: No processor can be found; the message begins with `needed_by`.
+    """
+    found = getattr(model, ATTRIBUTE, None)
+    if found is None:
+        name = getattr(model.config, "_name_or_path", "")
+        why = "the model does not say where it was loaded from"
+        try:
+            found = load_processor(name) if name else None
+        except RevisitError as error:
+            why = str(error).rstrip(".")
+        if found is None:
+            raise RevisitError(
+                f"{needed_by} needs the model's processor, which was not found ({why}): pass processor=processor to generate, or load "
+                "the model with revisit.load."
+            )
+        setattr(model, ATTRIBUTE, found)
+    return found  # type: ignore[no-any-return]
 
 
 def _build(name: str, config: Any, *, trust_remote_code: bool, **kwargs: Any) -> Any:

@@ -40,17 +40,29 @@ class Model(Protocol):
 class Tokenizer(Protocol):
     """A transformers tokenizer."""
 
-    def decode(self, *args: Any, **kwargs: Any) -> str: ...
-
-    def convert_ids_to_tokens(self, *args: Any, **kwargs: Any) -> Any: ...
+    bos_token: str | None
+    bos_token_id: int | None
+    eos_token: str | None
+    pad_token: str | None
+    pad_token_id: int | None
+    unk_token_id: int | None
+    padding_side: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, *args: Any, **kwargs: Any) -> str: ...
+
+    def convert_tokens_to_ids(self, tokens: str) -> int: ...
+
+    def convert_ids_to_tokens(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
 class Processor(Protocol):
     """A transformers processor: tokenizer, image processor and chat template in one."""
 
-    tokenizer: Any
+    tokenizer: Tokenizer
     image_processor: Any
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...

@@ -31,6 +31,7 @@ from revisit.errors import RevisitError, unknown
 if TYPE_CHECKING:
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
+    from revisit.models.types import Processor
 
 Moment = Any  # seconds of the host's clock, or an event in the queue of a GPU
 
@@ -222,7 +223,11 @@ class Timed(Method):
     def settings(self) -> dict[str, Any]:
         return self.inner.settings()
 
-    def bind(self, processor: Any) -> Timed:
+    @property
+    def needs_processor(self) -> bool:
+        return self.inner.needs_processor
+
+    def bind(self, processor: Processor) -> Timed:
         return replace(self, inner=self.inner.bind(processor))
 
     def begin(self, run: Run) -> Refine:

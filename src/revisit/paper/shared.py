@@ -18,11 +18,11 @@ from revisit.decoding.batch import decode_batch
 from revisit.decoding.loop import generate
 from revisit.decoding.method import Method
 from revisit.decoding.plain import Plain
-from revisit.decoding.run import PIXEL_INPUTS
 from revisit.decoding.settings import Decoding
 from revisit.evaluation.engines.base import Answer, Job
 from revisit.evaluation.engines.local import LocalEngine, as_answers, memory_advice
 from revisit.methods.revisit import ReVisiT
+from revisit.models.families import IMAGE_INPUTS
 from revisit.models.layers import resolve_layers
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import prepare
@@ -81,7 +81,7 @@ class SharedPrefill:
             return_dict_in_generate=True,
         )
         self.cache = first.past_key_values
-        self.inputs = {name: value for name, value in inputs.items() if name not in PIXEL_INPUTS}
+        self.inputs = {name: value for name, value in inputs.items() if name not in IMAGE_INPUTS}
         self.usable = self.cache is not None and all(type(layer) is DynamicLayer for layer in self.cache.layers)
         self.states = remembered(self.cache) if self.usable else None
         self.usable = self.usable and self.states is not None
