@@ -11,7 +11,10 @@ import pytest
 from golden_files import golden
 from revisit.benchmarks import get, pope
 from revisit.benchmarks.base import ratio
+from revisit.benchmarks.io.answers import read_answers
 from revisit.errors import RevisitError
+
+SETTINGS = [questions.setting for questions in pope.Pope.question_files]
 
 
 def test_every_golden_answer():
@@ -88,7 +91,7 @@ def test_mean_over_settings_is_plain():
 def _nine_settings(root: Path) -> Path:
     """All nine files with six questions each, in the two official layouts."""
     (root / "pope").mkdir()
-    for setting in pope.Pope.all_settings:
+    for setting in SETTINGS:
         source, kind = setting.split("_")
         image = "COCO_val2014_000000000007.jpg" if source != "gqa" else "2400007.jpg"
         rows = [
@@ -105,7 +108,7 @@ def _nine_settings(root: Path) -> Path:
 def test_all_nine_settings(tmp_path: Path):
     items = get("pope").load(_nine_settings(tmp_path))
     assert len(items) == 54
-    assert {item.meta["setting"] for item in items} == set(pope.Pope.all_settings)
+    assert {item.meta["setting"] for item in items} == set(SETTINGS)
     scores = get("pope").score(items, {item.id: "Yes" for item in items})
     assert scores.metrics["accuracy"] == pytest.approx(0.5)
     assert scores.metrics["F1"] == pytest.approx(2 / 3)
@@ -166,3 +169,52 @@ def test_what_the_official_script_of_repope_gave():
         scores = pope.score_answers(rows, "repope")
         assert {name: scores.metrics[name] for name in run["metrics"]} == pytest.approx(run["metrics"])
         assert {name: scores.counts[name] for name in run["counts"]} == run["counts"]
+
+
+ENTRY = """
+from dataclasses import dataclass
+
+from revisit.benchmarks.pope import Pictures, Questions, YesNo
+
+PICTURES = Pictures(("pictures",), ("https://example.org/pictures",))
+
+
+@dataclass(frozen=True)
+class Dash(YesNo):
+    parser: str = "vlmevalkit"
+
+    name = "dash_b"
+    title = "DASH-B"
+    source = "its authors"
+    license = "MIT"
+    question_files = (
+        Questions("near miss", ("near_miss.json",), PICTURES, "https://example.org/near_miss.json", "5" * 64),
+        Questions("other", ("other.json",), PICTURES),
+    )
+"""
+
+
+def test_a_benchmark_in_this_form_is_an_entry_of_data(tmp_path: Path):
+    """Loaded, fetched and scored by what the entry says; a setting's name need not look like POPE's."""
+    (tmp_path / "dash.py").write_text(ENTRY)
+    (tmp_path / "dash_b").mkdir()
+    for name, label in (("near_miss", "no"), ("other", "yes")):
+        row = {"question_id": 1, "image": "7.jpg", "text": f"Is there a {name}?", "label": label}
+        (tmp_path / f"dash_b/{name}.json").write_text(json.dumps(row))
+    bench = get(f"{tmp_path / 'dash.py'}:Dash")
+    items = bench.load(tmp_path)
+    assert [(item.id, item.meta["label"]) for item in items] == [("near miss/1", "no"), ("other/1", "yes")]
+    assert bench.score(items, {item.id: "Yes." for item in items}).metrics["near miss/accuracy"] == 0.0
+    assert bench.version == "dash_b-vlmevalkit-1"
+    assert [(r.path, r.urls) for r in bench.downloads] == [
+        ("dash_b/near_miss.json", ("https://example.org/near_miss.json",))
+    ]
+    assert {r.urls for r in bench.pictures(tmp_path)} == {("https://example.org/pictures/7.jpg",)}
+    for name in ("my near miss answers.jsonl", "other.jsonl"):
+        (tmp_path / "said").mkdir(exist_ok=True)
+        (tmp_path / "said" / name).write_text(json.dumps({"question_id": 1, "text": "no"}))
+    answers = read_answers(tmp_path / "said", bench.answer_fields)
+    found = bench.match(answers, [tmp_path / "dash_b/near_miss.json", tmp_path / "dash_b/other.json"])
+    assert found[1] == {"near miss/1": "no", "other/1": "no"}
+    with pytest.raises(RevisitError, match="Did you mean 'other'"):
+        get(f"{tmp_path / 'dash.py'}:Dash", settings="othr")

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from golden_files import golden
-from revisit.benchmarks import pope
+from revisit.benchmarks import names, pope
 from revisit.cli.main import app
 from revisit.errors import RevisitError
 
@@ -200,6 +200,20 @@ def test_mme_result_folder(tmp_path: Path):
     (tmp_path / "count.txt").write_text("1.jpg\tTwo?\tYes\tYes\n1.jpg\tSix?\tNo\tYes, six\n")
     result = numbers("mme", tmp_path)
     assert result["metrics"]["count/score"] == 50.0
+
+    with pytest.raises(
+        RevisitError, match="scored with the gold answers that its result files carry here, not with --q"
+    ):
+        numbers("mme", tmp_path, "--questions", tmp_path / "count.txt")
+
+
+def test_every_benchmark_is_listed_with_what_it_is_scored_with():
+    listed = json.loads(CliRunner().invoke(app, ["benchmarks", "--json"]).stdout)
+    assert [row["name"] for row in listed] == list(names())
+    by_name = {row["name"]: row for row in listed}
+    assert by_name["pope"]["options"] == ["settings", "parser", "suffix"]
+    assert by_name["mmmu"]["data"] == "hub: MMMU/MMMU"
+    assert by_name["vqav2"]["scored_with"] == "--annotations"
 
 
 def test_llava_reviews(tmp_path: Path):

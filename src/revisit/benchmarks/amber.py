@@ -27,7 +27,7 @@ from revisit.benchmarks.base import (
     require,
 )
 from revisit.benchmarks.io import files
-from revisit.benchmarks.io.answers import Answer, aligned, check_not_gold, check_questions
+from revisit.benchmarks.io.answers import Answer, aligned, check_rows
 from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.pope import parse_vlmevalkit
 from revisit.benchmarks.registry import register
@@ -176,10 +176,10 @@ def score_captions(captions: Mapping[str, CaptionScore]) -> Scores:
         "Cog": {u: (100.0 * c.pitfalls_hit, float(c.pitfalls)) for u, c in captions.items()},
     }
     per_item = {name: _padded(units) for name, units in per_item.items()}
-    metrics = {name: ratio(units.values()) for name, units in per_item.items()}
+    scores = Scores.of(per_item, {"captions": len(captions)})
     # The script prints 100 minus the share of clean captions, so the padding works against it.
-    metrics["Hal"] = 100 - ratio((100 - n, d) for n, d in per_item["Hal"].values())
-    return Scores(metrics, per_item, {"captions": float(len(captions))})
+    scores.metrics["Hal"] = 100 - ratio((100 - n, d) for n, d in per_item["Hal"].values())
+    return scores
 
 
 # --------------------------------------------------------------------------------------- discriminative part
@@ -318,8 +318,7 @@ class Amber(Benchmark):
         asked = {
             str(row.need("id")): row.need("query") for p in queries if p.is_file() for row in files.read_records(p)
         }
-        check_questions(asked, found)
-        check_not_gold({key: str(meta["truth"]) for key, meta in notes.items()}, found)
+        check_rows(found, asked)
         return items, {k: answer.text for k, answer in found.items() if self.part == "all" or k in notes}
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from revisit.benchmarks.io.answers import Answer, aligned, check_questions
+from revisit.benchmarks.io.answers import Answer, aligned, check_rows
 from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.io.files import Record, folder
 from revisit.errors import RevisitError, unknown
@@ -101,6 +101,12 @@ class Scores:
     counts: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, per_item: dict[str, PerUnit], counts: Mapping[str, float], notes: tuple[str, ...] = ()) -> Scores:
+        """Scores whose metrics are the ratios of what their units contribute."""
+        metrics = {name: ratio(units.values()) for name, units in per_item.items()}
+        return cls(metrics, per_item, {name: float(count) for name, count in counts.items()}, notes)
+
 
 def ratio(units: Iterable[tuple[float, float]]) -> float:
     """Sum of numerators over sum of denominators; NaN if the denominators sum to zero."""
@@ -124,7 +130,9 @@ class Benchmark:
     metrics: ClassVar[tuple[Metric, ...]]  # their names, directions and printed form
     headline: ClassVar[str]  # the metric a one-number summary shows
     parts: ClassVar[str] = "every sub-setting"  # caption of the table with metrics such as "coco_random/F1"
-    truth: ClassVar[str] = "--questions"  # the option of `revisit score` that names the file to score against
+    truth: ClassVar[str] = (
+        "--questions"  # option of `revisit score` for the file to score against; "" if answers carry it
+    )
     answer_fields: ClassVar[tuple[str, ...]] = ("text", "answer", "ans")  # where its layouts keep generated text
     partial: ClassVar[bool] = False  # whether the official script scores whatever was answered
     data_files: ClassVar[tuple[str, ...]] = ()  # annotation files, in DATA/<name>/ or in DATA itself
@@ -172,7 +180,7 @@ class Benchmark:
             raise RevisitError(f"{self.title} needs {self.truth}: one file, with the others beside it.")
         items = self.load(truth[0].parent)
         found = aligned([item.id for item in items], answers, ("id", "question_id"))
-        check_questions({item.id: item.prompt for item in items}, found)
+        check_rows(found, {item.id: item.prompt for item in items})
         return items, {key: answer.text for key, answer in found.items()}
 
     def pictures(self, data_dir: Path, limit: int | None = None) -> list[Remote]:

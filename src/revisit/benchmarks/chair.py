@@ -29,7 +29,6 @@ from revisit.benchmarks.base import (
     Scores,
     check_answers,
     coco_picture,
-    ratio,
     require,
 )
 from revisit.benchmarks.chair_words import CATEGORIES, PAIRS, WORDS
@@ -160,10 +159,10 @@ def score_captions(captions: Iterable[tuple[str, str, Iterable[str]]]) -> Scores
         "recalled_objects": sum(len(s.recalled) for s in units.values()),
         "ground_truth_objects": sum(len(s.ground_truth) for s in units.values()),
     }
-    metrics = {name: ratio(parts.values()) for name, parts in per_item.items()}
+    scores = Scores.of(per_item, counts)
     if units:  # by the official formula, whose rounding decides the last printed digit
-        metrics["Len"] = 0.01 * sum(len(s.parse.merged) for s in units.values()) / len(units)
-    return Scores(metrics, per_item, {k: float(v) for k, v in counts.items()}, _notes(units, metrics))
+        scores.metrics["Len"] = 0.01 * sum(len(s.parse.merged) for s in units.values()) / len(units)
+    return replace(scores, notes=_notes(units, scores.metrics))
 
 
 def _notes(units: Mapping[str, CaptionScore], metrics: Mapping[str, float]) -> tuple[str, ...]:

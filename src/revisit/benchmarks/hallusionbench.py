@@ -26,7 +26,7 @@ from revisit.benchmarks.base import (
     ratio,
 )
 from revisit.benchmarks.io import files
-from revisit.benchmarks.io.answers import Answer, check_questions
+from revisit.benchmarks.io.answers import Answer, check_rows
 from revisit.benchmarks.io.drafts import ARRAY, Draft
 from revisit.benchmarks.io.files import Record
 from revisit.benchmarks.judge import Judge
@@ -148,8 +148,7 @@ def score_labels(rows: Iterable[Row], labels: Mapping[str, str], note: str = "")
     for name, units in per_item.items():
         counts[f"{name}_correct"] = sum(n > 0 for n, _ in units.values())
         counts[f"{name}_total"] = len(units)
-    metrics = {name: ratio(units.values()) for name, units in per_item.items()}
-    return Scores(metrics, per_item, {k: float(v) for k, v in counts.items()}, (note,) if note else ())
+    return Scores.of(per_item, counts, (note,) if note else ())
 
 
 # ------------------------------------------------------------------------------------------------- benchmark
@@ -300,7 +299,7 @@ class HallusionBench(Benchmark):
             texts[name] = (carried_label(answer) or "none") if self.judge == "labels" else answer.text
         if truth:
             said = {_name(answer): answer for answer in answers}
-            check_questions({name: str(row.get("question", "")) for name, row in known.items()}, said)
+            check_rows(said, {name: str(row.get("question", "")) for name, row in known.items()})
         chosen = {
             name: row
             for name, row in rows.items()

@@ -1,7 +1,8 @@
 """POPE: "Is there a ... in the image?", half yes and half no, in nine settings; RePOPE: the same with corrected labels.
 
-The published parsers disagree on one answer in ten, so the parser is part of every number's name. Data: the official
-question files (AoiDragon/POPE `output/`, or VCD's copies) and the COCO val2014 and GQA pictures.
+The published parsers disagree on one answer in ten, so the parser is part of every number's name. A benchmark in this form
+is an entry of data: a class derived from `YesNo` that names its question files, as at the end of this file. Data: the
+official question files (AoiDragon/POPE `output/`, or VCD's copies) and the COCO val2014 and GQA pictures.
 """
 
 from __future__ import annotations
@@ -22,21 +23,11 @@ from revisit.benchmarks.base import (
     Scores,
     check_answers,
     check_choice,
-    coco_picture,
     lmms,
-    ratio,
     require,
 )
 from revisit.benchmarks.io import files
-from revisit.benchmarks.io.answers import (
-    Answer,
-    aligned,
-    by_id,
-    check_not_gold,
-    check_pictures,
-    check_questions,
-    repeats_question,
-)
+from revisit.benchmarks.io.answers import Answer, aligned, by_id, check_rows, question_of
 from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.io.drafts import Draft
 from revisit.benchmarks.io.files import Record
@@ -44,31 +35,6 @@ from revisit.benchmarks.registry import register
 from revisit.benchmarks.vqav2 import strip_punctuation
 from revisit.errors import RevisitError
 
-SOURCES = ("coco", "aokvqa", "gqa")
-KINDS = ("random", "popular", "adversarial")
-POPE_SOURCE = "https://github.com/AoiDragon/POPE (output/coco and output/seem), or `revisit data get pope DIR`"
-REPOPE_SOURCE = "https://github.com/YanNeu/RePOPE (annotations)"
-# The published files at one commit each.
-_POPE_FILES = "https://raw.githubusercontent.com/AoiDragon/POPE/08d957b917e5a378a2f99d35b6293c536a66298b/output"
-_POPE_SHA256 = {
-    ("coco", "random"): "ac25245170b975a5bdf9080b23fd431dfe6be458bc038259c1f4f09a6bef7994",
-    ("coco", "popular"): "72c1a8ad45d0c13514f5f22598261df41d3b533854d29682e924db50ed8aa753",
-    ("coco", "adversarial"): "420b3407db1fa9f1187a805dca41cb7b97fd91504e6c2179706188c107fb8ef8",
-    ("aokvqa", "random"): "f06eecde6d6ef4a00b95a7bbb510490708a09a6a67d952b59b8bdd33ac2c7200",
-    ("aokvqa", "popular"): "2ae5bedee3450cda52f9b033942c7b04a3917a86a110e859a66c1e41934c6ffd",
-    ("aokvqa", "adversarial"): "2ddd3bdfa0df7a77a2cb1765ed06ac5ed190b5a093aa405b96986e862e8cdac1",
-    ("gqa", "random"): "6ce488eade3770185034939fabfe742fa32ed369011c8d9c3ac77bc0c85abd94",
-    ("gqa", "popular"): "dd03f06a458dd216e83233160fbf6628af9c63c84b11e99599f4fc0304b3361d",
-    ("gqa", "adversarial"): "74e01b41d8308e2392e3b8d961167496ff3901c01100265d931a7a392f138a7a",
-}
-_REPOPE_FILES = "https://raw.githubusercontent.com/YanNeu/RePOPE/bcf22e5690d587cce34e1728af3efdcfaf747d29/annotations"
-_REPOPE_SHA256 = {
-    "random": "f464fcaf60b24ce2f280cf33f122e000dbdd35c8e88f77c4141c9c2cba864611",
-    "popular": "57832b055bae5fd6176278a4f104c98ddd84811f7d26dfcb93d481f6c9da09a5",
-    "adversarial": "8c346dbb060bf422ff92e769fa68e5ab3e8a777cb28a26e973387441e05c9ccf",
-}
-# GQA's pictures are those of Visual Genome, which keeps them in two folders.
-_VISUAL_GENOME = ("https://cs.stanford.edu/people/rak248/VG_100K", "https://cs.stanford.edu/people/rak248/VG_100K_2")
 SUFFIXES = {"none": "", "one-word": " Please answer this question with one word."}
 
 # --------------------------------------------------------------------------------------------------- parsers
@@ -157,10 +123,10 @@ def score_cells(cells: Mapping[str, str], yes_labels: Mapping[str, bool] | None 
     }
     counts = {kind: float(sum(c == kind for c in cells.values())) for kind in ("TP", "FP", "TN", "FN")}
     counts["other"] = len(cells) - sum(counts.values())
-    metrics = {name: ratio(units.values()) for name, units in per_item.items()}
-    p, r = metrics["precision"], metrics["recall"]
-    metrics["F1"] = 2 * p * r / (p + r) if p + r else math.nan
-    return Scores(metrics, per_item, counts)
+    scores = Scores.of(per_item, counts)
+    p, r = scores.metrics["precision"], scores.metrics["recall"]
+    scores.metrics["F1"] = 2 * p * r / (p + r) if p + r else math.nan
+    return scores
 
 
 def score_answers(rows: Iterable[tuple[str, str, str]], parser: str = "official") -> Scores:
@@ -216,32 +182,56 @@ def score_settings(rows: Iterable[tuple[str, str, str, str]], parser: str = "off
     return Scores(metrics, per_item, counts)
 
 
-# ------------------------------------------------------------------------------------------------ benchmarks
+# --------------------------------------------------------------------------------------------- the form of POPE
 
 
-def _question_file(source: str, kind: str) -> Remote:
-    name = f"coco_pope_{kind}.json" if source == "coco" else f"{source}_pope_seem_{kind}.json"
-    place = f"coco/{name}" if source == "coco" else f"seem/{source}/{name}"
-    return Remote(f"pope/{name}", (f"{_POPE_FILES}/{place}",), _POPE_SHA256[source, kind], 500_000)
-
-
-@register
 @dataclass(frozen=True)
-class Pope(Benchmark):
-    """`settings`: which of the nine (all whose files are in the folder if empty), such as "coco_random,gqa_popular".
+class Pictures:
+    """Where the pictures of a question file are: folders below the data folder, and addresses of folders to fetch from."""
 
-    `suffix`: "none" asks the question alone (OPERA, RITUAL), "one-word" adds VCD's request for a single word.
+    folders: tuple[str, ...]
+    urls: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Questions:
+    """One setting: a file of {"question_id", "image", "text", "label"} objects, as JSON lines or an array."""
+
+    setting: str
+    names: tuple[str, ...]  # what the file may be called; it is fetched under the first
+    pictures: Pictures
+    url: str = ""
+    sha256: str = ""
+    category: str = ""  # of its rows in the hub dataset, if they are there
+
+
+def _words(text: str) -> set[str]:
+    return set(re.split(r"[\W_]+", text))
+
+
+@dataclass(frozen=True)
+class YesNo(Benchmark):
+    """Yes/no questions about pictures, in settings with one question file each.
+
+    A benchmark in this form is a subclass with `name`, `title`, `source`, `license`, `question_files`, and nothing else.
+
+    Args:
+        settings: Which settings to ask, such as "coco_random,gqa_popular"; by default all whose files are in the folder.
+        parser: How answers are read.
+        suffix: "none" asks the question alone (OPERA, RITUAL), "one-word" adds VCD's request for a single word.
     """
 
     settings: tuple[str, ...] = ()
     parser: str = "official"
     suffix: str = "none"
 
-    name: ClassVar[str] = "pope"
-    title: ClassVar[str] = "POPE"
-    parts: ClassVar[str] = "every source and setting"
+    question_files: ClassVar[tuple[Questions, ...]]
+    corrects: ClassVar[bool] = (
+        False  # corrected labels, and some questions removed, of a benchmark whose answers are scored
+    )
     max_new_tokens: ClassVar[int] = 64
     headline: ClassVar[str] = "F1"
+    parts: ClassVar[str] = "every setting"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("accuracy", "higher", 100, 2),
         Metric("precision", "higher", 100, 2),
@@ -249,75 +239,73 @@ class Pope(Benchmark):
         Metric("F1", "higher", 100, 2),
         Metric("yes_ratio", None, 100, 2),
     )
-    all_settings: ClassVar[tuple[str, ...]] = tuple(f"{source}_{kind}" for source in SOURCES for kind in KINDS)
-    source: ClassVar[str] = POPE_SOURCE
-    hub: ClassVar[HubDataset | None] = HubDataset(
-        lmms("POPE"), ("test",), ("question_id", "question", "answer", "image_source", "image", "category")
-    )
 
-    license: ClassVar[str] = f"questions MIT; COCO: {COCO_LICENSE}; GQA's pictures (Visual Genome) CC BY 4.0"
-    downloads: ClassVar[tuple[Remote, ...]] = tuple(_question_file(*key) for key in _POPE_SHA256)
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.downloads = tuple(
+            Remote(f"{cls.name}/{q.names[0]}", (q.url,), q.sha256, 500_000) for q in cls.question_files if q.url
+        )
 
     def __post_init__(self) -> None:
         check_choice("parser", self.parser, PARSERS)
         check_choice("suffix", self.suffix, SUFFIXES)
         for setting in self.settings:
-            check_choice("setting", setting, self.all_settings)
+            check_choice("setting", setting, self._known())
+
+    @classmethod
+    def _known(cls) -> dict[str, Questions]:
+        return {questions.setting: questions for questions in cls.question_files}
 
     @property
     def version(self) -> str:
         return f"{self.name}-{self.parser}-1"
 
     def files(self, data_dir: Path) -> list[Path]:
-        return [path for _, path in self._settings(data_dir)]
+        return [path for _, path in self._present(data_dir)]
 
-    def _file(self, folder: Path, setting: str) -> Path:
-        source, kind = setting.split("_")
-        names = (f"{source}_pope_{kind}.json", f"{source}_pope_seem_{kind}.json")
-        return next((folder / name for name in names if (folder / name).exists()), folder / names[source != "coco"])
-
-    def _settings(self, data_dir: Path) -> list[tuple[str, Path]]:
-        folder = files.folder(data_dir, self.name, *(self._file(data_dir, s).name for s in self.all_settings))
-        if self.settings:
-            chosen = [(s, self._file(folder, s)) for s in self.settings]
-            return [(s, require(path, f"The file with {self.name}'s questions {s}", self.source)) for s, path in chosen]
-        found = [(s, self._file(folder, s)) for s in self.all_settings]
-        present = [(s, path) for s, path in found if path.exists()]
-        if not present:
-            require(found[0][1], f"The file with {self.name}'s questions", self.source)
+    def _present(self, data_dir: Path) -> list[tuple[Questions, Path]]:
+        """The chosen settings' files; without a choice those that are there, at least one."""
+        home = files.folder(data_dir, self.name, *(name for q in self.question_files for name in q.names))
+        chosen = [self._known()[setting] for setting in self.settings] or self.question_files
+        places = ((q, [home / name for name in q.names]) for q in chosen)
+        found = [(q, next(filter(Path.exists, paths), paths[0])) for q, paths in places]
+        present = [(q, path) for q, path in found if path.exists()]
+        for q, path in found if self.settings else found[: not present]:
+            require(path, f"The file with {self.title}'s questions {q.setting}", self.source)
         return present
 
     def load(self, data_dir: Path) -> list[Item]:
-        return [item for setting, path in self._settings(data_dir) for item in self._items(path, setting, data_dir)]
+        return [item for questions, path in self._present(data_dir) for item in self._items(path, questions, data_dir)]
 
-    def _items(self, path: Path, setting: str, data_dir: Path) -> list[Item]:
-        places = ("gqa", "gqa/images", "images") if setting.startswith("gqa") else ("val2014", "images")
+    def _items(self, path: Path, questions: Questions, data_dir: Path) -> list[Item]:
         items = []
         images: dict[str, Path] = {}  # six questions share a picture
         for row in files.read_records(path):
             file = row.need_text("image")
-            image = images.get(file) or images.setdefault(file, files.find_image(data_dir, file, *places))
-            meta = {"label": row.need_text("label"), "setting": setting}
-            name = f"{setting}/{row.need('question_id')}"
+            image = images.get(file) or images.setdefault(
+                file, files.find_image(data_dir, file, *questions.pictures.folders)
+            )
+            meta = {"label": row.need_text("label"), "setting": questions.setting}
+            name = f"{questions.setting}/{row.need('question_id')}"
             items.append(Item(name, row.need_text("text") + SUFFIXES[self.suffix], (image,), meta))
         return items
 
     @classmethod
     def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
-        """One question file per category, which is a setting; `image_source` is the COCO file name without its ending."""
+        """One question file per category, which is a setting; `image_source` is the picture's name without its ending."""
+        by_category = {q.category: q for q in cls.question_files if q.category}
         for row in rows:
-            kind, number = row.need_choice("category", KINDS), row.need_int("question_id")
-            out.once((kind, number), row.where)
+            questions, number = by_category[row.need_choice("category", by_category)], row.need_int("question_id")
+            out.once((questions.setting, number), row.where)
             name = str(row["image_source"]).removesuffix(".jpg")
-            image = Path(out.picture(f"val2014/{name}", row["image"], row.where)).name
+            image = Path(out.picture(f"{questions.pictures.folders[0]}/{name}", row["image"], row.where)).name
             label = row.need_choice("answer", ("yes", "no"))
             entry = {"question_id": number, "image": image, "text": row["question"], "label": label}
-            out.add(f"pope/coco_pope_{kind}.json", entry)
+            out.add(f"{cls.name}/{questions.names[0]}", entry)
 
     def picture_urls(self, image: Path) -> tuple[str, ...]:
-        if image.parent.name == "gqa":
-            return tuple(f"{place}/{image.name}" for place in _VISUAL_GENOME)
-        return coco_picture(image.name)
+        pictures = next(q.pictures for q in self.question_files if q.pictures.folders[0] == image.parent.name)
+        return tuple(f"{url}/{image.name}" for url in pictures.urls)
 
     def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
         if not truth:
@@ -325,84 +313,76 @@ class Pope(Benchmark):
                 raise RevisitError("settings=... needs the question files (--questions) or the data folder (--data).")
             return _carried(answers)
         places = [place for path in truth for place in self._question_files(path)]
-        items = [item for setting, path in places for item in self._items(path, setting, path.parent)]
+        items = [item for questions, path in places for item in self._items(path, questions, path.parent)]
         items = [item for item in items if not self.settings or item.meta["setting"] in self.settings]
         if not items:
             raise RevisitError(
                 f"{', '.join(map(str, truth))}: there are no questions, or none of the settings asked for."
             )
-        found = _by_setting(items, answers, told=not any(path.is_dir() for path in truth))
-        check_questions({item.id: item.prompt.removesuffix(SUFFIXES[self.suffix]) for item in items}, found)
-        if self.name == "repope":  # answers to all of POPE: those to ambiguous questions do not count
+        found = self._by_setting(items, answers, in_order=not any(path.is_dir() for path in truth))
+        if self.corrects:  # answers to removed questions do not count, and rows carry the labels before the correction
             known = {item.id for item in items}
             found = {key: answer for key, answer in found.items() if key in known}
-        else:
-            _check_labels(items, found)
-        check_pictures({item.id: item.images[0].name for item in items}, found)
-        check_not_gold({item.id: item.meta["label"] for item in items}, found)
+        check_rows(
+            found,
+            questions={item.id: item.prompt.removesuffix(SUFFIXES[self.suffix]) for item in items},
+            pictures={item.id: item.images[0].name for item in items},
+            labels={} if self.corrects else {item.id: item.meta["label"] for item in items},
+        )
         return items, {key: answer.text for key, answer in found.items()}
 
-    def _question_files(self, path: Path) -> list[tuple[str, Path]]:
-        """(setting, file) of a question file, or of every one in a folder."""
-        return self._settings(path) if path.is_dir() else [(_setting(path), path)]
+    def _question_files(self, path: Path) -> list[tuple[Questions, Path]]:
+        """A question file with its setting, or every one in a folder."""
+        if path.is_dir():
+            return self._present(path)
+        setting = self._setting(path)
+        other = Questions(setting, (path.name,), self.question_files[0].pictures)
+        return [(self._known().get(setting, other), path)]
+
+    def _setting(self, path: Path) -> str:
+        """The setting whose words are all in a file's name, such as coco_random; else the name itself."""
+        found = [setting for setting in self._known() if _words(setting) <= _words(path.name)]
+        return max(found, key=len) if found else path.name.split(".")[0]
+
+    def _by_setting(self, items: list[Item], answers: list[Answer], in_order: bool) -> dict[str, Answer]:
+        """Answers by item id, which begins with the setting: by their ids, their files' names, or their order.
+
+        `in_order`: whether the question files were given one by one, in the order of the answers.
+        """
+        if any("/" in str(answer.record.get("id", "")) for answer in answers):
+            return by_id(answers, ("id", "question_id"))
+        parts: dict[str, list[Item]] = {}
+        for item in items:
+            parts.setdefault(item.meta["setting"], []).append(item)
+        groups: dict[str, list[Answer]] = {}
+        for answer in answers:
+            groups.setdefault(self._setting(answer.file) if answer.file else "", []).append(answer)
+        if len(parts) == 1:
+            groups = {next(iter(parts)): answers}
+        elif not set(groups) <= set(parts):
+            if len(answers) != len(items):
+                raise RevisitError(
+                    f"The answers' question ids do not say which of the settings {', '.join(parts)} they belong to, and there are "
+                    f"{len(answers)} answers to {len(items)} questions; name the answer files by their settings, or score one at a time."
+                )
+            if not in_order and not all(question_of(answer) for answer in answers):
+                raise RevisitError(
+                    f"Nothing says in which order one file answers the settings {', '.join(parts)}: give --questions once "
+                    "for each question file in that order, or name the answer files by their settings."
+                )
+            left = iter(answers)  # all settings one after the other, in the order of the question files
+            groups = {setting: [next(left) for _ in part] for setting, part in parts.items()}
+        found: dict[str, Answer] = {}
+        for setting, group in groups.items():
+            ids = [item.id.partition("/")[2] for item in parts[setting]]
+            by_number = aligned(ids, group, ("question_id", "id"))
+            found |= {f"{setting}/{key}": answer for key, answer in by_number.items()}
+        return found
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         check_answers(items, answers)
         rows = ((item.id, answers[item.id], item.meta["label"], item.meta["setting"]) for item in items)
         return score_settings(rows, self.parser)
-
-
-def _setting(path: Path) -> str:
-    """The setting that a question file's name tells, such as coco_random; else the name itself."""
-    found = [part for part in re.split(r"[_.]", path.name) if part in SOURCES + KINDS]
-    return "_".join(found) if len(found) == 2 else path.name.split(".")[0]
-
-
-def _by_setting(items: list[Item], answers: list[Answer], told: bool) -> dict[str, Answer]:
-    """Answers by item id, which begins with the setting: as the ids say, as the files are called, or as the order shows.
-
-    `told`: whether the user gave the question files one by one, so that their order is known to be that of the answers.
-    """
-    if any("/" in str(answer.record.get("id", "")) for answer in answers):
-        return by_id(answers, ("id", "question_id"))
-    settings = list(dict.fromkeys(item.meta["setting"] for item in items))
-    parts = {setting: [item for item in items if item.meta["setting"] == setting] for setting in settings}
-    fields = ("question_id", "id")
-    groups: dict[str, list[Answer]] = {}
-    for answer in answers:
-        groups.setdefault(_setting(answer.file) if answer.file else "", []).append(answer)
-    if len(settings) == 1:
-        groups = {settings[0]: answers}
-    elif not set(groups) <= set(settings):
-        if len(answers) != len(items):
-            raise RevisitError(
-                f"The answers' question ids do not say which of the settings {', '.join(settings)} they belong to, and there are "
-                f"{len(answers)} answers to {len(items)} questions; name the answer files by their settings, or score one at a time."
-            )
-        if not told and not all(repeats_question(answer) for answer in answers):
-            raise RevisitError(
-                f"Nothing says in which order the answers to the settings {', '.join(settings)} stand in one file: give --questions once "
-                "for each question file in that order, or name the answer files by their settings."
-            )
-        left = iter(answers)  # all settings one after the other, in the order of the question files
-        groups = {setting: [next(left) for _ in part] for setting, part in parts.items()}
-    found: dict[str, Answer] = {}
-    for setting, group in groups.items():
-        ids = [item.id.partition("/")[2] for item in parts[setting]]
-        found |= {f"{setting}/{key}": answer for key, answer in aligned(ids, group, fields).items()}
-    return found
-
-
-def _check_labels(items: list[Item], found: Mapping[str, Answer]) -> None:
-    """Raises if an answer brings another label than that of its question."""
-    labels = {item.id: item.meta["label"].strip().lower() for item in items}
-    for key, answer in found.items():
-        said = answer.record.get("label") if answer.text_field != "label" else None
-        if key in labels and isinstance(said, str) and said.strip().lower() not in ("", labels[key]):
-            raise RevisitError(
-                f"{answer.where} has the label {said!r}, but item {key!r} of the question file has {labels[key]!r}: the rows are "
-                "shuffled, or of another file (or their label is not the gold answer: leave it out)."
-            )
 
 
 def _carried(answers: list[Answer]) -> tuple[list[Item], dict[str, str]]:
@@ -424,24 +404,76 @@ def _carried(answers: list[Answer]) -> tuple[list[Item], dict[str, str]]:
     return items, texts
 
 
+# ------------------------------------------------------------------------------------------------------- entries
+
+COCO = Pictures(("val2014", "images"), ("http://images.cocodataset.org/val2014",))
+# GQA's pictures are those of Visual Genome, which keeps them in two folders.
+GQA = Pictures(
+    ("gqa", "gqa/images", "images"),
+    ("https://cs.stanford.edu/people/rak248/VG_100K", "https://cs.stanford.edu/people/rak248/VG_100K_2"),
+)
+SOURCES = ("coco", "aokvqa", "gqa")
+KINDS = ("random", "popular", "adversarial")
+# The published files at one commit each.
+_POPE = "https://raw.githubusercontent.com/AoiDragon/POPE/08d957b917e5a378a2f99d35b6293c536a66298b/output"
+_REPOPE = "https://raw.githubusercontent.com/YanNeu/RePOPE/bcf22e5690d587cce34e1728af3efdcfaf747d29/annotations"
+_POPE_SHA256 = (
+    ("coco", "random", "ac25245170b975a5bdf9080b23fd431dfe6be458bc038259c1f4f09a6bef7994"),
+    ("coco", "popular", "72c1a8ad45d0c13514f5f22598261df41d3b533854d29682e924db50ed8aa753"),
+    ("coco", "adversarial", "420b3407db1fa9f1187a805dca41cb7b97fd91504e6c2179706188c107fb8ef8"),
+    ("aokvqa", "random", "f06eecde6d6ef4a00b95a7bbb510490708a09a6a67d952b59b8bdd33ac2c7200"),
+    ("aokvqa", "popular", "2ae5bedee3450cda52f9b033942c7b04a3917a86a110e859a66c1e41934c6ffd"),
+    ("aokvqa", "adversarial", "2ddd3bdfa0df7a77a2cb1765ed06ac5ed190b5a093aa405b96986e862e8cdac1"),
+    ("gqa", "random", "6ce488eade3770185034939fabfe742fa32ed369011c8d9c3ac77bc0c85abd94"),
+    ("gqa", "popular", "dd03f06a458dd216e83233160fbf6628af9c63c84b11e99599f4fc0304b3361d"),
+    ("gqa", "adversarial", "74e01b41d8308e2392e3b8d961167496ff3901c01100265d931a7a392f138a7a"),
+)
+_REPOPE_SHA256 = (
+    ("random", "f464fcaf60b24ce2f280cf33f122e000dbdd35c8e88f77c4141c9c2cba864611"),
+    ("popular", "57832b055bae5fd6176278a4f104c98ddd84811f7d26dfcb93d481f6c9da09a5"),
+    ("adversarial", "8c346dbb060bf422ff92e769fa68e5ab3e8a777cb28a26e973387441e05c9ccf"),
+)
+
+
+def _pope(source: str, kind: str, sha256: str) -> Questions:
+    names = (f"{source}_pope_seem_{kind}.json", f"{source}_pope_{kind}.json")
+    names = names[::-1] if source == "coco" else names
+    url = f"{_POPE}/{'coco' if source == 'coco' else f'seem/{source}'}/{names[0]}"
+    pictures = GQA if source == "gqa" else COCO
+    return Questions(f"{source}_{kind}", names, pictures, url, sha256, category=kind if source == "coco" else "")
+
+
 @register
 @dataclass(frozen=True)
-class RePope(Pope):
-    """POPE's three COCO settings with corrected labels, ambiguous questions removed; RePOPE's own parser by default."""
+class Pope(YesNo):
+    """POPE: {coco, aokvqa, gqa} x {random, popular, adversarial}; the hub dataset holds the three of coco."""
+
+    name: ClassVar[str] = "pope"
+    title: ClassVar[str] = "POPE"
+    parts: ClassVar[str] = "every source and setting"
+    source: ClassVar[str] = (
+        "https://github.com/AoiDragon/POPE (output/coco and output/seem), or `revisit data get pope DIR`"
+    )
+    license: ClassVar[str] = f"questions MIT; COCO: {COCO_LICENSE}; GQA's pictures (Visual Genome) CC BY 4.0"
+    question_files: ClassVar[tuple[Questions, ...]] = tuple(_pope(*row) for row in _POPE_SHA256)
+    hub: ClassVar[HubDataset | None] = HubDataset(
+        lmms("POPE"), ("test",), ("question_id", "question", "answer", "image_source", "image", "category")
+    )
+
+
+@register
+@dataclass(frozen=True)
+class RePope(YesNo):
+    """RePOPE: POPE's three COCO settings with corrected labels, ambiguous questions removed; its own parser by default."""
 
     parser: str = "repope"
 
     name: ClassVar[str] = "repope"
     title: ClassVar[str] = "RePOPE"
-    parts: ClassVar[str] = "every setting"
-    all_settings: ClassVar[tuple[str, ...]] = tuple(f"coco_{kind}" for kind in KINDS)
-    source: ClassVar[str] = REPOPE_SOURCE
-    hub: ClassVar[HubDataset | None] = None
+    source: ClassVar[str] = "https://github.com/YanNeu/RePOPE (annotations)"
     license: ClassVar[str] = f"RePOPE: none stated by its authors; {COCO_LICENSE}"
-    downloads: ClassVar[tuple[Remote, ...]] = tuple(
-        Remote(f"repope/coco_repope_{kind}.json", (f"{_REPOPE_FILES}/coco_repope_{kind}.json",), sha256, 340_000)
-        for kind, sha256 in _REPOPE_SHA256.items()
+    question_files: ClassVar[tuple[Questions, ...]] = tuple(
+        Questions(f"coco_{k}", (f"coco_repope_{k}.json",), COCO, f"{_REPOPE}/coco_repope_{k}.json", sha256)
+        for k, sha256 in _REPOPE_SHA256
     )
-
-    def _file(self, folder: Path, setting: str) -> Path:
-        return folder / f"coco_repope_{setting.split('_')[1]}.json"
+    corrects: ClassVar[bool] = True

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from revisit.benchmarks.base import Benchmark, HubDataset, Item, Metric, Scores, check_answers, check_choice, lmms
 from revisit.benchmarks.io import files
-from revisit.benchmarks.io.answers import Answer, aligned, check_questions
+from revisit.benchmarks.io.answers import Answer, aligned, check_rows
 from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.io.drafts import Draft, under
 from revisit.benchmarks.io.files import Record
@@ -245,7 +245,7 @@ class VQAv2(Benchmark):
         beside = (path.with_name(QUESTIONS) for path in truth)  # official annotations have no question texts
         for path in filter(Path.is_file, beside):
             asked |= {str(row["question_id"]): str(row["question"]) for row in files.read_json(path)["questions"]}
-        check_questions(asked, found)
+        check_rows(found, asked)
         return items, {key: answer.text for key, answer in found.items()}
 
     def load(self, data_dir: Path) -> list[Item]:

@@ -11,9 +11,7 @@ from revisit.errors import RevisitError, need
 
 
 def get(
-    benchmark: str = typer.Argument(
-        help="chair, pope, repope, amber, hallusionbench, vqav2, mmmu, mme or llava_bench; or nltk."
-    ),
+    benchmark: str = typer.Argument(help="A name from `revisit benchmarks`; or nltk."),
     folder: Path = typer.Argument(None, metavar="DIR", help="A new folder; NLTK's data has a place of its own."),
     source: str = typer.Option(
         None,

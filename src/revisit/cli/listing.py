@@ -1,4 +1,4 @@
-"""`revisit methods` and `revisit models`: what there is to choose from."""
+"""`revisit methods`, `revisit models` and `revisit benchmarks`: what there is to choose from."""
 
 from __future__ import annotations
 
@@ -65,6 +65,43 @@ def models(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) ->
     )
 
 
+def benchmarks(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
+    """List the benchmarks: their metrics, where their data comes from, and what answers on disk are scored against."""
+    import dataclasses
+    import json
+
+    from revisit.benchmarks import find, names
+
+    rows = [
+        {
+            "name": name,
+            "title": cls.title,
+            "metrics": [metric.name for metric in cls.metrics],
+            "data": "authors' servers" if cls.downloads else f"hub: {cls.hub.repos[0]}" if cls.hub else cls.source,
+            "license": cls.license,
+            "scored_with": cls.truth,
+            "options": [f.name for f in dataclasses.fields(cls)],
+        }
+        for name in names()
+        for cls in [find(name)]
+    ]
+    if as_json:
+        print(json.dumps(rows, ensure_ascii=False, indent=2))
+        return
+    from rich.table import Table
+
+    table = Table("benchmark", "metrics", "data (`revisit data get`)", "answers on disk are scored with", box=None)
+    for row in rows:
+        table.add_row(
+            f"[bold]{row['name']}[/]",
+            ", ".join(row["metrics"]),
+            str(row["data"]),
+            str(row["scored_with"] or "nothing else"),
+        )
+    show(table)
+
+
 def register(app: typer.Typer) -> None:
     app.command()(methods)
     app.command()(models)
+    app.command()(benchmarks)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def score(
-    benchmark: str = typer.Argument(..., help="chair, pope, repope, hallusionbench, vqav2, mmmu, amber, mme, ..."),
+    benchmark: str = typer.Argument(..., help="A name from `revisit benchmarks`, or FILE.py:Class."),
     answers: Path = typer.Argument(..., help="Answers: ours or other people's; see the documentation of benchmarks."),
     as_json: bool = typer.Option(False, "--json", help="Print every metric, unrounded, as one JSON object."),
     per_item: bool = typer.Option(False, "--per-item", help="With --json: what each item contributes to each metric."),
@@ -92,7 +92,9 @@ def _truth(benchmark: Benchmark, given: dict[str, list[Path]], data: Path | None
     """The files to score against; a flag that this benchmark does not read is an error, not ignored."""
     for flag, paths in given.items():
         if paths and (flag != benchmark.truth or data is not None):
-            instead = "--data" if data is not None else benchmark.truth
+            instead = (
+                "--data" if data is not None else benchmark.truth or "the gold answers that its result files carry"
+            )
             raise RevisitError(f"{benchmark.name} is scored with {instead} here, not with {flag}.")
     return given.get(benchmark.truth, [])
 

@@ -24,7 +24,6 @@ from revisit.paper.study import CAPTIONS, FOLDER, read_study
 from revisit.report.comparisons import difference_tables, seed_tables, value_table
 from revisit.report.document import Block, Cell, Document, Made, Section, Table, Text, rows_of
 
-ORDER = ("hallusionbench", "chair", "pope", "repope", "vqav2", "mmmu", "amber", "mme", "llava_bench")
 STUDY_ORDER = ("hallucinated-steps", "gt-vs-hal", "projection", "vision-words", "case-study")
 
 
@@ -118,7 +117,7 @@ def main_sections(found: Found, beside: bool, resamples: int) -> list[Section]:
     if not tables and not problems:
         return []
     sections = [Section("Main results", [Text(MAIN_TEXT), *map(Text, problems)])]
-    for benchmark in sorted(tables, key=lambda b: (ORDER.index(b) if b in ORDER else len(ORDER), b)):
+    for benchmark in tables:
         runs: dict[Path, list[Compared]] = {}
         for place, _, table in tables[benchmark]:
             runs.setdefault(place, []).append(table)

@@ -36,19 +36,14 @@ GENERATED = (
 )
 # Fields that hold the generated text in some layouts, and a question or the gold answer in others.
 AMBIGUOUS = ("text", "answer", "ans", "caption", "content", "gpt4v_output_gpt_check")
-# Names of fields that no layout above has, but that somebody may have given to the generated text.
-_LIKE_GENERATED = re.compile(
-    r"(?!gt|gold|true|multiple_choice)(?:.*_)?(?:ans|answer|pred|prediction|predicted|resp|response|reply|output|generated|generation|completion)"
-    r"(?:_(?:text|raw|model|new|\d+|greedy|[a-z]*cd))?"
-)
-# Where a row may repeat the question that it answers.
+# Where a row may repeat the question that it answers, name its picture, or carry the gold answer.
 QUESTIONS = ("question", "prompt", "query", "input")
-# Where it may name its picture.
 PICTURES = ("image", "image_source", "image_file", "image_path", "img_path", "filename")
 GOLD = ("label", "ground_truth", "gt_answer", "gt", "target")
-# Fields whose texts are neither questions nor answers.
-_ABOUT = re.compile(
-    r"(?:.*_)?(?:id|index|hash|path|file|filename|source|category|subcategory|type|split|dataset|model|name|img|image)"
+# What else the layouts above have; a text in any other field might be the generated one.
+OTHERS = (
+    *("id", "index", "category", "subcategory", "question_type", "answer_type", "split", "dataset", "source", "model"),
+    *("item", "check", "finish", "hash", "metadata", "visual_input", "multiple_choice_answer"),
 )
 
 
@@ -60,7 +55,6 @@ class Answer:
     record: Record
     text_field: str = "text"
     file: Path | None = None
-    chosen: bool = False  # whether the user named the field
 
     @property
     def where(self) -> str:
@@ -169,7 +163,7 @@ def _from_record(record: Record, layout: Layout) -> Answer:
             raise RevisitError(
                 f"{record.where} has no {layout.field!r} (it has: {', '.join(map(str, record)) or 'nothing'})."
             )
-        return Answer(_text(record[layout.field], layout.field, record.where), record, layout.field, chosen=True)
+        return Answer(_text(record[layout.field], layout.field, record.where), record, layout.field)
     if "filtered_resps" in record or "resps" in record:
         return _from_sample(record)
     name = answer_field(record, layout.documented)
@@ -199,39 +193,31 @@ def _from_sample(record: Record) -> Answer:
 
 
 def answer_field(record: Record, documented: Sequence[str]) -> str:
-    """The one field that holds the generated text, or the sentence that says why it cannot be told."""
+    """The field that holds the generated text; raises RevisitError unless exactly one can be meant."""
     sure = [name for name in GENERATED if name in record]
-    maybe = [name for name in documented if name in record]
-    found = sure or maybe
-    if found == ["text", "answer"] and _holds(record, GOLD) and not _holds(record, QUESTIONS):
+    found = sure or [name for name in documented if name in record]
+    if found == ["text", "answer"] and _first(record, GOLD) and not _first(record, QUESTIONS):
         return "answer"  # a row of the question file, whose text is the question, with the answer added
     if not found:
         raise RevisitError(
             f"{record.where} holds no answer: none of {', '.join(map(repr, (*GENERATED, *documented)))} is among "
-            f"{', '.join(map(repr, record)) or 'its (no) keys'}."
+            f"{', '.join(map(repr, record)) or 'its (no) keys'}; name the field with --field."
         )
+    layout = (*AMBIGUOUS, *QUESTIONS, *PICTURES, *GOLD, *OTHERS)
+    if not sure and not found[0].endswith("_gpt_check"):
+        texts = (str(name) for name, value in record.items() if isinstance(value, str) and name not in layout)
+        found += [name for name in texts if not name.endswith(("_id", "_type"))]
     if len(found) > 1:
         raise RevisitError(
             f"{record.where} has several fields that may be the generated text ({', '.join(found)}), and one of them may be the "
-            f"gold answer; choose one with --field, such as --field {found[0]}."
-        )
-    other = [
-        name
-        for name, value in record.items()
-        if name not in (*AMBIGUOUS, *QUESTIONS, *GOLD)
-        and isinstance(value, str)
-        and _LIKE_GENERATED.fullmatch(str(name))
-    ]
-    if other and not sure and not found[0].endswith("_gpt_check"):
-        raise RevisitError(
-            f"{record.where} has {found[0]!r} beside {other[0]!r}, so one may be generated and the other the gold answer; choose "
-            f"with --field, such as --field {other[0]}."
+            f"gold answer; choose one with --field, such as --field {found[-1]}."
         )
     return found[0]
 
 
-def _holds(record: Record, names: Sequence[str]) -> bool:
-    return any(name in record for name in names)
+def _first(record: Record, names: Sequence[str]) -> str:
+    """The text of the first of these fields that is there."""
+    return next((str(record[name]) for name in names if name in record), "")
 
 
 def _text(value: Any, name: str, where: str) -> str:
@@ -263,91 +249,74 @@ def aligned(ids: Sequence[str], answers: Sequence[Answer], fields: Sequence[str]
     return dict(zip(ids, answers, strict=True))
 
 
-def check_questions(questions: Mapping[str, str], found: Mapping[str, Answer]) -> None:
-    """Raises if an answer repeats another question than that of its item, or is nothing but the question.
+def check_rows(
+    found: Mapping[str, Answer],
+    questions: Mapping[str, str],
+    pictures: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> None:
+    """Raises if rows repeat another question, picture or label than that of their item, or if all answers are the questions.
 
-    `questions`: item id -> the question; rows may put it into a longer prompt, or leave it out.
+    Args:
+        found: Item id -> its answer.
+        questions: Item id -> the question; rows may put it into a longer prompt, or leave it out.
+        pictures: Item id -> the name of its picture.
+        labels: Item id -> its gold answer.
     """
-    other, echoes = [], 0
+    differ = []
     for key, answer in found.items():
-        asked = _plain(questions.get(key, ""))
-        if not asked:
-            continue
-        echoes += _plain(answer.text) == asked
-        said = _said(answer)
-        if said and asked not in said and said not in asked:
-            other.append((key, answer))
-    if other:
-        key, answer = other[0]
-        raise RevisitError(
-            f"{answer.where} answers another question than item {key!r} of the question file ({len(other)} of {len(found)} rows "
-            "do): the rows are shuffled, or of another file."
+        repeated = (
+            ("question", questions.get(key, ""), question_of(answer), _same_question),
+            ("picture", (pictures or {}).get(key, ""), _repeated(answer, PICTURES), _same_picture),
+            ("label", (labels or {}).get(key, ""), _repeated(answer, ("label",)), _same_label),
         )
-    if echoes and echoes == len(found):
+        differ += [
+            (what, key, asked, said, answer)
+            for what, asked, said, same in repeated
+            if asked and said and not same(asked, said)
+        ]
+    if differ:
+        what, key, asked, said, answer = differ[0]
+        rows = len({id(row[-1]) for row in differ})
         raise RevisitError(
-            f"{next(iter(found.values())).where}: field {next(iter(found.values())).text_field!r} repeats the questions, so "
-            "these are no answers; choose another with --field, or another file."
+            f"{answer.where} has the {what} {said!r}, but item {key!r} of the question file has {asked!r} ({rows} of {len(found)} "
+            "rows differ): the rows are shuffled, or of another file."
         )
-
-
-def repeats_question(answer: Answer) -> bool:
-    """Whether a row says which question it answers."""
-    return bool(_said(answer))
-
-
-def check_pictures(pictures: Mapping[str, str], found: Mapping[str, Answer]) -> None:
-    """Raises if an answer names another picture than that of its item; `pictures`: item id -> its file name."""
-    for key, answer in found.items():
-        asked = _picture_number(pictures.get(key, ""))
-        names = [answer.record[name] for name in PICTURES if isinstance(answer.record.get(name), str)]
-        said = _picture_number(names[0]) if names else None
-        if asked is not None and said is not None and asked != said:
-            raise RevisitError(
-                f"{answer.where} is about picture {names[0]!r}, but item {key!r} of the question file is about {pictures[key]!r}: the rows "
-                "are shuffled, or of another file."
-            )
-
-
-def _picture_number(name: str) -> int | None:
-    """The number that ends a picture's name; None for other names, and for pictures that are not files."""
-    match = re.search(r"(\d+)(?:\.[A-Za-z]+)?$", name) if len(name) < 300 else None
-    return int(match.group(1)) if match else None
-
-
-def check_not_gold(gold: Mapping[str, str], found: Mapping[str, Answer]) -> None:
-    """Raises if the answers are the gold answers word for word, and the rows hold another text that may be generated.
-
-    `gold`: item id -> its gold answer.
-    """
-    answers = found.items()
-    if any(answer.chosen or answer.text.strip().lower() != gold.get(key, "").lower() for key, answer in answers):
-        return
-    texts: dict[str, set[str]] = {}
-    for answer in found.values():
-        for name, value in answer.record.items():
-            if (
-                isinstance(value, str)
-                and name not in (answer.text_field, *QUESTIONS, *GOLD)
-                and not _ABOUT.fullmatch(name)
-            ):
-                texts.setdefault(name, set()).add(value)
-    other = [name for name, values in texts.items() if len(values) > 1]
-    if other:
+    if found and all(_plain(answer.text) == _plain(questions.get(key, "")) != "" for key, answer in found.items()):
         first = next(iter(found.values()))
         raise RevisitError(
-            f"{first.where}: {first.text_field!r} is the gold answer word for word in all rows, and {other[0]!r} is a text too; choose "
-            f"the generated one with --field, such as --field {other[0]}."
+            f"{first.where}: field {first.text_field!r} repeats the questions, so these are no answers; choose another with "
+            "--field, or another file."
         )
 
 
-def _said(answer: Answer) -> str:
+def question_of(answer: Answer) -> str:
     """The question that a row repeats, if it does; a single word is a checksum or a name."""
-    record = answer.record
-    names = [name for name in QUESTIONS if isinstance(record.get(name), str)]
-    if not names and answer.text_field == "answer" and _holds(record, GOLD) and isinstance(record.get("text"), str):
-        names = ["text"]
-    said = _plain(record[names[0]]) if names else ""
-    return said if " " in said else ""
+    if answer.text_field == "answer" and _first(answer.record, GOLD) and not _first(answer.record, QUESTIONS):
+        said = _repeated(answer, ("text",))
+    else:
+        said = _repeated(answer, QUESTIONS)
+    return said if " " in _plain(said) else ""
+
+
+def _repeated(answer: Answer, names: Sequence[str]) -> str:
+    """The first text in these fields, unless it is the answer."""
+    texts = (answer.record.get(name) for name in names if name != answer.text_field)
+    return next((text for text in texts if isinstance(text, str)), "")
+
+
+def _same_question(asked: str, said: str) -> bool:
+    return _plain(asked) in _plain(said) or _plain(said) in _plain(asked)
+
+
+def _same_label(asked: str, said: str) -> bool:
+    return asked.strip().lower() == said.strip().lower()
+
+
+def _same_picture(asked: str, said: str) -> bool:
+    """By the numbers that end their names; names without one, and pictures that are not files, are not compared."""
+    numbers = [re.search(r"(\d+)(?:\.[A-Za-z]+)?$", name) if len(name) < 300 else None for name in (asked, said)]
+    return len({int(number.group(1)) for number in numbers if number}) < 2 or None in numbers
 
 
 def _plain(text: str) -> str:
