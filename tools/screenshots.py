@@ -86,10 +86,8 @@ def main() -> None:
         PROMPT,
         [ReVisiT.recommended(model), Plain()],
         max_new_tokens=128,
-        shown=sample(SAMPLE).nouns,
+        objects=sample(SAMPLE).nouns,
     )
-    for answer in decode.answers:
-        answer.seconds = None  # this machine's, of no use to a reader
     figure.save(figure.decode_figure(decode), IMAGES / "figure.png", dpi=110)
     words = ["cat", "book", "oven", "motorcycle", "teddybear", "bed"]
     looked = lens.read_vision_tokens(model, processor, [picture], {"words": words})

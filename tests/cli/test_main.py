@@ -60,7 +60,7 @@ def test_version(run: Callable[..., Done]) -> None:
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("generate photo.png --max-new-tokens 2 --versus none --html .", "."),
+        ("generate photo.png --max-new-tokens 2 --compare-with none --html .", "."),
         ("scenes build photo.png --n 2", "photo.png is a file"),
         ("export custom-generate photo.png", "photo.png"),
         ("compare photo.png", "photo.png is a file"),

@@ -21,9 +21,8 @@ from revisit import generate, load
 from revisit.embedded.scenes import render, scene
 from revisit.embedded.text import DESCRIBE
 from revisit.errors import RevisitError
-from revisit.explain.record import name_of
 from revisit.models import smol
-from revisit.models.config import embedded_folder, resolve
+from revisit.models.config import embedded_folder, name_of, resolve
 from revisit.models.prompts import prepare
 from training.card import ask
 from training.fitting import Stage

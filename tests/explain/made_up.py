@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from revisit.explain.record import Candidate, Decode, MethodAnswer, Step
+from revisit.explain.record import Candidate, Decode, MethodOutput, TokenStep
 from revisit.models.geometry import ImageGrid, Layout
 
 WORDS = re.findall(r"\S+", "A small dog and a red ball lie on the grass near a wooden bench under a tree .")
@@ -41,7 +41,7 @@ def speaker(step: int, tokens: int) -> int:
     return (7 * step + 3) % tokens
 
 
-def answer(count: int, tokens: int, seed: int = 0, words: list[str] | None = None) -> MethodAnswer:
+def answer(count: int, tokens: int, seed: int = 0, words: list[str] | None = None) -> MethodOutput:
     """`count` steps over `tokens` vision tokens; every fifth changes the model's mind, every fourth decides nothing."""
     draw = np.random.default_rng(seed)
     words = words or WORDS
@@ -49,7 +49,7 @@ def answer(count: int, tokens: int, seed: int = 0, words: list[str] | None = Non
     for number in range(count):
         text = ("" if number == 0 else " ") + words[number % len(words)]
         if number % 4 == 2:
-            steps.append(Step(text, number, set_size=1, candidates=[Candidate(number, text, 1.0, None, 1.0)]))
+            steps.append(TokenStep(text, number, set_size=1, candidates=[Candidate(number, text, 1.0, None, 1.0)]))
             continue
         heat = draw.random(tokens).astype("float32") * 0.5 + 0.1
         index = speaker(number, tokens)
@@ -62,7 +62,7 @@ def answer(count: int, tokens: int, seed: int = 0, words: list[str] | None = Non
             for k, p in enumerate(others)
         ]
         steps.append(
-            Step(
+            TokenStep(
                 text,
                 number,
                 shift=0.55 if changed else 0.2 * draw.random(),
@@ -76,15 +76,15 @@ def answer(count: int, tokens: int, seed: int = 0, words: list[str] | None = Non
             )
         )
     method: dict[str, Any] = {"name": "revisit", "alpha": 0.001}
-    return MethodAnswer(method, steps, "".join(step.text for step in steps), (6,), 1.25)
+    return MethodOutput(method, steps, "".join(step.text for step in steps), (6,))
 
 
-def plain_answer(count: int) -> MethodAnswer:
+def plain_answer(count: int) -> MethodOutput:
     """The same words with two of them other, and nothing known about how they came about."""
     words = [" cat" if n == 2 else " table" if n == 14 else ("" if n == 0 else " ") + WORDS[n] for n in range(count)]
     tokens = [1000 + n if n in (2, 14) else n for n in range(count)]
-    steps = [Step(text, token) for text, token in zip(words, tokens, strict=True)]
-    return MethodAnswer({"name": "greedy"}, steps, "".join(words))
+    steps = [TokenStep(text, token) for text, token in zip(words, tokens, strict=True)]
+    return MethodOutput({"name": "greedy"}, steps, "".join(words))
 
 
 def decode(count: int = 18, rows: int = 8, columns: int = 12) -> Decode:

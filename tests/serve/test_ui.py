@@ -73,7 +73,7 @@ def test_two_methods_stream_and_the_page_can_be_saved(app: Any) -> None:
     assert scene["grids"][0]["rows"] == 4
     assert [answer["name"] for answer in scene["answers"]] == ["revisit", "greedy"]
     assert [answer["settings"] for answer in scene["answers"]] == ["alpha=0.05", ""]
-    assert scene["shown"] is None  # nobody knows what is in an uploaded picture
+    assert scene["objects"] is None  # nobody knows what is in an uploaded picture
     steps: dict[int, list[Any]] = {0: [], 1: []}
     for kind, data in told:
         if kind == "step":
@@ -192,10 +192,10 @@ def test_the_first_sample_is_the_demo_picture_and_what_it_shows_is_known(app: An
     reply = call(app, "POST", "/api/sample").json()
     kept = app.state.ui.images.get(reply["id"])
     assert kept.image.tobytes() == demo.image().tobytes()
-    assert kept.shown == demo.nouns
+    assert kept.objects == demo.nouns
     other = app.state.ui.images.get(call(app, "POST", "/api/sample?number=1").json()["id"])
     assert other.image.tobytes() != kept.image.tobytes()
-    assert other.shown
+    assert other.objects
 
 
 def test_words_for_what_is_not_in_the_picture_are_marked(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,9 +203,9 @@ def test_words_for_what_is_not_in_the_picture_are_marked(app: Any, monkeypatch: 
     monkeypatch.setattr(record, "wrong_spans", lambda text, shown: [(0, 1)] if tuple(shown) == ("cat",) else [])
     image = app.state.ui.images.put(Picture(families.picture(1), ("cat",)))
     told = dict(events(call(app, "POST", "/api/run", json=ask(image)).text))
-    assert told["scene"]["shown"] == ["cat"]
+    assert told["scene"]["objects"] == ["cat"]
     run = app.state.ui.runs.get(told["done"]["run"])
-    assert run.shown == ("cat",)
+    assert run.objects == ("cat",)
     marked = [[n for n, step in enumerate(answer.steps) if step.wrong] for answer in run.answers]
     assert told["done"]["wrong"] == marked
     assert all(marked)

@@ -47,7 +47,7 @@ def demo(
         raise RevisitError(f"The folder {str(output)!r} cannot be written to: {error.strerror}.") from None
     loaded, processor = load(model)
     methods = [ReVisiT.recommended(loaded), Plain()]
-    decode = record.explain(loaded, processor, [picture], DESCRIBE, methods, max_new_tokens=128, shown=nouns)
+    decode = record.explain(loaded, processor, [picture], DESCRIBE, methods, max_new_tokens=128, objects=nouns)
     console = Console()
     console.print(f"\nThe picture ({output / 'demo.png'}) shows: [bold]{', '.join(nouns)}[/] (place: {place}).\n")
     table = Table("decoding", f"“{DESCRIBE}”", box=None, padding=(0, 2, 1, 0))

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from revisit.cli import options
-from revisit.cli.generate import beside, chosen_method
+from revisit.cli.generate import chosen_method, compared_methods
 from revisit.cli.tables import show
 from revisit.errors import RevisitError, need
 
@@ -18,7 +18,7 @@ def explain(
     model: str = options.MODEL,
     method: str = options.METHOD,
     set_: list[str] = options.SET,
-    versus: list[str] = options.VERSUS,
+    compare_with: list[str] = options.COMPARE_WITH,
     max_new_tokens: int = options.MAX_NEW_TOKENS,
     step: list[int] = typer.Option([], min=1, help="Steps to draw, from 1; those that changed most unless given."),
     png: Path = typer.Option(None, help="Write a picture here."),
@@ -28,13 +28,13 @@ def explain(
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
     allow_incomplete: bool = options.ALLOW_INCOMPLETE,
 ) -> None:
-    """Draw how an answer came about: which patch was selected at each step, and what it changed.
+    """Draw how an answer was decoded: which patch was selected at each step, and what it changed.
 
     Examples:
 
       revisit explain photo.jpg --png figure.png
 
-      revisit explain photo.jpg --prompt "Is there a dog in the image?" --versus vcd --versus greedy --html decode.html
+      revisit explain photo.jpg --prompt "Is there a dog in the image?" --compare-with vcd --compare-with greedy --html decode.html
     """
     from revisit import methods
     from revisit.explain.figure import check_path
@@ -53,16 +53,16 @@ def explain(
     if html is not None:
         check_page(html, images)
     method, settings = chosen_method(method, set_)
-    wanted = [(method, settings), *beside(method, versus)]
+    wanted = [(method, settings), *compared_methods(method, compare_with)]
     pictures = [open_image(path) for path in images]
 
     from revisit import load
-    from revisit.cli.notices import tell_embedded
+    from revisit.cli.notices import print_notice, print_unfamiliar
     from revisit.explain import figure, page, terminal
     from revisit.explain.record import explain as record
 
     loaded, processor = load(model, trust_remote_code=trust_remote_code, allow_incomplete=allow_incomplete)
-    tell_embedded(model, loaded, processor, list(zip(images, pictures, strict=True)))
+    print_notice(model)
     chosen = [methods.recommended(name, loaded, **own) for name, own in wanted]
     decode = record(
         loaded,
@@ -74,6 +74,7 @@ def explain(
         max_new_tokens=max_new_tokens,
         do_sample=False,
     )
+    print_unfamiliar([images[number] for number in decode.unfamiliar])
     written = [figure.save(figure.decode_figure(decode, 0, [s - 1 for s in step]), p, dpi) for p in (png, svg) if p]
     if html:
         written.append(page.write(html, decode))

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from revisit.cli.tables import show
 from revisit.errors import RevisitError
 
 if TYPE_CHECKING:
-    from revisit.explain.record import MethodAnswer
+    from revisit.explain.record import MethodOutput
     from revisit.models.geometry import Layout
 
 
@@ -55,9 +56,9 @@ def generate(
     together: bool = typer.Option(False, "--together", help="Put all images into one prompt instead of one each."),
     html: Path = options.HTML,
     trace_: bool = typer.Option(False, "--trace", help="Print the steps at which the method mattered."),
-    versus: list[str] = options.VERSUS,
+    compare_with: list[str] = options.COMPARE_WITH,
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object per answer."),
-    stream: bool = typer.Option(False, "--stream", help="Print the answer as it is made."),
+    stream: bool = typer.Option(False, "--stream", help="Print the answer word by word."),
     allow_url: bool = options.ALLOW_URL,
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,
@@ -84,7 +85,7 @@ def generate(
         raise RevisitError("--html and --trace show an answer step by step; beams change places, so leave out --beams.")
     check_sampling(sample, temperature, top_p)
     method, settings = chosen_method(method, set_)
-    others = beside(method, versus)
+    others = compared_methods(method, compare_with)
     paths = find_images(images, allow_url=allow_url)
     if html is not None:
         check_page(html, paths)
@@ -98,7 +99,8 @@ def generate(
 
     from revisit import Trace, load
     from revisit import generate as decode
-    from revisit.cli.notices import tell_embedded
+    from revisit.cli.notices import print_notice, print_unfamiliar
+    from revisit.models.config import is_embedded
     from revisit.models.prompts import answers, new_tokens, prepare
 
     loaded, processor = load(
@@ -108,16 +110,17 @@ def generate(
         trust_remote_code=trust_remote_code,
         allow_incomplete=allow_incomplete,
     )
-    named = [pair for group, shown in zip(groups, pictures, strict=True) for pair in zip(group, shown, strict=True)]
-    tell_embedded(model, loaded, processor, named)
+    print_notice(model)
     chosen = methods.recommended(method, loaded, **settings)
-    versus_it = [methods.recommended(name, loaded, **own) for name, own in others]
+    compared = [methods.recommended(name, loaded, **own) for name, own in others]
     generation: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample, "num_beams": beams}
     if sample:
         generation |= {"temperature": temperature, "top_p": top_p}
+    recorded = bool(html or trace_)
+    unfamiliar: list[str] = []
     for number, group in enumerate(_progress(groups, quiet=as_json or stream)):
         inputs = prepare(processor, [prompt], [pictures[number]], loaded.device)
-        trace = Trace(record=bool(html or trace_))
+        trace = Trace(record=recorded)
         if sample:
             torch.manual_seed(seed)
         streaming: dict[str, Any] = {}
@@ -126,7 +129,12 @@ def generate(
 
             streaming["streamer"] = TextStreamer(processor.tokenizer, skip_prompt=True, skip_special_tokens=True)
         started = time.perf_counter()
-        output = decode(loaded, **inputs, method=chosen, trace=trace, **generation, **streaming)
+        with ExitStack() as stack:
+            if html or is_embedded(model):
+                from revisit.explain.prefill import unfamiliar_images, watch_prefill
+
+                seen = stack.enter_context(watch_prefill(loaded, inputs, copies=beams))
+            output = decode(loaded, **inputs, method=chosen, trace=trace, **generation, **streaming)
         seconds = time.perf_counter() - started
         text = answers(processor, output, inputs)[0]
         if as_json:
@@ -139,39 +147,36 @@ def generate(
                 "method": trace.method,
                 "generation": generation | {"seed": seed},
                 "counters": trace.summary(),
-                "timings": {"seconds": seconds, "tokens": tokens, "seconds_per_token": seconds / max(tokens, 1)},
             }
+            if not recorded:  # recording takes time of its own
+                per_token = seconds / max(tokens, 1)
+                result["timings"] = {"seconds": seconds, "tokens": tokens, "seconds_per_token": per_token}
             print(json.dumps(result, ensure_ascii=False), flush=True)
         elif not stream:
             print(f"{', '.join(group)}: {text}" if len(groups) > 1 else text, flush=True)
-        if html or trace_:
-            from revisit.explain import record
+        if is_embedded(model):
+            unfamiliar += [group[n] for n in unfamiliar_images(model, seen, len(group))]
+        if recorded:
+            from revisit.explain import page, record
+            from revisit.explain.prefill import layout_of
 
-            answer = record.answer_of(processor, new_tokens(output, inputs)[0].tolist(), trace, seconds=seconds)
-            layout = record.layout_of(loaded, processor, pictures[number], inputs)
+            answer = record.answer_of(processor.tokenizer, new_tokens(output, inputs)[0].tolist(), trace)
+            layout = layout_of(loaded, processor, pictures[number], inputs)
         if trace_:
             _print_trace(answer, layout)
         if html:
-            from revisit.explain import page
-
-            beside_it = [record.answer_with(loaded, processor, inputs, other, **generation) for other in versus_it]
-            decode_ = record.Decode(
-                pictures[number],
-                prompt,
-                model,
-                layout,
-                [answer, *beside_it],
-                patch_words=record.patch_words(loaded, processor, inputs),
-            )
-            path = page.write(numbered(html, number, len(groups)), decode_)
-            print(f"Wrote {path}", file=sys.stderr)
+            next_to_it = [record.answer_with(loaded, processor, inputs, other, **generation) for other in compared]
+            about = (pictures[number], prompt, model, layout, [answer, *next_to_it])
+            decoded = record.Decode(*about, vision=seen, tokenizer=processor.tokenizer)
+            print(f"Wrote {page.write(numbered(html, number, len(groups)), decoded)}", file=sys.stderr)
+    print_unfamiliar(unfamiliar)
 
 
-def beside(method: str, versus: list[str]) -> list[tuple[str, dict[str, Any]]]:
-    """The methods to show beside `method`, by name and settings: those named, checked, without itself; "none" names none."""
+def compared_methods(method: str, compare_with: list[str]) -> list[tuple[str, dict[str, Any]]]:
+    """The methods to compare `method` with, by name and settings, checked; "none" and the method itself are left out."""
     from revisit import methods
 
-    wanted = [(name, own) for name, own in methods.parse_methods(versus) if name not in (method, "none")]
+    wanted = [(name, own) for name, own in methods.parse_methods(compare_with) if name not in (method, "none")]
     return list({methods.get(name, **own): (name, own) for name, own in wanted}.values())
 
 
@@ -180,7 +185,7 @@ def numbered(path: Path, number: int, count: int) -> Path:
     return path if count == 1 else path.with_name(f"{path.stem}-{number + 1}{path.suffix}")
 
 
-def _print_trace(answer: MethodAnswer, layout: Layout) -> None:
+def _print_trace(answer: MethodOutput, layout: Layout) -> None:
     """On stderr, so that the answers alone can be piped on."""
     from rich.console import Console
 

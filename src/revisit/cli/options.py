@@ -21,7 +21,7 @@ MODEL = typer.Option(
 PROMPT = typer.Option(DESCRIBE, "--prompt", "-p", help="What to ask.")
 METHOD = typer.Option("revisit", help="Decoding method; see `revisit methods`. Settings: --set, or revisit:alpha=1e-3.")
 SET = typer.Option([], "--set", help="A setting of the method, key=value; may be repeated.")
-VERSUS = typer.Option(["greedy"], help="Methods to show beside it; may be repeated, 'none' for none.")
+COMPARE_WITH = typer.Option(["greedy"], help="Another method to show next to it; may be repeated, 'none' for none.")
 MAX_NEW_TOKENS = typer.Option(256, min=1, help="Longest answer, in tokens.")
 SAMPLE = typer.Option(False, "--sample", help="Sample instead of taking the best token.")
 TEMPERATURE = typer.Option(1.0, help="With --sample.")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, get_args
 
 from revisit.decoding.options import fits, type_hints
 from revisit.errors import RevisitError, unknown, unknown_setting
@@ -164,3 +164,7 @@ def layer_numbers(method: str, layers: Any, named: tuple[str, ...]) -> str | tup
     if min(numbers) < 0:
         raise RevisitError(f"{method}: layer {min(numbers)} does not exist; layers are numbered from 0.")
     return tuple(dict.fromkeys(numbers))
+
+
+# A method, its class, its name with settings such as "revisit:alpha=1e-3", or a mapping of `name` and settings.
+MethodLike: TypeAlias = Method | type[Method] | str | Mapping[str, Any]

@@ -1,19 +1,23 @@
-"""What the embedded model knows, and whether a picture is of that kind.
+"""Whether a picture is like the scenes that the embedded model knows.
 
-The rule: every vision token is read through the head at the projector's output, where the model was trained to have it say
-what its patch shows; the mean probability of the best word over all patches must reach `LEAST`. Scenes lie above it, and other
-pictures below, because no word fits their patches (measured in docs/model-card.md).
+Every vision token is read through the head at the projector's output, where training had it name what its patch shows. The mean
+probability of the best word over all patches must reach `MIN_CONFIDENCE`. Scenes lie above it, other pictures below, because
+no word fits their patches (measured in docs/model-card.md).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import torch
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    from torch import Tensor
 
-LEAST = 0.009
-KNOWS = (
+    from revisit.models.parts import Head
+
+MIN_CONFIDENCE = 0.009
+NOTICE = (
     "The embedded model `tiny` is a demonstration: it knows only generated scenes of cartoon objects (like those of `revisit demo`), "
     "not photographs."
 )
@@ -27,29 +31,22 @@ REAL_MODELS = {
 }
 
 
-def likeness(model: Any, processor: Any, image: Image) -> float:
-    """How surely the patches of a picture say a word: the mean over patches of their best word's probability."""
-    import torch
-
-    pixels = processor.image_processor(images=[image.convert("RGB")], return_tensors="pt")["pixel_values"]
-    with torch.no_grad():
-        found = model.get_image_features(pixel_values=pixels.to(model.device, model.dtype))
-        states = torch.cat(list(getattr(found, "pooler_output", found)))  # (patches, d)
-        best = model.get_output_embeddings()(states).float().softmax(-1).amax(-1)  # (patches,)
-    return float(best.mean())
+@torch.no_grad()
+def likeness(head: Head, states: Tensor) -> float:
+    """The mean over patches of their best word's probability, from the states (patches, d) at the projector's output."""
+    return float(head.all_logits(states.to(head.device)).softmax(-1).amax(-1).mean())
 
 
-def advice(model: Any, processor: Any, image: Image, what: str = "this picture", flag: str = "--model ") -> str | None:
-    """The sentence for a picture that is not like the embedded model's scenes; None for one that is.
-
-    `flag` stands before the names of other models.
-    """
-    if likeness(model, processor, image) >= LEAST:
-        return None
-    return f"{what} is not like those scenes, so the answer will be about something else. {other_models(flag)}"
+def unlike_scenes(head: Head, states: Tensor, images: int) -> tuple[int, ...]:
+    """The numbers of those images that are not like scenes; all images of a prompt have equally many states (tokens, d)."""
+    each = enumerate(states.chunk(images))
+    return tuple(number for number, patches in each if likeness(head, patches) < MIN_CONFIDENCE)
 
 
-def other_models(flag: str, count: int = 3) -> str:
-    """Which models to try instead."""
-    listed = ", ".join(f"{flag}{name} ({size})" for name, size in list(REAL_MODELS.items())[:count])
-    return f"For photographs try {'' if flag else 'the model '}{listed}; `revisit models` lists the families that work."
+def advice(what: str, flag: str = "--model ") -> str:
+    """The sentence for a picture that is not like scenes; `flag` precedes the names of other models."""
+    listed = ", ".join(f"{flag}{name} ({size})" for name, size in list(REAL_MODELS.items())[:3])
+    return (
+        f"{what} is not like those scenes, so the answer will be about something else. For photographs try "
+        f"{'' if flag else 'the model '}{listed}; `revisit models` lists the families that work."
+    )

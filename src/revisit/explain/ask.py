@@ -6,110 +6,140 @@ import html
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revisit.errors import RevisitError, as_path
+from revisit.decoding.registry import as_method, refuse_settings
+from revisit.embedded.familiar import NOTICE, advice
+from revisit.errors import RevisitError, as_path, need
+from revisit.explain import figure, page
+from revisit.explain.record import Decode, MethodOutput, TokenStep, explain, label
+from revisit.models.config import name_of
+from revisit.models.images import open_image
+from revisit.models.loading import load
+from revisit.models.processors import processor_of
 from revisit.models.prompts import DESCRIBE
+from revisit.pages.document import data_uri
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from revisit.decoding.method import MethodLike
     from revisit.decoding.trace import Trace
-    from revisit.explain.record import Decode, Step
+    from revisit.models.types import ImageLike, Model, Processor
 
 
 def ask(
-    model: Any,
-    image: Any,
+    model: str | Path | Model | tuple[Model, Processor],
+    image: ImageLike | Sequence[ImageLike],
     question: str = DESCRIBE,
-    method: Any = "revisit",
+    method: MethodLike = "revisit",
     *,
-    versus: Any = (),
-    shown: Sequence[str] | None = None,
+    compare_with: MethodLike | Sequence[MethodLike] = (),
+    objects: Sequence[str] | None = None,
     max_new_tokens: int = 256,
     **generate_kwargs: Any,
 ) -> Answer:
-    """Ask a model about a picture, decode with a method, and keep what it did.
+    """Ask a model about a picture and see how it chose each word.
 
-    model: a name or path (the last one named stays loaded), or a (model, processor) pair.
-    image: a path, bytes, a PIL image, an array of pixels, or a list of them that go into one prompt.
-    method: a method, its class, or its name with settings such as "revisit:alpha=1e-3"; a class or name takes what is
-        recommended for the model.
-    versus: other methods whose answers are shown beside this one.
-    shown: the objects that are in the picture, where that is known; words for others are marked as wrong.
+    Decoding takes one vision pass and one prefill, as `generate` does, and so does each method of `compare_with`. What a page
+    shows beyond the recorded steps is computed when it is written.
 
-    Other arguments go to `generate`, for example `do_sample=True`.
+    A name loads the model at each call and releases it afterwards. For several questions load it once:
+
+        model = revisit.load("HuggingFaceTB/SmolVLM-256M-Instruct")
+        answer = revisit.ask(model, "photo.jpg", "What is on the table?")
+        print(answer)
+        answer.save("page.html")
+
+    Args:
+        model: A hub id, a folder, "tiny" (the embedded model), or the pair (model, processor) that `revisit.load` returns.
+        image: A path, bytes, a PIL image or an array of pixels; or a list of them, which go into one prompt.
+        question: What to ask; by default, to describe the image.
+        method: The decoding method: an object such as `revisit.ReVisiT(alpha=1e-3)`, a class, or a name with settings such as
+            "revisit:alpha=1e-3". Classes and names take the settings recommended for the model.
+        compare_with: A method, or a list of methods, whose answers are shown next to this one ("greedy" is plain decoding).
+        objects: The objects in the picture, if known; words for other objects are marked as wrong.
+        max_new_tokens: The longest answer, in tokens.
+        **generate_kwargs: Passed to `generate`, for example `do_sample=True`.
+
+    Returns:
+        The answer: `str(answer)` is its text, `answer.save("page.html")` writes a page, and a notebook displays it.
+
+    Raises:
+        RevisitError: If the model, the image, the method or an argument cannot be used.
     """
-    from revisit.decoding.registry import as_method, refuse_settings
-    from revisit.explain.record import explain, name_of
-    from revisit.models.images import open_image
-
     if not isinstance(question, str) or not question.strip():
         raise RevisitError(f"The question must be a text that asks something, not {question!r}.")
     given = list(image) if isinstance(image, (list, tuple)) else [image]
     if not given:
         raise RevisitError("No image was given: ask needs at least one.")
-    if shown is not None and (
-        not isinstance(shown, (list, tuple, set, frozenset)) or not all(isinstance(name, str) for name in shown)
+    if objects is not None and (
+        not isinstance(objects, (list, tuple, set, frozenset)) or not all(isinstance(name, str) for name in objects)
     ):
-        raise RevisitError(f"shown must be a list of the objects in the picture, such as ['cat'], not {shown!r}.")
+        raise RevisitError(f"objects must be a list of the objects in the picture, such as ['cat'], not {objects!r}.")
     refuse_settings(as_method(method), generate_kwargs)  # before the model is loaded: what is wrong fails at once
     pictures = [open_image(entry) for entry in given]
+    by_name = isinstance(model, (str, Path))
     loaded, processor = _loaded(model)
     name = str(model) if isinstance(model, (str, Path)) and not Path(model).is_dir() else name_of(loaded)
-    others = list(versus) if isinstance(versus, (list, tuple)) else [versus]
+    others = list(compare_with) if isinstance(compare_with, (list, tuple)) else [compare_with]
     methods = [as_method(entry, loaded) for entry in (method, *others)]
-    notes = _notes(name, loaded, processor, pictures)
+    options = {"max_new_tokens": max_new_tokens, "do_sample": False, **generate_kwargs}
+    decode = explain(loaded, processor, pictures, question, methods, model_name=name, objects=objects, **options)
+    if by_name:
+        _ = decode.patch_words  # the last chance: nobody else holds the model
+    notes = [f"{NOTICE} {advice('This picture', flag='')}"] if decode.unfamiliar else []
     for note in notes:
         warnings.warn(note, stacklevel=2)
-    options = {"max_new_tokens": max_new_tokens, "do_sample": False, **generate_kwargs}
-    return Answer(
-        explain(loaded, processor, pictures, question, methods, model_name=name, shown=shown, **options), notes
-    )
+    return Answer(decode, notes)
 
 
 @dataclass
 class Answer:
     """What `ask` returns: the text, what the method did, and pages and pictures of it.
 
-    In a notebook it shows itself: the picture, the text with changed words marked, and the page that can be walked through.
+    A notebook displays the picture, the text with changed words marked, and the page. An answer does not keep the model alive; a
+    page written after the model was released says that it lacks what each patch says.
+
+    Attributes:
+        decode: Every step of every method.
+        notes: What a reader should know, such as a picture that the embedded model cannot know.
     """
 
     decode: Decode
-    # what a reader should know, such as a model that cannot know the picture
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def _output(self) -> MethodOutput:
+        return self.decode.answers[0]
 
     @property
     def text(self) -> str:
         """The answer."""
-        return self.decode.answers[0].text
+        return self._output.text
 
     @property
     def trace(self) -> Trace:
         """What the method did, step by step."""
-        trace = self.decode.answers[0].trace
-        assert trace is not None  # `explain` keeps it
-        return trace
+        assert self._output.trace is not None  # `explain` keeps it
+        return self._output.trace
 
     @property
     def images(self) -> list[Image]:
-        """The pictures, as the model was shown them."""
+        """The pictures."""
         return self.decode.images
 
     @property
-    def versus(self) -> dict[str, str]:
-        """The answers of the other methods, by their labels."""
-        from revisit.explain.record import label
-
+    def compared(self) -> dict[str, str]:
+        """The texts of the methods that were compared with, by their labels."""
         return {label(other.method): other.text for other in self.decode.answers[1:]}
 
     @property
     def changed(self) -> list[tuple[int, str, str]]:
-        """(step from 1, the token, what the model alone would have preferred) wherever the method changed the best token."""
-        answer = self.decode.answers[0]
-        return [(n + 1, answer.steps[n].text, str(answer.steps[n].instead_of)) for n in answer.changed]
+        """(step from 1, the token, the model's own best token) wherever the method changed the best token."""
+        steps = self._output.steps
+        return [(n + 1, steps[n].text, str(steps[n].instead_of)) for n in self._output.changed]
 
     def save(self, path: str | Path) -> Path:
         """Write the page (.html), a figure (.png, .svg, .pdf) or the trace (.json); returns the path."""
@@ -117,29 +147,21 @@ class Answer:
         if path.suffix.lower() == ".json":
             return self.trace.save(path)
         if path.suffix.lower() in (".png", ".svg", ".pdf"):
-            from revisit.errors import need
-            from revisit.explain import figure
-
             need("matplotlib")
             return figure.save(figure.decode_figure(self.decode), path)
         if path.suffix.lower() not in (".html", ".htm"):
             raise RevisitError(f"An answer is saved as .html, .png, .svg, .pdf or .json; {path} ends in none of them.")
-        from revisit.explain import page
-
         return page.write(path, self.decode)
 
     def __str__(self) -> str:
         return self.text
 
     def __repr__(self) -> str:
-        answer = self.decode.answers[0]
         short = self.text if len(self.text) <= 80 else self.text[:77] + "..."
-        return f"Answer({short!r}, {answer.name}, {len(answer.changed)} of {len(answer.steps)} steps changed)"
+        counts = f"{len(self._output.changed)} of {len(self._output.steps)} steps changed"
+        return f"Answer({short!r}, {self._output.name}, {counts})"
 
     def _repr_html_(self) -> str:
-        from revisit.explain import page
-        from revisit.pages.document import data_uri
-
         notes = "".join(f"<p><em>{html.escape(note)}</em></p>" for note in self.notes)
         pictures = "".join(
             f'<img src="{data_uri(image, 320)}" alt="The image that was asked about" style="max-width:320px;margin-right:16px">'
@@ -157,7 +179,7 @@ class Answer:
         )
 
 
-def _marked(step: Step) -> str:
+def _marked(step: TokenStep) -> str:
     """One token of the answer; underlined with what would have been written instead, where the method changed it."""
     text = html.escape(step.text)
     if step.text.strip().startswith("<") and step.text.strip().endswith(">"):
@@ -169,12 +191,10 @@ def _marked(step: Step) -> str:
     return f"<mark title='instead of {html.escape(step.instead_of.strip(), quote=True)}'>{text}</mark>"
 
 
-def _loaded(model: Any) -> tuple[Any, Any]:
+def _loaded(model: str | Path | Model | tuple[Model, Processor]) -> tuple[Model, Processor]:
     """(model, processor) of a name, a path or such a pair."""
-    from revisit.models.processors import processor_of
-
     if isinstance(model, (str, Path)):
-        return _load(str(model))
+        return load(str(model))
     if isinstance(model, (list, tuple)):
         if len(model) != 2 or not hasattr(model[0], "generate"):
             raise RevisitError("A loaded model is given as the pair (model, processor), as revisit.load returns it.")
@@ -184,21 +204,3 @@ def _loaded(model: Any) -> tuple[Any, Any]:
     raise RevisitError(
         f"model must be a name, a path or the pair (model, processor) of revisit.load, not a {type(model).__name__}."
     )
-
-
-@lru_cache(maxsize=1)
-def _load(name: str) -> tuple[Any, Any]:
-    from revisit.models.loading import load
-
-    return load(name)
-
-
-def _notes(name: str, model: Any, processor: Any, pictures: Sequence[Image]) -> list[str]:
-    """For the embedded model: that it cannot know a picture which is not like its scenes."""
-    from revisit.embedded.familiar import KNOWS, advice
-    from revisit.models.config import is_embedded
-
-    if not is_embedded(name):
-        return []
-    found = [said for image in pictures if (said := advice(model, processor, image, "This picture", "")) is not None]
-    return [f"{KNOWS} {found[0]}"] if found else []

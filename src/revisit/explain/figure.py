@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
-from revisit.explain.record import label, printable
+from revisit.explain.record import label
+from revisit.explain.tokens import printable
 from revisit.pages.document import check_writable
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from revisit.explain.lens import Lens
-    from revisit.explain.record import Decode, MethodAnswer, Step
+    from revisit.explain.record import Decode, MethodOutput, TokenStep
     from revisit.models.geometry import Layout
 
 BASE, VISION, FINAL = "#4b6a8f", "#b08a12", "#b3410e"  # told apart also in gray and by most color-blind eyes
@@ -32,7 +33,7 @@ STYLE: Any = {
 }
 
 
-def steps_to_draw(answer: MethodAnswer, wanted: Sequence[int] | None, most: int = 4) -> list[int]:
+def steps_to_draw(answer: MethodOutput, wanted: Sequence[int] | None, most: int = 4) -> list[int]:
     """The steps of a picture (from 0): those asked for, or those at which the method moved most."""
     if wanted:
         bad = [step for step in wanted if not 0 <= step < len(answer.steps)]
@@ -118,7 +119,7 @@ def save(figure: Figure, path: str | Path, dpi: int = 200) -> Path:
     return path
 
 
-def _image(axes: Axes, decode: Decode, step: Step) -> None:
+def _image(axes: Axes, decode: Decode, step: TokenStep) -> None:
     from matplotlib.patches import Rectangle
 
     region = decode.layout.region(step.index) if step.index is not None else None
@@ -172,7 +173,7 @@ def _gray(image: Image) -> Image:
     return image.convert("L").convert("RGB")
 
 
-def _bars(axes: Axes, step: Step, most: int = 6) -> None:
+def _bars(axes: Axes, step: TokenStep, most: int = 6) -> None:
     own = [c for c in step.candidates if c.token == step.token]
     alone = max(step.candidates, key=lambda c: c.base)
     shown = list(dict.fromkeys([*step.candidates[:most], *own, alone]))

@@ -7,20 +7,26 @@ table of vision tokens × layers × vocabulary is never held: the head is applie
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError
+from revisit.explain.prefill import layout_of, unfamiliar_images, watch_prefill
+from revisit.explain.tokens import token_text
+from revisit.models.config import name_of
+from revisit.models.layers import resolve_layers
+from revisit.models.parts import ModelParts
+from revisit.models.prompts import prepare
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from revisit.models.geometry import Layout
     from revisit.models.parts import Head
+    from revisit.models.types import Model, Processor, Tokenizer
 
 ROWS, COLUMNS = 512, 8192  # vision states × vocabulary entries that are projected at a time
 MOST_MAPS = 32  # words of one set whose heat maps are kept
@@ -48,15 +54,17 @@ class Lens:
     layers: tuple[int, ...]
     readings: list[Reading]
     notes: list[str] = field(default_factory=list)
+    unfamiliar: tuple[int, ...] = ()  # numbers of the images that the embedded model cannot know
 
     @property
     def tokens(self) -> int:
         return self.layout.tokens
 
 
+@torch.no_grad()
 def read_vision_tokens(
-    model: Any,
-    processor: Any,
+    model: Model,
+    processor: Processor,
     images: Sequence[Image],
     sets: Mapping[str, Sequence[str]] | None = None,
     *,
@@ -68,17 +76,35 @@ def read_vision_tokens(
 ) -> Lens:
     """Read the vision tokens over the full vocabulary and over each named set of words.
 
-    `layers` are hidden states as in ReVisiT (every one, unless given); `norm="final"` applies the decoder's final norm
-    to those below the last.
-    """
-    from revisit.explain.record import layout_of, name_of
-    from revisit.models.prompts import prepare
+    Args:
+        model: A loaded model.
+        processor: Its processor.
+        images: The images of one prompt.
+        sets: Names of word sets and their words.
+        prompt: The text of the prompt.
+        layers: Hidden states as in ReVisiT; all of them by default.
+        norm: "final" applies the decoder's final norm to the layers below the last.
+        best: How many of the best entries to keep for each vision token.
+        model_name: What to call the model.
 
+    Returns:
+        The readings, the full vocabulary's first.
+
+    Raises:
+        RevisitError: If a word set has fewer than two words that are single tokens, or the model keeps no vision tokens.
+    """
+    if norm not in ("none", "final"):
+        raise RevisitError(f"norm must be 'none' or 'final', not {norm!r}.")
+    parts = ModelParts.of(model)
+    chosen = resolve_layers(range(parts.depth + 1) if layers is None else layers, parts.depth, parts.tied)
     inputs = prepare(processor, [prompt], [list(images)], model.device)
-    head, states, chosen = vision_states(model, inputs, layers, norm)
+    with watch_prefill(model, inputs, chosen, final_norm=norm == "final") as seen:
+        model(**inputs, logits_to_keep=1, use_cache=False)
+    head = seen.head()
+    assert head is not None  # the caller holds the model
     tokenizer = processor.tokenizer
     notes: list[str] = []
-    readings = [whole_vocabulary(head, states, tokenizer, best)]
+    readings = [whole_vocabulary(head, seen.states, tokenizer, best)]
     for name, words in (sets or {}).items():
         variants, left_out = single_tokens(tokenizer, words)
         if left_out:
@@ -89,45 +115,18 @@ def read_vision_tokens(
                 f"The word set {name!r} needs at least two words that are single tokens of this model; "
                 f"it has {len(variants)} of {len(words)}."
             )
-        readings.append(_among(head, states, name, variants, best))
+        readings.append(_among(head, seen.states, name, variants, best))
+    name = model_name or name_of(model)
     layout = layout_of(model, processor, images, inputs)
-    return Lens(list(images), layout, model_name or name_of(model), chosen, readings, notes)
+    unfamiliar = unfamiliar_images(name, seen, len(images))
+    return Lens(list(images), layout, name, chosen, readings, notes, unfamiliar)
 
 
 @torch.no_grad()
-def vision_states(
-    model: Any, inputs: Any, layers: str | Sequence[int] | None, norm: str
-) -> tuple[Head, Tensor, tuple[int, ...]]:
-    """The head, the vision states (layers, tokens, d) of one prompt, and which layers they are."""
-    from revisit.models.layers import resolve_layers
-    from revisit.models.parts import ModelParts, describe
-    from revisit.taps.vision import Capture, no_image, vision_mask
-
-    if norm not in ("none", "final"):
-        raise RevisitError(f"norm must be 'none' or 'final', not {norm!r}.")
-    parts = ModelParts.of(model)
-    mask = vision_mask(inputs["input_ids"], parts.vision_ids)
-    if not bool(mask.any()):
-        raise no_image(model)
-    chosen = resolve_layers(range(parts.depth + 1) if layers is None else layers, parts.depth, parts.tied)
-    with ExitStack() as stack:
-        capture = Capture(parts, mask, chosen, 1, stack, final_norm=norm == "final")
-        known = {key: value for key, value in inputs.items() if key != "labels"}
-        output = model(**known, logits_to_keep=1, use_cache=False)
-    if capture.last is None:
-        raise RevisitError(f"The forward pass of {describe(model)} did not go through its decoder module.")
-    parts.head.calibrate(capture.last[0], output.logits[0, -1], describe(model))
-    item = capture.items[0]
-    return parts.head, torch.stack([item.by_layer[layer] for layer in chosen]), chosen
-
-
-@torch.no_grad()
-def whole_vocabulary(head: Head, states: Tensor, tokenizer: Any, best: int) -> Reading:
-    """The best entries of the whole vocabulary, found slice by slice."""
-    from revisit.explain.record import token_text
-
+def whole_vocabulary(head: Head, states: Tensor, tokenizer: Tokenizer, best: int) -> Reading:
+    """The best entries of the whole vocabulary, found slice by slice; states are (layers, tokens, d)."""
     layers, tokens, _ = states.shape
-    flat = states.flatten(0, 1)  # (layers·tokens, d)
+    flat = states.flatten(0, 1).to(head.device)  # (layers·tokens, d)
     vocabulary = head.vocabulary
     best = min(best, vocabulary)
     ids, chances = [], []
@@ -172,7 +171,7 @@ def _among(head: Head, states: Tensor, name: str, variants: dict[str, list[int]]
     return Reading(name, words, top, chance, [words[k] for k in kept], table[..., kept])
 
 
-def single_tokens(tokenizer: Any, words: Sequence[str]) -> tuple[dict[str, list[int]], list[str]]:
+def single_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[dict[str, list[int]], list[str]]:
     """The spellings (with and without a blank in front) of each word that are single tokens; and the words without any."""
     found: dict[str, list[int]] = {}
     left_out = []

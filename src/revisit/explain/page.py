@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revisit.explain.record import Decode, MethodAnswer, Step, own_settings
+import numpy as np
+
+from revisit.explain.record import Decode, MethodOutput, TokenStep, own_settings
 from revisit.pages.document import data_uri, script_page, write_page
 
 MOST_PATCHES = 5  # listed at every step
 
 if TYPE_CHECKING:
-    import numpy as np
     from PIL.Image import Image
 
     from revisit.models.geometry import Layout
@@ -49,20 +50,25 @@ window.viewer = new Viewer(document.getElementById("main"), data);"""
 def payload(decode: Decode) -> dict[str, Any]:
     """Everything the page shows."""
     return {
-        **images_payload(decode.images, decode.layout, decode.patch_words),
-        "shown": None if decode.shown is None else list(decode.shown),
+        **images_payload(decode.images, decode.layout),
+        **words_payload(decode),
+        "objects": None if decode.objects is None else list(decode.objects),
         "prompt": decode.prompt,
         "model": decode.model,
         "answers": [answer_payload(answer) for answer in decode.answers],
     }
 
 
-def images_payload(
-    images: list[Image], layout: Layout, patch_words: list[list[tuple[str, float]]] | None = None
-) -> dict[str, Any]:
-    """Images, the grids of vision tokens on them, in pixels of the originals, and what each vision token says."""
+def words_payload(decode: Decode) -> dict[str, Any]:
+    """What each vision token says, or why that is not known."""
+    words = decode.patch_words
+    says = None if words is None else [[[word, _p(p)] for word, p in best] for best in words]
+    return {"says": says, "silent": decode.no_patch_words}
+
+
+def images_payload(images: list[Image], layout: Layout) -> dict[str, Any]:
+    """Images, and the grids of vision tokens on them, in pixels of the originals."""
     return {
-        "says": None if patch_words is None else [[[w, _p(p)] for w, p in words] for words in patch_words],
         "images": [{"src": data_uri(image), "w": image.width, "h": image.height} for image in images],
         "grids": [
             {
@@ -81,7 +87,7 @@ def images_payload(
     }
 
 
-def answer_payload(answer: MethodAnswer) -> dict[str, Any]:
+def answer_payload(answer: MethodOutput) -> dict[str, Any]:
     """One answer; the heat maps of all its steps are one run of bytes, a row per step that has one."""
     rows: list[bytes] = []
     steps = []
@@ -94,7 +100,6 @@ def answer_payload(answer: MethodAnswer) -> dict[str, Any]:
     return {
         **method_payload(answer.method),
         "text": answer.text,
-        "seconds": answer.seconds,
         "layers": list(answer.layers),
         "n": len(rows[0]) if rows else 0,
         "maps": base64.b64encode(b"".join(rows)).decode(),
@@ -117,7 +122,7 @@ def seeks_far(method: Mapping[str, Any]) -> bool:
     return method.get("select") == "max"
 
 
-def step_payload(step: Step, method: Mapping[str, Any]) -> tuple[dict[str, Any], bytes | None]:
+def step_payload(step: TokenStep, method: Mapping[str, Any]) -> tuple[dict[str, Any], bytes | None]:
     """One step with short keys (there may be thousands), and its heat map as one byte per vision token."""
     entry: dict[str, Any] = {"t": step.text, "v": round(step.shift, 4)}
     if step.candidates:
@@ -147,16 +152,12 @@ def step_payload(step: Step, method: Mapping[str, Any]) -> tuple[dict[str, Any],
 
 def nearest(heat: np.ndarray, far: bool = False, most: int = MOST_PATCHES) -> list[int]:
     """The vision tokens that agree most with a step, best first; with `far`, those that agree least."""
-    import numpy as np
-
     order = np.argsort(-heat if far else heat, kind="stable")[:most]
     return [int(index) for index in order if np.isfinite(heat[index])]
 
 
 def quantize(heat: np.ndarray) -> bytes:
     """Divergences as bytes, 0 the smallest of the step and 255 the largest; what is not finite is the largest."""
-    import numpy as np
-
     finite = heat[np.isfinite(heat)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     scaled = (np.where(np.isfinite(heat), heat, high) - low) / max(high - low, 1e-12)

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import difflib
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from revisit.benchmarks.chair_words import WORDS
+from revisit.decoding.loop import generate
+from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
+from revisit.explain.lens import whole_vocabulary
+from revisit.explain.prefill import PrefillStates, layout_of, unfamiliar_images, watch_prefill
+from revisit.explain.tokens import token_text, token_texts
+from revisit.methods import get, value_text
+from revisit.models.config import name_of
+from revisit.models.prompts import new_tokens, prepare
 
 if TYPE_CHECKING:
-    import numpy as np
     from PIL.Image import Image
 
     from revisit.decoding.method import Method
-    from revisit.decoding.trace import StepRecord, Trace
+    from revisit.decoding.trace import StepRecord
     from revisit.models.geometry import Layout
+    from revisit.models.types import Inputs, Model, Processor, Tokenizer
 
 SHOWN_CANDIDATES = 12
 
@@ -36,8 +45,8 @@ class Candidate:
 
 
 @dataclass
-class Step:
-    """One token of an answer and how it came about."""
+class TokenStep:
+    """One token of an answer and how it was chosen."""
 
     text: str  # what it adds to the answer
     token: int
@@ -55,15 +64,14 @@ class Step:
 
 
 @dataclass
-class MethodAnswer:
-    """What one method said."""
+class MethodOutput:
+    """What one method wrote, step by step."""
 
     method: dict[str, Any]
-    steps: list[Step]
+    steps: list[TokenStep]
     text: str
     layers: tuple[int, ...] = ()
-    seconds: float | None = None
-    trace: Trace | None = None  # what was recorded, where it is kept
+    trace: Trace | None = None  # what was recorded
 
     @property
     def name(self) -> str:
@@ -77,39 +85,78 @@ class MethodAnswer:
 
 @dataclass
 class Decode:
-    """One question about one or more images, answered by one or more methods."""
+    """One question about one or more images, answered by one or more methods. It does not keep the model alive."""
 
     images: list[Image]
     prompt: str
     model: str
     layout: Layout
-    answers: list[MethodAnswer]
-    shown: tuple[str, ...] | None = None  # the objects that are in the picture, where that is known
-    patch_words: list[list[tuple[str, float]]] | None = None  # per vision token, its likeliest tokens at the last layer
+    answers: list[MethodOutput]
+    objects: tuple[str, ...] | None = None  # that are in the picture, where that is known
+    vision: PrefillStates | None = None  # of the first method's prefill
+    tokenizer: Tokenizer | None = None
+    unfamiliar: tuple[int, ...] = ()  # numbers of the images that the embedded model cannot know
 
     def __post_init__(self) -> None:
         mark_differences(self.answers)
-        if self.shown is not None:
-            mark_wrong(self.answers, self.shown)
+        if self.objects is not None:
+            mark_wrong(self.answers, self.objects)
+
+    @cached_property
+    def patch_words(self) -> list[list[tuple[str, float]]] | None:
+        """The likeliest tokens of each vision token at the last layer, computed when first asked for.
+
+        None if the states were not recorded, or the model was released before.
+        """
+        head = None if self.vision is None else self.vision.head()
+        if head is None or self.vision is None or self.tokenizer is None:
+            return None
+        reading = whole_vocabulary(head, self.vision.at(-1), self.tokenizer, best=5)
+        pairs = zip(reading.top[-1].tolist(), reading.chance[-1].tolist(), strict=True)
+        return [[(reading.entries[n], p) for n, p in zip(*pair, strict=True)] for pair in pairs]
+
+    @property
+    def no_patch_words(self) -> str:
+        """Why `patch_words` is None; empty if it is not."""
+        if self.patch_words is not None:
+            return ""
+        if self.vision is None:
+            return "What each patch says was not recorded."
+        return "What each patch says is not known: the model was released before this page was written."
 
 
 def explain(
-    model: Any,
-    processor: Any,
+    model: Model,
+    processor: Processor,
     images: Sequence[Image],
     prompt: str,
     methods: Sequence[Method],
     *,
     model_name: str = "",
-    shown: Sequence[str] | None = None,
+    objects: Sequence[str] | None = None,
     **generate_kwargs: Any,
 ) -> Decode:
-    """Decode one prompt about these images with each method, and keep everything that can be shown.
+    """Decode one prompt about these images with each method, and record every step.
 
-    `shown` names the objects that are in the images, where that is known: words for other objects are marked as wrong.
+    Each method takes one vision pass and one prefill (a contrastive method also those of its own branch). Vision passes are
+    not shared, because transformers refuses precomputed image features together with the pixels that some methods need.
+
+    Args:
+        model: A loaded model.
+        processor: Its processor.
+        images: The images of the prompt, in order.
+        prompt: What to ask.
+        methods: Decoding methods; the vision tokens' states are kept from the first one's prefill.
+        model_name: What to call the model.
+        objects: The objects in the images, where that is known; words for other objects are marked as wrong.
+        **generate_kwargs: Passed to `generate`.
+
+    Returns:
+        The answers with their steps.
+
+    Raises:
+        RevisitError: If there is no method, or the arguments ask for beams or several answers.
     """
-    from revisit.models.prompts import prepare
-
     if not methods:
         raise RevisitError("No decoding method was given, so there is nothing to explain.")
     config = generate_kwargs.get("generation_config") or model.generation_config
@@ -123,90 +170,53 @@ def explain(
         )
     inputs = prepare(processor, [prompt], [list(images)], model.device)
     for name in generate_kwargs:
-        if name in ("method", "trace", "custom_generate", *inputs):
+        if name in ("method", "trace", "processor", "custom_generate", *inputs):
             raise RevisitError(f"{name} is given to generate already; leave it out (the trace is always kept).")
-    answers = [answer_with(model, processor, inputs, method, **generate_kwargs) for method in methods]
+    with watch_prefill(model, inputs) as seen:
+        first = answer_with(model, processor, inputs, methods[0], **generate_kwargs)
+    others = [answer_with(model, processor, inputs, method, **generate_kwargs) for method in methods[1:]]
+    name = model_name or name_of(model)
     return Decode(
         list(images),
         prompt,
-        model_name or name_of(model),
+        name,
         layout_of(model, processor, images, inputs),
-        answers,
-        None if shown is None else tuple(shown),
-        patch_words(model, processor, inputs),
+        [first, *others],
+        None if objects is None else tuple(objects),
+        seen,
+        processor.tokenizer,
+        unfamiliar_images(name, seen, len(images)),
     )
 
 
-def patch_words(model: Any, processor: Any, inputs: Any, best: int = 5) -> list[list[tuple[str, float]]]:
-    """What every vision token of one prompt says at the last layer: its likeliest tokens with their probabilities."""
-    from revisit.explain.lens import vision_states, whole_vocabulary
-
-    head, states, _ = vision_states(model, inputs, "last", "none")
-    reading = whole_vocabulary(head, states, getattr(processor, "tokenizer", processor), best)
-    return [
-        [(reading.entries[int(number)], float(p)) for number, p in zip(*pair, strict=True)]
-        for pair in zip(reading.top[-1], reading.chance[-1], strict=True)
-    ]
-
-
-def name_of(model: Any) -> str:
-    """What to call a model: its hub id, or the name of its folder; never where on this machine it lies."""
-    from revisit.models.config import short_name
-
-    where = str(getattr(model.config, "_name_or_path", ""))
-    if where and Path(where).is_dir():
-        return short_name(Path(where).resolve())
-    return where or type(model).__name__
-
-
-def answer_with(model: Any, processor: Any, inputs: Any, method: Method, **generate_kwargs: Any) -> MethodAnswer:
-    """Decode prepared inputs (one row) with a method, recording everything."""
-    from revisit.decoding.loop import generate
-    from revisit.decoding.trace import Trace
-    from revisit.models.prompts import new_tokens
-
+def answer_with(
+    model: Model, processor: Processor, inputs: Inputs, method: Method, **generate_kwargs: Any
+) -> MethodOutput:
+    """Decode prepared inputs (one row) with a method, and record every step."""
     trace = Trace(record=True)
-    started = time.perf_counter()
-    output = generate(model, **inputs, method=method, trace=trace, **generate_kwargs)
-    seconds = time.perf_counter() - started
-    return answer_of(processor, new_tokens(output, inputs)[0].tolist(), trace, seconds=seconds)
+    output = generate(model, **inputs, method=method, trace=trace, processor=processor, **generate_kwargs)
+    return answer_of(processor.tokenizer, new_tokens(output, inputs)[0].tolist(), trace)
 
 
-def layout_of(model: Any, processor: Any, images: Sequence[Image], inputs: Any) -> Layout:
-    """Where the vision tokens of one prompt lie on its images."""
-    from revisit.models.geometry import layout
-    from revisit.models.parts import ModelParts
-    from revisit.taps.vision import vision_mask
-
-    tokens = int(vision_mask(inputs["input_ids"][:1], ModelParts.of(model).vision_ids).sum())
-    sizes = [image.size for image in images]
-    return layout(model.config, getattr(processor, "image_processor", None), sizes, tokens, dict(inputs))
-
-
-def answer_of(
-    processor: Any, tokens: Sequence[int], trace: Trace, row: int = 0, seconds: float | None = None
-) -> MethodAnswer:
-    """The answer of one row: its new tokens with what the trace recorded about each."""
-    tokenizer = getattr(processor, "tokenizer", processor)
-    tokens = _until_end(tokens, trace.rows[row].steps)
-    records = trace.rows[row].records
+def answer_of(tokenizer: Tokenizer, tokens: Sequence[int], trace: Trace) -> MethodOutput:
+    """The answer of a trace's first row: its new tokens with what the trace recorded about each."""
+    row = trace.rows[0]
+    tokens = list(tokens[: row.steps or None])  # without the padding after its end
+    records = [*row.records, *[None] * (len(tokens) - len(row.records))]
     steps = [
-        step_of(tokenizer, token, text, records[number] if number < len(records) else None, trace.method)
-        for number, (token, text) in enumerate(zip(tokens, token_texts(tokenizer, tokens), strict=True))
+        step_of(tokenizer, token, text, record, trace.method)
+        for token, text, record in zip(tokens, token_texts(tokenizer, tokens), records, strict=False)
     ]
     text = tokenizer.decode(tokens, skip_special_tokens=True).strip()
-    return MethodAnswer(dict(trace.method), steps, text, tuple(trace.layers), seconds, trace)
+    return MethodOutput(dict(trace.method), steps, text, tuple(trace.layers), trace)
 
 
-def _until_end(tokens: Sequence[int], steps: int) -> list[int]:
-    """Without the padding after a row's end."""
-    return list(tokens[:steps]) if steps else list(tokens)
-
-
-def step_of(tokenizer: Any, token: int, text: str, record: StepRecord | None, method: dict[str, Any]) -> Step:
+def step_of(
+    tokenizer: Tokenizer, token: int, text: str, record: StepRecord | None, method: dict[str, Any]
+) -> TokenStep:
     """One step as it is shown; without a record, its text alone."""
     if record is None:
-        return Step(text, token)
+        return TokenStep(text, token)
     favorite = max(range(len(record.base)), key=record.base.__getitem__)
     best = max(range(len(record.final)), key=record.final.__getitem__)
     shown = _shown(record, token, favorite)
@@ -220,7 +230,7 @@ def step_of(tokenizer: Any, token: int, text: str, record: StepRecord | None, me
         )
         for k in shown
     ]
-    return Step(
+    return TokenStep(
         text=text,
         token=token,
         shift=shift(record.base, record.final),
@@ -247,12 +257,9 @@ def _heat(record: StepRecord, method: dict[str, Any]) -> np.ndarray | None:
     if record.divergences is None:
         return None
     table = record.divergences.numpy()
-    import numpy as np
-
-    filled = np.where(np.isnan(table), np.inf, table)
     if method.get("select") == "max":
         return np.where(np.isnan(table), -np.inf, table).max(0)  # type: ignore[no-any-return]
-    return filled.min(0)  # type: ignore[no-any-return]
+    return np.where(np.isnan(table), np.inf, table).min(0)  # type: ignore[no-any-return]
 
 
 def shift(base: Sequence[float], final: Sequence[float]) -> float:
@@ -261,43 +268,7 @@ def shift(base: Sequence[float], final: Sequence[float]) -> float:
     return min(1.0, 0.5 * (listed + abs(sum(base) - sum(final))))
 
 
-class TokenTexts:
-    """What each token adds to the text, one after the other; bytes of an unfinished character wait for the rest of it."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer, self.tokens, self.before = tokenizer, list[int](), ""
-
-    def add(self, token: int) -> str:
-        self.tokens.append(token)
-        now = self.tokenizer.decode(self.tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        if now.endswith("\ufffd"):
-            return ""
-        before, self.before = self.before, now
-        return now[len(before) :] if now.startswith(before) else token_text(self.tokenizer, token)
-
-
-def token_texts(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
-    """What each token adds to the text."""
-    reader = TokenTexts(tokenizer)
-    return [reader.add(token) for token in tokens]
-
-
-def token_text(tokenizer: Any, token: int) -> str:
-    """One token alone, with the blank that it may begin with."""
-    raw = tokenizer.convert_ids_to_tokens(token)
-    text: str = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    if isinstance(raw, str) and raw.startswith("▁") and not text.startswith(" "):
-        text = " " + text
-    return text or (raw if isinstance(raw, str) else f"#{token}")  # a vocabulary may be padded beyond its tokens
-
-
-def printable(text: str) -> str:
-    """A token that shows: blanks around it dropped, line breaks and what does not print made visible."""
-    bare = text.strip()
-    return (bare if bare.isprintable() else repr(bare)[1:-1]) or repr(text)
-
-
-def mark_differences(answers: Sequence[MethodAnswer]) -> None:
+def mark_differences(answers: Sequence[MethodOutput]) -> None:
     """Mark the tokens that an answer does not share with the plain one (or the first, if none is plain)."""
     if len(answers) < 2:
         return
@@ -313,10 +284,10 @@ def mark_differences(answers: Sequence[MethodAnswer]) -> None:
                     step.differs = True
 
 
-def mark_wrong(answers: Sequence[MethodAnswer], shown: Sequence[str]) -> None:
-    """Mark the tokens of words for objects that are not among those shown."""
+def mark_wrong(answers: Sequence[MethodOutput], objects: Sequence[str]) -> None:
+    """Mark the tokens of words for objects that are not in the picture."""
     for answer in answers:
-        spans = wrong_spans("".join(step.text for step in answer.steps), shown)
+        spans = wrong_spans("".join(step.text for step in answer.steps), objects)
         start = 0
         for step in answer.steps:
             end = start + len(step.text)
@@ -324,19 +295,15 @@ def mark_wrong(answers: Sequence[MethodAnswer], shown: Sequence[str]) -> None:
             start = end
 
 
-def wrong_spans(text: str, shown: Sequence[str]) -> list[tuple[int, int]]:
-    """Where a text has words for objects (CHAIR's words, singular or plural) that are not among those shown."""
-    from revisit.benchmarks.chair_words import WORDS
-
-    present = {WORDS.get(name, name) for name in shown}
+def wrong_spans(text: str, objects: Sequence[str]) -> list[tuple[int, int]]:
+    """Where a text has words for objects (CHAIR's words, singular or plural) that are not among `objects`."""
+    present = {WORDS.get(name, name) for name in objects}
     return [found.span() for found in object_words().finditer(text) if WORDS[found.group(1).lower()] not in present]
 
 
 @cache
 def object_words() -> re.Pattern[str]:
     """CHAIR's words with an optional plural ending, the longest first."""
-    from revisit.benchmarks.chair_words import WORDS
-
     words = "|".join(sorted(map(re.escape, WORDS), key=len, reverse=True))
     return re.compile(rf"\b({words})(?:e?s)?\b", re.IGNORECASE)
 
@@ -349,11 +316,9 @@ def label(method: dict[str, Any]) -> str:
 
 def own_settings(method: dict[str, Any]) -> str:
     """The settings of a method that are not its defaults, as text; empty if there are none."""
-    from revisit import methods
-
     try:
-        defaults = methods.get(str(method.get("name", "greedy"))).settings()
+        defaults = get(str(method.get("name", "greedy"))).settings()
     except (RevisitError, TypeError):
         defaults = {}
     own = {k: v for k, v in method.items() if k != "name" and k in defaults and defaults[k] != v}
-    return ", ".join(f"{k}={methods.value_text(v)}" for k, v in own.items())
+    return ", ".join(f"{k}={value_text(v)}" for k, v in own.items())

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from revisit.explain.record import own_settings, printable
+from revisit.explain.record import own_settings
+from revisit.explain.tokens import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from revisit.explain.lens import Lens
-    from revisit.explain.record import MethodAnswer, Step
+    from revisit.explain.record import MethodOutput, TokenStep
     from revisit.models.geometry import Layout
 
 
 def table(
-    answer: MethodAnswer, layout: Layout | None = None, *, all_steps: bool = False, threshold: float = 0.1
+    answer: MethodOutput, layout: Layout | None = None, *, all_steps: bool = False, threshold: float = 0.1
 ) -> Table:
     """The steps at which the method mattered: it changed the best token, or moved at least `threshold` of probability."""
     from rich.box import SIMPLE_HEAD
@@ -70,7 +71,7 @@ def table(
     return made
 
 
-def place(step: Step, layout: Layout | None) -> str:
+def place(step: TokenStep, layout: Layout | None) -> str:
     """Row and column of the selected patch, counted from 1; the number of the vision token where that is not known."""
     if step.index is None:
         return ""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
 from revisit.models import families, smol
 from revisit.models.checkpoint import brief, check_config, read_json
+
+if TYPE_CHECKING:
+    from revisit.models.types import Model
 
 EMBEDDED = "tiny"
 MAX_LABELS = 1_000_000  # of which each would be given a name
@@ -53,6 +56,14 @@ def short_name(folder: Path) -> str:
     if is_embedded(folder):
         return EMBEDDED
     return smol.NAME if smol.is_assembled(folder) else folder.name
+
+
+def name_of(model: Model) -> str:
+    """What to call a loaded model: its hub id, or the name of its folder, never the folder's place on this machine."""
+    where = str(getattr(model.config, "_name_or_path", ""))
+    if where and Path(where).is_dir():
+        return short_name(Path(where).resolve())
+    return where or type(model).__name__
 
 
 def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:

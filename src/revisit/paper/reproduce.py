@@ -403,7 +403,7 @@ def _decode_pages(
                 item.prompt,
                 methods,
                 model_name=plan.models[0],
-                shown=item.meta.get("ground_truth"),
+                objects=item.meta.get("ground_truth"),
                 max_new_tokens=plan.max_new_tokens,
                 do_sample=False,
             )

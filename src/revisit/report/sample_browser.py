@@ -233,14 +233,13 @@ def make_traces(columns: Columns, samples: Sequence[Sample], folder: Path, count
             loaded = (used[0]["model"], *load(used[0]["model"]))
         methods = [as_method(entry["method"]) for entry in used][::-1]  # the method before the baseline
         images = [open_image(path) for path in sample.item.images]
-        shown = sample.item.meta.get("ground_truth")
         decode = explain(
             *loaded[1:],
             images,
             sample.prompt,
             methods,
             model_name=loaded[0],
-            shown=shown,
+            objects=sample.item.meta.get("ground_truth"),
             max_new_tokens=256,
             do_sample=False,
         )

@@ -23,7 +23,7 @@ class StepStreamer:
     """A transformers streamer that hands on every chosen token with what the trace recorded about it."""
 
     def __init__(self, tokenizer: Any, trace: Any, send: Callable[[Any], None]) -> None:
-        from revisit.explain.record import TokenTexts
+        from revisit.explain.tokens import TokenTexts
 
         self.tokenizer, self.trace, self.send = tokenizer, trace, send
         self.reader, self.count, self.prompt_seen = TokenTexts(tokenizer), 0, False
@@ -86,8 +86,9 @@ class AnswerJob:
             self.state.turn.release()
 
     def _answer(self) -> None:
-        from revisit.explain.page import images_payload, method_payload
-        from revisit.explain.record import Decode, MethodAnswer, layout_of, patch_words
+        from revisit.explain.page import images_payload, method_payload, words_payload
+        from revisit.explain.prefill import PrefillStates, layout_of
+        from revisit.explain.record import Decode, MethodOutput
         from revisit.models.prompts import prepare
 
         question = self.question
@@ -103,10 +104,9 @@ class AnswerJob:
         blank: list[dict[str, Any]] = [
             {**method_payload(d), "n": layout.tokens, "maps": "", "steps": []} for d in described
         ]
-        words = patch_words(model, processor, inputs)
-        shown = None if question.shown is None else list(question.shown)
-        self.send("scene", **images_payload([question.image], layout, words), shown=shown, answers=blank)
-        answers: list[MethodAnswer | None] = [None] * len(question.methods)
+        objects = None if question.objects is None else list(question.objects)
+        self.send("scene", **images_payload([question.image], layout), objects=objects, answers=blank)
+        answers: list[tuple[PrefillStates, MethodOutput] | None] = [None] * len(question.methods)
         threads = [
             threading.Thread(
                 target=self._guard, args=(self._one, number, model, processor, inputs, answers), daemon=True
@@ -119,10 +119,13 @@ class AnswerJob:
             thread.join()
         done = [answer for answer in answers if answer is not None]
         if len(done) == len(answers) and not self.stopped.is_set():
-            decode = Decode([question.image], question.prompt, question.model, layout, done, question.shown, words)
-            differs = [[n for n, step in enumerate(answer.steps) if step.differs] for answer in done]
-            wrong = [[n for n, step in enumerate(answer.steps) if step.wrong] for answer in done]
-            self.send("done", run=self.state.runs.put(decode), differs=differs, wrong=wrong)
+            seen, outputs = done[0][0], [output for _, output in done]
+            about = ([question.image], question.prompt, question.model, layout)
+            decode = Decode(*about, outputs, question.objects, seen, processor.tokenizer)
+            differs = [[n for n, step in enumerate(answer.steps) if step.differs] for answer in outputs]
+            wrong = [[n for n, step in enumerate(answer.steps) if step.wrong] for answer in outputs]
+            words = words_payload(decode)
+            self.send("done", run=self.state.runs.put(decode), differs=differs, wrong=wrong, **words)
 
     def _one(self, number: int, model: Any, processor: Any, inputs: Any, answers: list[Any]) -> None:
         import base64
@@ -133,6 +136,7 @@ class AnswerJob:
         from revisit.decoding.loop import generate
         from revisit.decoding.trace import Trace
         from revisit.explain.page import step_payload
+        from revisit.explain.prefill import watch_prefill
         from revisit.explain.record import answer_of
         from revisit.models.prompts import new_tokens
 
@@ -146,20 +150,20 @@ class AnswerJob:
             return torch.full((len(input_ids),), self.stopped.is_set(), device=input_ids.device)
 
         trace = Trace(record=True)
-        started = time.perf_counter()
-        output = generate(
-            model,
-            **inputs,
-            method=method,
-            trace=trace,
-            streamer=StepStreamer(processor.tokenizer, trace, send),
-            stopping_criteria=StoppingCriteriaList([stop]),  # type: ignore[list-item]
-            max_new_tokens=self.question.max_new_tokens,
-            do_sample=False,
-        )
-        seconds = time.perf_counter() - started
-        answers[number] = answer_of(processor, new_tokens(output, inputs)[0].tolist(), trace, seconds=seconds)
-        self.send("finished", answer=number, seconds=seconds, text=answers[number].text)
+        with watch_prefill(model, inputs) as seen:
+            output = generate(
+                model,
+                **inputs,
+                method=method,
+                trace=trace,
+                streamer=StepStreamer(processor.tokenizer, trace, send),
+                stopping_criteria=StoppingCriteriaList([stop]),  # type: ignore[list-item]
+                max_new_tokens=self.question.max_new_tokens,
+                do_sample=False,
+            )
+        answer = answer_of(processor.tokenizer, new_tokens(output, inputs)[0].tolist(), trace)
+        answers[number] = seen, answer
+        self.send("finished", answer=number, text=answer.text)
 
     async def stream(self) -> AsyncIterator[str]:
         """The events as text/event-stream, the last of which is "done" or "error"; whoever stops reading stops the work."""

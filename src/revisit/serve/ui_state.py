@@ -55,7 +55,7 @@ class Picture:
     """An image to ask about, with the objects that are in it where that is known."""
 
     image: Image
-    shown: tuple[str, ...] | None = None
+    objects: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class CheckedQuestion:
     """A question whose image is here and whose methods are made."""
 
     image: Image
-    shown: tuple[str, ...] | None
+    objects: tuple[str, ...] | None
     prompt: str
     model: str
     methods: tuple[Method, ...]
@@ -125,7 +125,7 @@ class UiState:
             raise ApiError(400, str(unknown("model", shorten(asked.model), self.models)))
         about = described(asked.model)
         made = tuple(make_method(m.name, m.settings or {}, self.limits, about) for m in asked.methods)
-        return CheckedQuestion(picture.image, picture.shown, asked.prompt, asked.model, made, asked.max_new_tokens)
+        return CheckedQuestion(picture.image, picture.objects, asked.prompt, asked.model, made, asked.max_new_tokens)
 
 
 @functools.cache

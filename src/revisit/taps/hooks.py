@@ -71,6 +71,15 @@ class Hooks:
 
         self._handles.append(module.register_forward_hook(hook))
 
+    def output(self, module: nn.Module, see: Callable[[Any], None]) -> None:
+        """`see` is given everything that the module returned."""
+
+        def hook(_module: Any, _args: Any, output: Any) -> None:
+            if self._mine():
+                see(output)
+
+        self._handles.append(module.register_forward_hook(hook))
+
     def state(self, parts: ModelParts, layer: int, see: StateHook) -> None:
         """`see` is given hidden state number `layer`: what decoder layer `layer` reads, or the normed final state.
 

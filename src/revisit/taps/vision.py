@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -119,6 +119,10 @@ class Capture:
             if layer < parts.depth:
                 self._hooks.state(parts, layer, partial(self._keep, layer))
         self._hooks.state(parts, parts.depth, self._keep_last)
+
+    def after_forward(self, model: Any, see: Callable[[Any], None]) -> None:
+        """`see` is given what the whole model returns, until the capture is released."""
+        self._hooks.output(model, see)
 
     def release(self) -> None:
         """Remove every hook; the states stay."""

@@ -145,9 +145,10 @@ class Studio {
       this.say("Answering…");
     }
     if (kind[1] === "step") this.viewer.addStep(data.answer, data.step, data.map);
-    if (kind[1] === "finished") this.viewer.finish(data.answer, data.seconds, data.text);
+    if (kind[1] === "finished") this.viewer.finish(data.answer, data.text);
     if (kind[1] === "done") {
       this.halt("Done. Click a word to see where it came from.");
+      Object.assign(this.viewer.data, { says: data.says, silent: data.silent });
       this.viewer.differences(data.differs);
       this.viewer.wrong(data.wrong);
       if (this.viewer.follow) this.viewer.first(); // open at the biggest change, unless the reader has chosen a step

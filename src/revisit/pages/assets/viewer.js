@@ -164,7 +164,7 @@ const LEGEND = [
   ["mark shade", "word", "shaded by the share of probability that the method moved"],
   ["mark changed", "word", "the method's best token is not the model's"],
   ["mark differs", "word", "not in the other answer"],
-  ["mark wrong", "word", "an object that is not in the picture", "shown"],
+  ["mark wrong", "word", "an object that is not in the picture", "objects"],
 ];
 const ACCOUNT = "At every step ReVisiT keeps the plausible next tokens, asks every image patch which of them it supports, and selects the patch, or the few patches, that agree most with the model. It multiplies the model's distribution with theirs, which counts as much as the weight of the step says, so that words without support in the picture lose.";
 const KEYS = [["← →", "previous, next step"], ["↑ ↓", "other answer"], ["n p", "next, previous change"], ["Home End", "first, last step"],
@@ -221,7 +221,7 @@ class Viewer {
       return make("li", {}, sample, " ", text);
     });
     const parts = [make("p", { class: "account" }, ACCOUNT), make("ul", { class: "marks" }, ...marks)];
-    if (this.data.shown) parts.unshift(make("p", { class: "shown" }, "In the picture: ", make("b", {}, this.data.shown.join(", ") || "nothing that is known"), "."));
+    if (this.data.objects) parts.unshift(make("p", { class: "shown" }, "In the picture: ", make("b", {}, this.data.objects.join(", ") || "nothing that is known"), "."));
     const button = make("button", { type: "button", class: "quiet", title: "Help (?)", onclick: () => this.help.showModal() }, "More, and keys (?)");
     return make("details", { class: "guide", open: window.innerWidth > 760 }, make("summary", {}, "How to read this"), make("div", {}, ...parts, button));
   }
@@ -303,10 +303,10 @@ class Viewer {
   }
 
   count(i) {
-    const { steps, seconds } = this.data.answers[i], card = this.cards[i];
+    const { steps } = this.data.answers[i], card = this.cards[i];
     const changed = steps.filter((step) => step.was !== undefined).length;
     const detailed = steps.some((step) => step.c && step.c.some((entry) => entry[2] !== null));
-    card.facts.textContent = `${steps.length} token${steps.length === 1 ? "" : "s"}` + (detailed ? `, ${changed} changed` : "") + (seconds ? `, ${seconds.toFixed(2)} s` : "");
+    card.facts.textContent = `${steps.length} token${steps.length === 1 ? "" : "s"}` + (detailed ? `, ${changed} changed` : "");
     card.strip.hidden = !steps.some((step) => step.v > 0.0005);
     card.changes.hidden = !changed;
   }
@@ -339,8 +339,8 @@ class Viewer {
     }));
   }
 
-  finish(i, seconds, text) {
-    Object.assign(this.data.answers[i], { seconds, text });
+  finish(i, text) {
+    this.data.answers[i].text = text;
     this.count(i);
   }
 
@@ -453,14 +453,14 @@ class Viewer {
     const steps = this.data.answers.flatMap((answer, i) => answer.steps.flatMap((step, s) => (step.i === token ? [[i, s, step.t.trim()]] : [])));
     this.patchCard.replaceChildren(
       make("button", { type: "button", class: "quiet close", "aria-label": "Close", onclick: () => this.showPatch(null) }, "×"),
-      make("b", {}, this.spot(token) ? `The patch at ${this.spot(token)}` : `Vision token ${token}`), ...(says ? [" says ", ...says.flatMap(([text, p], k) => [k ? ", " : "", make("span", { class: "said" }, visible(text.trim() || text)), ` ${percent(p)} %`]), " (last layer, whole vocabulary). "] : [" "]),
+      make("b", {}, this.spot(token) ? `The patch at ${this.spot(token)}` : `Vision token ${token}`), ...(says ? [" says ", ...says.flatMap(([text, p], k) => [k ? ", " : "", make("span", { class: "said" }, visible(text.trim() || text)), ` ${percent(p)} %`]), " (last layer, whole vocabulary). "] : [this.data.silent ? `. ${this.data.silent} ` : " "]),
       steps.length ? `Selected at ${steps.length} step${steps.length === 1 ? "" : "s"}: ` : "It was selected at no step.",
       ...steps.slice(0, 40).map(([i, s, text]) => make("button", { type: "button", class: "quiet", onclick: () => this.select(i, s, true) }, `${s + 1} ${visible(text)}`)));
   }
 
   candidates(answer, step, s) {
     const alone = step.c.reduce((best, entry, at) => (entry[1] > step.c[best][1] ? at : best), 0);
-    const plain = step.c.every((entry) => entry[2] === null); // nothing beside the model: one column
+    const plain = step.c.every((entry) => entry[2] === null); // only the model: one column
     const columns = plain ? [["base", "model, %", 1]] : [["base", "model, %", 1], ["vision", step.i !== undefined ? "vision token, %" : "contrast, %", 2], ["final", "after, %", 3]];
     const rows = step.c.map((entry, at) => {
       const kind = [at === step.o ? "chosen" : "", at === alone && step.was !== undefined ? "alone" : ""].join(" ").trim();

@@ -1,0 +1,106 @@
+"""The states of a prompt's vision tokens, taken from the prefill that decodes it: no forward pass of their own."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from revisit.embedded.familiar import unlike_scenes
+from revisit.errors import RevisitError
+from revisit.models.config import is_embedded
+from revisit.models.geometry import layout
+from revisit.models.parts import Head, ModelParts, describe
+from revisit.taps.vision import Capture, no_image, vision_mask
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from revisit.models.geometry import Layout
+    from revisit.models.types import Inputs, Model, Processor
+
+
+class PrefillStates:
+    """Hidden states of one prompt's vision tokens at some layers; they do not keep the model alive."""
+
+    def __init__(self, model: Model, layers: tuple[int, ...]) -> None:
+        self.layers = layers
+        self._model = weakref.ref(model)
+        self._transform: Callable[[Tensor], Tensor] | None = None
+        self._states: Tensor | None = None  # (layers, tokens, d)
+
+    def fill(self, states: Tensor, head: Head) -> None:
+        """Keep states (layers, tokens, d) of a prefill whose head is calibrated."""
+        self._states, self._transform = states, head.transform
+
+    @property
+    def states(self) -> Tensor:
+        """The states.  -> (layers, tokens, d)"""
+        if self._states is None:
+            raise RevisitError("The model's forward pass did not go through its decoder module.")
+        return self._states
+
+    def at(self, layer: int) -> Tensor:
+        """The states at one layer, which may be counted from the end.  -> (1, tokens, d)"""
+        return self.states[layer][None]
+
+    def head(self) -> Head | None:
+        """The model's head, which turns states into words; None if the model has been released."""
+        model = self._model()
+        if model is None:
+            return None
+        head = ModelParts.of(model).head
+        head.transform = self._transform
+        return head
+
+
+@contextmanager
+def watch_prefill(
+    model: Model, inputs: Inputs, layers: Sequence[int] | None = None, *, final_norm: bool = False, copies: int = 1
+) -> Iterator[PrefillStates]:
+    """Keep the vision tokens' states of the first forward pass inside the block, which must run the prompt `inputs`.
+
+    Args:
+        model: The model that is about to run.
+        inputs: One prompt, as the processor prepared it.
+        layers: Hidden states to keep; by default the projector's output and the last.
+        final_norm: Apply the decoder's final norm to layers below the last.
+        copies: Rows that the model runs for the prompt (beams).
+    """
+    parts = ModelParts.of(model)
+    mask = vision_mask(inputs["input_ids"], parts.vision_ids)
+    if not bool(mask.any()):
+        raise no_image(model)
+    chosen = (0, parts.depth) if layers is None else tuple(layers)
+    found = PrefillStates(model, chosen)
+    with ExitStack() as stack:
+        capture = Capture(parts, mask.repeat_interleave(copies, 0), chosen, copies, stack, final_norm=final_norm)
+
+        def finish(output: Any) -> None:
+            if capture.last is None:
+                return
+            parts.head.calibrate(capture.last[0], output.logits[0, -1], describe(model))
+            found.fill(torch.stack([capture.items[0].by_layer[layer] for layer in chosen]), parts.head)
+            capture.release()
+
+        capture.after_forward(model, finish)
+        yield found
+
+
+def layout_of(model: Model, processor: Processor, images: Sequence[Image], inputs: Inputs) -> Layout:
+    """Where the vision tokens of one prompt lie on its images."""
+    tokens = int(vision_mask(inputs["input_ids"][:1], ModelParts.of(model).vision_ids).sum())
+    sizes = [image.size for image in images]
+    return layout(model.config, getattr(processor, "image_processor", None), sizes, tokens, dict(inputs))
+
+
+def unfamiliar_images(model_name: str, seen: PrefillStates, images: int) -> tuple[int, ...]:
+    """The numbers of the images that the embedded model cannot know; none for other models, which are not judged."""
+    head = seen.head()
+    if head is None or seen.layers[0] != 0 or not is_embedded(model_name):
+        return ()
+    return unlike_scenes(head, seen.states[0], images)
