@@ -21,8 +21,9 @@ import torch
 from revisit import methods
 from revisit.decoding.settings import Decoding
 from revisit.evaluation.config import describe_model
-from revisit.evaluation.engines.base import Answer, Job
+from revisit.evaluation.engines.base import Job
 from revisit.evaluation.engines.local import LocalEngine
+from revisit.evaluation.records import Answer
 from revisit.evaluation.scenes import scene_folder
 
 PROMPT = "Please describe this image in detail."
@@ -50,10 +51,10 @@ def run(
     """All answers, and the seconds they took, decoding of the pictures included."""
     started = time.perf_counter()
     answers = {}
-    for outcomes in engine.stream(method, decoding, [work[i : i + batch] for i in range(0, len(work), batch)]):
-        for outcome in outcomes:
-            assert isinstance(outcome.result, Answer), outcome.result
-            answers[outcome.job.id] = outcome.result
+    for found in engine.stream(method, decoding, [work[i : i + batch] for i in range(0, len(work), batch)]):
+        for answer in found:
+            assert isinstance(answer, Answer), answer
+            answers[answer.id] = answer
     return answers, time.perf_counter() - started
 
 

@@ -16,8 +16,9 @@ from typing import Any
 
 from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, ratio
 from revisit.decoding.settings import Decoding
-from revisit.evaluation.engines.base import Answer, BatchEngine, Job
+from revisit.evaluation.engines.base import BatchEngine, Job
 from revisit.evaluation.plan import Plan
+from revisit.evaluation.records import Answer
 from revisit.evaluation.runner import run
 
 
@@ -89,7 +90,9 @@ class HashEngine(BatchEngine):
             raw = hashlib.sha256(key.encode()).digest()
             tokens = tuple(raw[: decoding.max_new_tokens])
             text = "".join(chr(97 + t % 26) for t in tokens)
-            out.append(Answer(text, tokens, {"steps": len(tokens), "applied": method.by}, self.pause / len(jobs)))
+            counters = {"steps": len(tokens), "applied": method.by}
+            own = {"id": job.id, "item": job.content, "prompt": job.prompt}
+            out.append(Answer(**own, text=text, tokens=tokens, counters=counters, seconds=self.pause / len(jobs)))
         return out
 
     def close(self) -> None:

@@ -20,9 +20,10 @@ from revisit.decoding.plain import Plain
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.evaluation import identity
-from revisit.evaluation.engines.base import Answer, Job, open_engine
+from revisit.evaluation.engines.base import Job, open_engine
 from revisit.evaluation.engines.local import LocalEngine
 from revisit.evaluation.identity import fingerprint, model_folder
+from revisit.evaluation.records import Answer
 from revisit.models.prompts import until_end
 
 
@@ -56,10 +57,10 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[Job]:
 
 def answers(engine: LocalEngine, method: object, decoding: Decoding, batches: list[list[Job]]) -> dict[str, Answer]:
     found = {}
-    for outcomes in engine.stream(method, decoding, batches):
-        for outcome in outcomes:
-            assert isinstance(outcome.result, Answer)
-            found[outcome.job.id] = outcome.result
+    for answered in engine.stream(method, decoding, batches):
+        for answer in answered:
+            assert isinstance(answer, Answer)
+            found[answer.id] = answer
     return found
 
 
@@ -137,7 +138,7 @@ def test_identity_holds_precision_and_versions(folder: Path) -> None:
     assert plain.identity() != half.identity()
     about = plain.identity()
     assert about["libraries"]["torch"].startswith(torch.__version__.split("+")[0])
-    assert {"fingerprint", "code", "revisit", "device"} <= about.keys()
+    assert {"fingerprint", "revisit", "device"} <= about.keys()
 
 
 def test_a_cached_hub_snapshot_is_known_by_the_names_of_its_blobs(

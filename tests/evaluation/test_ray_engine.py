@@ -132,8 +132,8 @@ def test_unreadable_pictures_are_reported(material: dict[str, Path], cluster: Cl
     good = Job("good", "What?", (material["data"] / "images" / "0.png",), 1)
     jobs = [good, Job("bad", "What?", (tmp_path / "bad.png",), 1), Job("none", "What?", (tmp_path / "none.png",), 1)]
     engine = RayEngine(str(material["model"]), workers=1, address=cluster.address)
-    (outcomes,) = engine.stream(ReVisiT(), Decoding(max_new_tokens=2), [jobs])
-    found = {outcome.job.id: outcome.result for outcome in outcomes}
+    (answers,) = engine.stream(ReVisiT(), Decoding(max_new_tokens=2), [jobs])
+    found = {answer.id: answer for answer in answers}
     assert [isinstance(found[name], BadImage) for name in ("good", "bad", "none")] == [False, True, True]
 
 

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from revisit.errors import RevisitError
 from revisit.evaluation import store
-from revisit.evaluation.records import RECORDS, CellRecord, StoredAnswer, schemas
+from revisit.evaluation.records import RECORDS, Answer, CellRecord, schemas
 from revisit.evaluation.store import Cell, digest, locked, read_answers, write_json, write_record
 
 
-def line(number: int, text: str = "a cat") -> StoredAnswer:
+def line(number: int, text: str = "a cat") -> Answer:
     values = {"text": text, "tokens": (1, 2, number), "counters": {"steps": 3}, "seconds": 0.5}
-    return StoredAnswer(id=f"q{number}", item=f"c{number}", prompt="p", **values)
+    return Answer(id=f"q{number}", item=f"c{number}", prompt="p", **values)
 
 
 def cell(output: Path, **identity: object) -> Cell:
@@ -32,12 +32,12 @@ def cell(output: Path, **identity: object) -> Cell:
 
 @given(st.text(), st.lists(st.integers(0, 200_000)))
 def test_any_text_is_one_line_and_comes_back(text: str, tokens: list[int]) -> None:
-    original = StoredAnswer(
+    original = Answer(
         id="id", item="c", prompt="p", text=text, tokens=tuple(tokens), counters={"applied": 2}, seconds=0.25
     )
     written = original.to_json()
     assert len(written.splitlines()) == 1
-    assert StoredAnswer.from_json(written) == original
+    assert Answer.from_json(written) == original
 
 
 def test_appended_answers_are_read_again_and_never_doubled(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_line_without_its_checksum_is_not_an_answer() -> None:
     bare = json.loads(line(1).to_json())
     del bare["check"]
     with pytest.raises(ValueError, match="checksum"):
-        StoredAnswer.from_json(json.dumps(bare))
+        Answer.from_json(json.dumps(bare))
 
 
 def test_any_change_of_identity_is_another_cell(tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ import families
 from revisit.decoding.plain import Plain
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
-from revisit.evaluation.engines.base import Answer, BadImage, Job, open_engine
+from revisit.evaluation.engines.base import BadImage, Job, open_engine
 from revisit.evaluation.engines.local import LocalEngine
 from revisit.evaluation.engines.vllm import VllmEngine
+from revisit.evaluation.records import Answer
 from revisit.methods import get
 from revisit.methods.revisit import ReVisiT
 
@@ -46,8 +47,8 @@ def test_answers_are_those_of_the_local_engine(tmp_path: Path, monkeypatch: pyte
     assert theirs.identity()["fingerprint"] == ours.identity()["fingerprint"]
     assert theirs.identity() != ours.identity()
     for method in (Plain(), ReVisiT(alpha=0.01)):
-        found = {o.job.id: o.result for part in theirs.stream(method, DECODING, [jobs[:4], jobs[4:]]) for o in part}
-        wanted = {o.job.id: o.result for part in ours.stream(method, DECODING, [jobs[:4], jobs[4:]]) for o in part}
+        found = {answer.id: answer for part in theirs.stream(method, DECODING, [jobs[:4], jobs[4:]]) for answer in part}
+        wanted = {answer.id: answer for part in ours.stream(method, DECODING, [jobs[:4], jobs[4:]]) for answer in part}
         assert isinstance(found["bad"], BadImage)
         for name in map(str, range(6)):
             a, b = found[name], wanted[name]

@@ -23,8 +23,8 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class StoredAnswer(Record):
-    """One line of `answers.jsonl`."""
+class Answer(Record):
+    """One line of `answers.jsonl`: what an engine answered to one question."""
 
     id: str = Field(description="The item's id in its benchmark.")
     item: str = Field(description="SHA-256 over the prompt and the hashes of its pictures.")
@@ -50,7 +50,7 @@ class StoredAnswer(Record):
         return compact({**body, "check": checksum({**body, "cell": cell})[:CHECK]})
 
     @classmethod
-    def from_json(cls, text: str, cell: str = "") -> StoredAnswer:
+    def from_json(cls, text: str, cell: str = "") -> Answer:
         """The inverse of `to_json`; raises ValueError for anything else, also for a line whose checksum is wrong."""
         raw = json.loads(text)
         if not isinstance(raw, dict):
@@ -134,8 +134,10 @@ class CellEntry(Record):
         description="`unfinished`: planned, and not answered to the end. `unreadable images`: some could not be read, and "
         "`--skip-bad-images` was not given. Only complete cells have metrics."
     )
-    model: dict[str, Any] = Field(description="Name, fingerprint, precision, device, engine, versions and code.")
-    method: dict[str, Any] = Field(description="Label, name, settings and code.")
+    model: dict[str, Any] = Field(description="Name, fingerprint, precision, device, engine and versions.")
+    method: dict[str, Any] = Field(
+        description="Label, name, settings, and hashes of source files from outside this package."
+    )
     benchmark: dict[str, Any] = Field(
         description="Label (name and options that are not defaults), name, options, version, headline metric, SHA-256 of each "
         "annotation file."
@@ -210,7 +212,7 @@ class RunRecord(Record):
 RECORDS: dict[str, type[Record]] = {
     "results.json": RunRecord,
     "cells/*/cell.json": CellRecord,
-    "cells/*/answers.jsonl": StoredAnswer,
+    "cells/*/answers.jsonl": Answer,
     "cells/*/scores.json": ScoresRecord,
     "ablation.json": AblationRecord,
     "studies/*.json": StudyRecord,

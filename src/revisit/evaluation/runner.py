@@ -24,11 +24,11 @@ from revisit.benchmarks.io.files import file_digest
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.evaluation import statistics
-from revisit.evaluation.engines.base import Answer, BadImage, Engine, Job, open_engine
+from revisit.evaluation.engines.base import BadImage, Engine, Job, open_engine
 from revisit.evaluation.environment import environment
-from revisit.evaluation.identity import method_code
+from revisit.evaluation.identity import foreign_code
 from revisit.evaluation.plan import Plan, benchmark_label, label
-from revisit.evaluation.records import RunRecord, ScoresRecord, StoredAnswer
+from revisit.evaluation.records import Answer, RunRecord, ScoresRecord
 from revisit.evaluation.store import Cell, Damaged, digest, locked, read_results, read_scores, write_record
 
 
@@ -102,7 +102,11 @@ class GridCell:
         """Everything that could change an answer and is not in the item itself."""
         found: dict[str, Any] = {
             "model": dict(self.engine.identity()),
-            "method": {"name": self.method.name, "settings": self.method.settings(), "code": method_code(self.method)},
+            "method": {
+                "name": self.method.name,
+                "settings": self.method.settings(),
+                "foreign_code": foreign_code(self.method),
+            },
             "benchmark": {
                 "name": self.benchmark.name,
                 "version": self.benchmark.version,
@@ -124,17 +128,21 @@ class GridCell:
         return Cell(self.plan.output, self.names, self.identity)
 
     @cached_property
-    def batches(self) -> list[list[tuple[Question, Job]]]:
+    def batches(self) -> list[list[Job]]:
         """All items in batches of similar prompt length, longest first, so that running out of memory shows at once."""
         jobs = [
-            (q, Job(q.item.id, q.item.prompt, q.item.images, job_seed(self.plan.seed, q.item.id)))
+            Job(q.item.id, q.item.prompt, q.item.images, job_seed(self.plan.seed, q.item.id), q.content)
             for q in self.questions.ready
         ]
-        jobs.sort(key=lambda pair: -self.engine.length(pair[1]))  # stable: ties keep the benchmark's order
+        jobs.sort(key=lambda job: -self.engine.length(job))  # stable: ties keep the benchmark's order
         size = self.plan.batch_size
         return [jobs[start : start + size] for start in range(0, len(jobs), size)]
 
-    def entry(self, lines: Mapping[str, StoredAnswer], bad: Mapping[str, BadImage]) -> dict[str, Any]:
+    def missing(self, batch: Sequence[Job]) -> bool:
+        """Whether an answer to one of these jobs is not stored."""
+        return any(self.store.get(job.id, job.content) is None for job in batch)
+
+    def entry(self, lines: Mapping[str, Answer], bad: Mapping[str, BadImage]) -> dict[str, Any]:
         """Its entry in results.json as long as it is not scored."""
         totals: dict[str, float] = {}
         for line in lines.values():
@@ -293,19 +301,11 @@ def run_cell(cell: GridCell, reporter: Reporter) -> dict[str, Any]:
         stored = [store.get(q.item.id, q.content) is not None for q in questions.ready]
         drawn = f" · seed {plan.seed}" if cell.decoding.temperature is not None else ""
         reporter.start(title + drawn, len(stored), sum(stored))
-        todo = [batch for batch in cell.batches if any(store.get(q.item.id, q.content) is None for q, _ in batch)]
-        contents = {q.item.id: q for q in questions.ready}
+        todo = [batch for batch in cell.batches if cell.missing(batch)]
         if todo:
-            for outcomes in cell.engine.stream(
-                cell.method, cell.decoding, ([job for _, job in batch] for batch in todo)
-            ):
-                lines = []
-                for outcome in outcomes:
-                    if isinstance(outcome.result, BadImage):
-                        bad[outcome.job.id] = outcome.result
-                    else:
-                        lines.append(line_of(contents[outcome.job.id], outcome.result))
-                reporter.advance(store.append(lines))
+            for answers in cell.engine.stream(cell.method, cell.decoding, todo):
+                bad |= {answer.id: answer for answer in answers if isinstance(answer, BadImage)}
+                reporter.advance(store.append(answer for answer in answers if isinstance(answer, Answer)))
         lines_by_id = {
             q.item.id: line for q in questions.ready if (line := store.get(q.item.id, q.content)) is not None
         }
@@ -326,20 +326,6 @@ def run_cell(cell: GridCell, reporter: Reporter) -> dict[str, Any]:
         ScoresRecord,
     )
     return {**entry, "status": "complete", **scored(benchmark, scores, len(kept))}
-
-
-def line_of(question: Question, answer: Answer) -> StoredAnswer:
-    """An answer as it is stored, tied to the content of its question."""
-    return StoredAnswer(
-        id=question.item.id,
-        item=question.content,
-        prompt=question.item.prompt,
-        text=answer.text,
-        tokens=tuple(answer.tokens),
-        counters=dict(answer.counters),
-        seconds=round(answer.seconds, 6),
-        finish="length" if answer.finish == "length" else "stop",
-    )
 
 
 def scored(benchmark: Benchmark, scores: Scores, n: int) -> dict[str, Any]:

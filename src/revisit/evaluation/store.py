@@ -33,11 +33,11 @@ from pydantic import ValidationError
 from revisit.errors import RevisitError
 from revisit.evaluation.records import (
     SCHEMA,
+    Answer,
     CellRecord,
     Record,
     RunRecord,
     ScoresRecord,
-    StoredAnswer,
     checksum,
     first_problem,
     sealed,
@@ -272,7 +272,7 @@ class Cell:
         self.key = digest(self.identity)
         self.path = output / "cells" / "-".join([*(slug(name) for name in names), self.key[:KEY]])
         self.repairs: list[str] = []  # what was put right when the cell was opened
-        self._lines: dict[tuple[str, str], StoredAnswer] = {}
+        self._lines: dict[tuple[str, str], Answer] = {}
         self._descriptor: int | None = None
         self._size = 0
 
@@ -331,11 +331,11 @@ class Cell:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def get(self, id: str, item: str) -> StoredAnswer | None:
+    def get(self, id: str, item: str) -> Answer | None:
         """The answer to item `id` with content `item`, or None."""
         return self._lines.get((id, item))
 
-    def append(self, lines: Iterable[StoredAnswer]) -> int:
+    def append(self, lines: Iterable[Answer]) -> int:
         """Stores those of `lines` that are not stored yet, all of them or none, and returns how many there were."""
         if self._descriptor is None:
             raise RuntimeError("the cell is not open")
@@ -372,7 +372,7 @@ def repair(descriptor: int) -> None:
         os.fsync(descriptor)
 
 
-def sort_lines(path: Path) -> tuple[list[StoredAnswer], list[tuple[int, str]]]:
+def sort_lines(path: Path) -> tuple[list[Answer], list[tuple[int, str]]]:
     """The stored answers in the order they were written, and the number and problem of every damaged line."""
     good, damaged = [], []
     cell = path.parent.name[-KEY:]
@@ -382,7 +382,7 @@ def sort_lines(path: Path) -> tuple[list[StoredAnswer], list[tuple[int, str]]]:
             if not raw.endswith(b"\n"):
                 break  # the unfinished line of a kill
             try:
-                good.append(StoredAnswer.from_json(raw.decode(), cell))
+                good.append(Answer.from_json(raw.decode(), cell))
             except (ValueError, RecursionError) as error:
                 damaged.append((number, str(error) or type(error).__name__))
     return good, damaged
@@ -401,7 +401,7 @@ def _set_aside(path: Path, damaged: Sequence[tuple[int, str]]) -> None:
     temporary.replace(path)
 
 
-def read_answers(path: Path) -> Iterator[StoredAnswer]:
+def read_answers(path: Path) -> Iterator[Answer]:
     """The stored answers in the order they were written, an unfinished last line left out; raises RevisitError for a damaged one."""
     try:
         lines, damaged = sort_lines(path)

@@ -30,7 +30,7 @@ from revisit.errors import RevisitError, unknown
 from revisit.evaluation.engines.base import BadImage, decode_images
 from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.records import AblationRecord
-from revisit.evaluation.runner import GridCell, Reporter, Silent, line_of, run
+from revisit.evaluation.runner import GridCell, Reporter, Silent, run
 from revisit.evaluation.store import read_record, write_record
 from revisit.methods.revisit import ONE_OR_ALL, ReVisiT
 from revisit.paper.shared import SharingEngine
@@ -216,15 +216,14 @@ def fill(grid: Sequence[GridCell], reporter: Reporter) -> None:
         model, _, benchmark = grid[0].names
         reporter.start(f"{model} · {len(cells)} settings · {benchmark}", total, total - missing)
         for batch in grid[0].batches:
-            pictures = [(question, job, decode_images(job)) for question, job in batch]
-            good = [entry for entry in pictures if not isinstance(entry[2], BadImage)]  # the runner names the others
-            todo = [m for m, cell in cells.items() if any(cell.get(q.item.id, q.content) is None for q, _, _ in good)]
-            if not todo:
-                continue
-            asked, images = [job for _, job, _ in good], [list(found) for _, _, found in good]  # type: ignore[arg-type]
-            for method, answers in engine.answer_all(todo, decoding, asked, images):
-                lines = [line_of(q, answer) for (q, _, _), answer in zip(good, answers, strict=True)]
-                reporter.advance(cells[method].append(lines))
+            decoded = [(job, decode_images(job)) for job in batch]
+            good = [
+                (job, found) for job, found in decoded if not isinstance(found, BadImage)
+            ]  # the runner names the others
+            asked, images = [job for job, _ in good], [found for _, found in good]
+            todo = [cell.method for cell in grid if cell.missing(asked)]
+            for method, answers in engine.answer_all(todo, decoding, asked, images) if todo else ():
+                reporter.advance(cells[method].append(answers))
     finally:
         for cell in cells.values():
             cell.close()

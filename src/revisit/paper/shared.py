@@ -19,8 +19,9 @@ from revisit.decoding.loop import generate
 from revisit.decoding.method import Method
 from revisit.decoding.plain import Plain
 from revisit.decoding.settings import Decoding
-from revisit.evaluation.engines.base import Answer, Job
+from revisit.evaluation.engines.base import Job
 from revisit.evaluation.engines.local import LocalEngine, as_answers, memory_advice
+from revisit.evaluation.records import Answer
 from revisit.methods.revisit import ReVisiT
 from revisit.models.families import IMAGE_INPUTS
 from revisit.models.layers import resolve_layers
@@ -144,7 +145,7 @@ class SharingEngine(LocalEngine):
                 )
             self.shared += len(jobs)
             # Its time is what it would have taken alone: the prefill counts for each.
-            yield method, as_answers(found, spent + time.perf_counter() - started)
+            yield method, as_answers(jobs, found, spent + time.perf_counter() - started)
         for method in methods:
             if method not in together:
                 yield method, self.answer(method, decoding, jobs, images)

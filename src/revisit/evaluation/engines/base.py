@@ -1,6 +1,6 @@
 """What answers questions: the seam between the runner and a model, wherever the model runs.
 
-An engine is opened for one model and answers for any method. The runner hands it batches of jobs and takes outcomes
+An engine is opened for one model and answers for any method. The runner hands it batches of jobs and takes answers
 in any order, so an engine may decode images in threads, keep many batches in flight, or send them to other machines.
 """
 
@@ -10,13 +10,17 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from revisit.decoding.settings import Decoding
 from revisit.errors import unknown
+from revisit.evaluation.records import Answer
+
+if TYPE_CHECKING:
+    from revisit.decoding.batch import Decoded  # imports torch
 
 ENGINES = ("local", "ray", "vllm")
 
@@ -31,33 +35,29 @@ class Job:
     prompt: str
     images: tuple[Path, ...]
     seed: int
+    content: str = ""  # SHA-256 of the prompt and the images, which ties the answer to them
 
-
-@dataclass(frozen=True)
-class Answer:
-    """What a model said: the text, its token ids, the method's counters, its share of the time, and why it ended."""
-
-    text: str
-    tokens: tuple[int, ...]
-    counters: Mapping[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
-    finish: str = "stop"  # or "length": the longest answer allowed was reached
+    def answered(self, decoded: Decoded, seconds: float = 0.0) -> Answer:
+        """The answer as it is stored."""
+        return Answer(
+            id=self.id,
+            item=self.content,
+            prompt=self.prompt,
+            text=decoded.text,
+            tokens=decoded.tokens,
+            counters=decoded.counters(),
+            seconds=round(seconds, 6),
+            finish=decoded.finish,
+        )
 
 
 @dataclass(frozen=True)
 class BadImage:
-    """An image that could not be read: reported, never answered for."""
+    """An image that could not be read, and the job that it belongs to: reported, never answered for."""
 
     path: Path
     reason: str
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A job and what became of it."""
-
-    job: Job
-    result: Answer | BadImage
+    id: str = ""
 
 
 class Engine(ABC):
@@ -68,8 +68,10 @@ class Engine(ABC):
         """Everything about the model and its surroundings that could change an answer; needs no loaded weights."""
 
     @abstractmethod
-    def stream(self, method: Any, decoding: Decoding, batches: Iterable[Sequence[Job]]) -> Iterator[list[Outcome]]:
-        """The outcomes of every job, in lists that may be stored as they come; the order of lists is free."""
+    def stream(
+        self, method: Any, decoding: Decoding, batches: Iterable[Sequence[Job]]
+    ) -> Iterator[list[Answer | BadImage]]:
+        """Every job's answer, or its unreadable image, in lists that may be stored as they come; the order is free."""
 
     def batch_invariant(self, decoding: Decoding) -> bool:
         """Whether a job's answer is the same in any batch; if not, the batches become part of a cell's identity."""
@@ -93,13 +95,15 @@ class BatchEngine(Engine):
     def answer(self, method: Any, decoding: Decoding, jobs: Sequence[Job], images: Sequence[list[Any]]) -> list[Answer]:
         """One answer per job, each equal to what the job would get alone."""
 
-    def stream(self, method: Any, decoding: Decoding, batches: Iterable[Sequence[Job]]) -> Iterator[list[Outcome]]:
+    def stream(
+        self, method: Any, decoding: Decoding, batches: Iterable[Sequence[Job]]
+    ) -> Iterator[list[Answer | BadImage]]:
         """Batch by batch, in order."""
         with ThreadPoolExecutor(self.threads, thread_name_prefix="images") as pool:
             jobs_with_images = ([(job, pool.submit(decode_images, job)) for job in batch] for batch in batches)
             for pairs in ahead_of(jobs_with_images, self.ahead):
                 decoded = [(job, future.result()) for job, future in pairs]
-                yield outcomes_of(decoded, partial(self.answer, method, decoding))
+                yield answers_to(decoded, partial(self.answer, method, decoding))
 
 
 def ahead_of(source: Iterable[T], count: int) -> Iterator[T]:
@@ -112,16 +116,13 @@ def ahead_of(source: Iterable[T], count: int) -> Iterator[T]:
     yield from waiting
 
 
-def outcomes_of(
+def answers_to(
     decoded: Sequence[tuple[Job, list[Any] | BadImage]], answer: Callable[[list[Job], list[list[Any]]], list[Answer]]
-) -> list[Outcome]:
-    """What became of jobs with their decoded images: those whose images could be read are answered together."""
+) -> list[Answer | BadImage]:
+    """The answers to jobs with their decoded images: those whose images could be read are answered together."""
     good = [(job, images) for job, images in decoded if not isinstance(images, BadImage)]
-    outcomes = [Outcome(job, images) for job, images in decoded if isinstance(images, BadImage)]
-    if good:
-        answers = answer([job for job, _ in good], [images for _, images in good])
-        outcomes += [Outcome(job, found) for (job, _), found in zip(good, answers, strict=True)]
-    return outcomes
+    bad = [images for _, images in decoded if isinstance(images, BadImage)]
+    return [*bad, *(answer([job for job, _ in good], [images for _, images in good]) if good else ())]
 
 
 def decode_images(job: Job, files: Sequence[bytes] | None = None) -> list[Any] | BadImage:
@@ -133,7 +134,7 @@ def decode_images(job: Job, files: Sequence[bytes] | None = None) -> list[Any] |
         try:
             images.append(open_image(path) if files is None else read_image(files[number], repr(str(path))))
         except Exception as error:  # Pillow has no common error for broken files; whatever it is, it is reported
-            return BadImage(path, str(error) or type(error).__name__)
+            return BadImage(path, str(error) or type(error).__name__, job.id)
     return images
 
 

@@ -14,9 +14,10 @@ import revisit
 from revisit.decoding.batch import Decoded, decode_prompts
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
-from revisit.evaluation.engines.base import Answer, BatchEngine, Job
+from revisit.evaluation.engines.base import BatchEngine, Job
 from revisit.evaluation.environment import version
-from revisit.evaluation.identity import engine_code, fingerprint, model_folder
+from revisit.evaluation.identity import fingerprint, model_folder
+from revisit.evaluation.records import Answer
 from revisit.models.loading import load, resolve
 
 
@@ -66,7 +67,6 @@ class LocalEngine(BatchEngine):
             "device": self.device,
             "engine": "local",
             "revisit": revisit.__version__,
-            "code": engine_code("local"),
             "libraries": {name: version(name) for name in ("torch", "transformers", "tokenizers", "pillow")},
         }
 
@@ -86,7 +86,7 @@ class LocalEngine(BatchEngine):
         prompts, seeds = [job.prompt for job in jobs], [job.seed for job in jobs]
         with memory_advice(len(jobs)):
             found = decode_prompts(model, processor, prompts, images, method, decoding, seeds)
-        return as_answers(found, time.perf_counter() - started)
+        return as_answers(jobs, found, time.perf_counter() - started)
 
     def close(self) -> None:
         """Frees the weights, so that the next model of a grid finds room."""
@@ -105,7 +105,7 @@ def memory_advice(rows: int) -> Iterator[None]:
         raise RevisitError(f"The device ran out of memory with {rows} answers at once: {advice}.") from error
 
 
-def as_answers(found: Sequence[Decoded], seconds: float) -> list[Answer]:
-    """Decoded rows as the runner stores them, each with its share of the time."""
+def as_answers(jobs: Sequence[Job], found: Sequence[Decoded], seconds: float) -> list[Answer]:
+    """Decoded rows as they are stored, each with its share of the time."""
     share = seconds / max(1, len(found))
-    return [Answer(row.text, row.tokens, row.counters(), share, row.finish) for row in found]
+    return [job.answered(row, share) for job, row in zip(jobs, found, strict=True)]

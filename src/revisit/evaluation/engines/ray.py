@@ -13,8 +13,9 @@ from typing import Any
 
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, need
-from revisit.evaluation.engines.base import BadImage, Engine, Job, Outcome, decode_images, outcomes_of
+from revisit.evaluation.engines.base import BadImage, Engine, Job, answers_to, decode_images
 from revisit.evaluation.engines.dispatch import Lost, dispatch
+from revisit.evaluation.records import Answer
 
 WAIT = 120.0  # seconds between signs of life
 
@@ -66,7 +67,9 @@ class RayEngine(Engine):
     def batch_invariant(self, decoding: Decoding) -> bool:
         return bool(self.local.batch_invariant(decoding))
 
-    def stream(self, method: Any, decoding: Decoding, batches: Iterable[Sequence[Job]]) -> Iterator[list[Outcome]]:
+    def stream(
+        self, method: Any, decoding: Decoding, batches: Iterable[Sequence[Job]]
+    ) -> Iterator[list[Answer | BadImage]]:
         """Batches go to whichever worker is free; those of a worker that dies go to another."""
         pool = Actors(self, method, decoding)
         return dispatch((list(batch) for batch in batches), pool, self.workers or self._default_workers())
@@ -142,10 +145,10 @@ class Worker:
 
     def answer(
         self, method: Any, decoding: Decoding, jobs: Sequence[tuple[Job, list[bytes] | BadImage]]
-    ) -> list[Outcome]:
-        """The outcomes of one batch."""
+    ) -> list[Answer | BadImage]:
+        """The answers to one batch."""
         decoded = [(job, files if isinstance(files, BadImage) else decode_images(job, files)) for job, files in jobs]
-        return outcomes_of(decoded, partial(self.engine.answer, method, decoding))
+        return answers_to(decoded, partial(self.engine.answer, method, decoding))
 
 
 def read_files(job: Job) -> list[bytes] | BadImage:
@@ -155,5 +158,5 @@ def read_files(job: Job) -> list[bytes] | BadImage:
         try:
             files.append(path.read_bytes())
         except OSError as error:
-            return BadImage(path, error.strerror or str(error))
+            return BadImage(path, error.strerror or str(error), job.id)
     return files

