@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 import families
 import revisit
 from revisit import ReVisiT, RevisitError
-from revisit.models import loading
-from revisit.models.loading import load_processor
+from revisit.models import config, loading
+from revisit.models.processors import load_processor, processor_of
 from revisit.models.prompts import answers, prepare
 
 
@@ -137,6 +137,24 @@ def test_where_a_model_is_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         model, _ = revisit.load("tiny")
     assert caplog.messages[-1].endswith("is on cpu, float32")
     assert loading.placement(model) == "cpu, float32"
+
+
+@pytest.mark.parametrize("name", ["tiny", "smol"])
+def test_a_folder_named_like_an_embedded_model_does_not_hide_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    families.save("llava", tmp_path / name)
+    monkeypatch.setattr("revisit.models.smol.assembled_folder", lambda tower: Path("the embedded smol"))
+    embedded = {"tiny": str(config.embedded_folder()), "smol": "the embedded smol"}
+    assert config.resolve(name) == embedded[name]
+    assert config.knows_scenes_only(name)
+    assert config.is_embedded(name) == (name == "tiny")
+    for folder in (f"./{name}", Path(name), f"{name}/"):
+        assert not config.knows_scenes_only(folder)
+        assert revisit.load(folder)[0].config.text_config.vocab_size == families.VOCAB
+    plain: Any = transformers.AutoModelForImageTextToText.from_pretrained(name)  # to transformers it is the folder
+    assert len(processor_of(plain).tokenizer.encode("<row_1_col_1>", add_special_tokens=False)) == 1
 
 
 def test_internvl_with_code_of_its_own_is_pointed_to_its_twin(tmp_path: Path) -> None:

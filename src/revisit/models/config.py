@@ -28,27 +28,30 @@ def embedded_folder() -> Path:
 
 
 def resolve(name_or_path: str | Path) -> str:
-    """A local path or hub id; "tiny" is the embedded model, "smol" the one with SmolLM2, put together at its first use."""
+    """The local path or hub id that a name stands for.
+
+    The strings "tiny" and "smol" always mean the embedded models; a folder of that name is written "./tiny", or as a Path.
+    """
     if not isinstance(name_or_path, (str, Path)) or "\0" in str(name_or_path):
         raise RevisitError(f"A model is named by a path or a hub id, not by {name_or_path!r}.")
-    if is_embedded(name_or_path):
+    if name_or_path == EMBEDDED:
         return str(embedded_folder())
-    name = str(name_or_path)
-    if name == smol.NAME and not Path(name).is_dir():
+    if name_or_path == smol.NAME:  # put together at its first use
         return str(smol.assembled_folder(embedded_folder()))
+    name = str(name_or_path)
+    if name in OF_SCENES:  # a Path, which drops a leading "./"
+        return f"./{name}"
     return str(Path(name).expanduser()) if name.startswith("~") else name
 
 
 def is_embedded(name_or_path: str | Path) -> bool:
-    """Whether a name means the embedded model: "tiny", unless there is a folder of that name, or its own folder."""
-    if str(name_or_path) == EMBEDDED:
-        return not Path(EMBEDDED).is_dir()
-    return Path(name_or_path).resolve() == embedded_folder().resolve()
+    """Whether a name means the embedded model: "tiny", or its own folder."""
+    return name_or_path == EMBEDDED or Path(name_or_path).resolve() == embedded_folder().resolve()
 
 
 def knows_scenes_only(name_or_path: str | Path) -> bool:
     """Whether a name means one of the models that were trained on generated scenes."""
-    return is_embedded(name_or_path) or (str(name_or_path) == smol.NAME and not Path(smol.NAME).is_dir())
+    return is_embedded(name_or_path) or name_or_path == smol.NAME
 
 
 def short_name(folder: Path) -> str:

@@ -57,7 +57,7 @@ def processor_of(model: Model, needed_by: str = "This") -> Processor:
         name = getattr(model.config, "_name_or_path", "")
         why = "the model does not say where it was loaded from"
         try:
-            found = load_processor(name) if name else None
+            found = load_processor(Path(name) if Path(name).is_dir() else name) if name else None
         except RevisitError as error:
             why = str(error).rstrip(".")
         if found is None:
