@@ -14,11 +14,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing in the suite may reach f
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models: threads only get in each other's way
-
-from revisit.models.cpu import WITHOUT_AMX, refuses_amx  # torch is not imported yet
-
-if refuses_amx():
-    os.environ["ONEDNN_MAX_CPU_ISA"] = WITHOUT_AMX
+# Some machines advertise AMX and refuse its use: half precision would end the process. Read when torch is imported.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"

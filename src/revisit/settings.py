@@ -66,11 +66,6 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "revisit"
 
 
-def onednn_isa() -> str:
-    """ONEDNN_MAX_CPU_ISA: the newest CPU instructions that torch's products may use; empty where it is not set."""
-    return os.environ.get("ONEDNN_MAX_CPU_ISA", "").strip()
-
-
 def nltk_folders() -> list[str]:
     """NLTK_DATA: folders with NLTK's data, searched before NLTK's own."""
     return [place for place in os.environ.get("NLTK_DATA", "").split(os.pathsep) if place]

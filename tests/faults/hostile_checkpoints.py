@@ -121,9 +121,7 @@ def fill(name: str, value: float) -> Damage:
     return tensors(change)
 
 
-NESTED = "".join(f"{{% for a{n} in range(99999) %}}" for n in range(3)) + "x" + "{% endfor %}" * 3
 MULTIPLY = {"type": "Replace", "pattern": {"Regex": "."}, "content": "x" * 1000}
-DOUBLING = "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}"
 
 # Refused in one sentence.
 REFUSED: dict[str, Damage] = {
@@ -187,10 +185,8 @@ REFUSED: dict[str, Damage] = {
     "template of broken syntax": write(TEMPLATE, "{% for m in %}"),
     "template that raises": write(TEMPLATE, "{{ raise_exception('no images today') }}"),
     "template that escapes": write(TEMPLATE, "{{ ''.__class__.__mro__[1].__subclasses__() }}"),
-    "template without end": write(TEMPLATE, NESTED),
     "template that multiplies": write(TEMPLATE, "{{ 'x' * 10000000000 }}"),
     "template of a huge power": write(TEMPLATE, "{% set n = 10 ** 10 %}{{ 'x' * n }}"),
-    "template that doubles": write(TEMPLATE, DOUBLING),
     "template that pads": write(TEMPLATE, "{{ '%10000000000d' % 1 }}"),
     "template too long": write(TEMPLATE, "x" * 1_000_000),
     "template without image": write(TEMPLATE, "hello"),

@@ -38,7 +38,6 @@ CHECKPOINTS = (
     "weights truncated",
     "settings unknown",
     "template of broken syntax",
-    "template without end",
     "template that doubles",
 )
 

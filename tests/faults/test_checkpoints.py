@@ -18,7 +18,7 @@ SAMPLE = (
     "a tensor missing",
     "nan",
     "index names a pickle",
-    "template without end",
+    "template that multiplies",
     "settings unknown",
 )
 

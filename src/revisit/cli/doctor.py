@@ -118,13 +118,7 @@ def machine_traps() -> Iterator[str]:
     from importlib.util import find_spec
 
     from revisit import settings
-    from revisit.models import cpu
 
-    if cpu.refuses_amx():
-        yield (
-            "This CPU advertises AMX, but the system refuses it: half precision would end the process. Use float32, or set "
-            f"ONEDNN_MAX_CPU_ISA={cpu.WITHOUT_AMX}."
-        )
     if find_spec("torchvision") is None:
         yield "torchvision is not installed: processors of some families (Mistral 3, videos) cannot be built."
     if find_spec("nltk") is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from revisit.errors import RevisitError
-from revisit.models import cpu, families
+from revisit.models import families
 from revisit.models.config import describe_model
 from revisit.models.layers import LAYER_SETS, resolve_layers
 
@@ -63,8 +63,6 @@ def model_facts(
         except RevisitError as error:
             refused.append(str(error))
     dtype = str(getattr(config, "dtype", None) or "").removeprefix("torch.")
-    if dtype in ("bfloat16", "float16") and cpu.refuses_amx():
-        refused.append("Half precision on this CPU: it advertises AMX that the system refuses; float32 works.")
     if family.patch_map is None:
         refused.append(f"Patches on the image (decode pages, pointing): {family.no_patch_map}")
     depth = int(getattr(text, "num_hidden_layers", 0))

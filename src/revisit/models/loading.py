@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from revisit.errors import RevisitError, did_you_mean
-from revisit.models import checkpoint, cpu
+from revisit.models import checkpoint
 from revisit.models.checkpoint import brief
 from revisit.models.config import EMBEDDED, describe_model, embedded_folder, load_config, resolve
 from revisit.models.processors import ATTRIBUTE, load_processor
@@ -64,10 +64,6 @@ def load(
         dtype = torch.float32 if plain_cpu else "auto"
     hub = _hub_arguments(kwargs)
     config = load_config(name, trust_remote_code=trust_remote_code, **hub)
-    stays_on_cpu = device_map is None or str(device_map) == "cpu" or not torch.cuda.is_available()
-    half = (getattr(config, "dtype", None) if dtype == "auto" else dtype) in (torch.bfloat16, torch.float16)
-    if half and stays_on_cpu:
-        cpu.check_half_precision()
     _check_takes_images(name, config, trust_remote_code)
     _check_files(name, hub, quantized=bool(getattr(config, "quantization_config", None)))
     processor = load_processor(name, trust_remote_code=trust_remote_code, **hub)
