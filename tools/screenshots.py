@@ -55,7 +55,6 @@ def ask(opened: Any) -> None:
     opened.get_by_text("128 × 128").wait_for()
     opened.click("#go")
     opened.get_by_text("Done. Click").wait_for()
-    opened.evaluate("studio.viewer.data.answers.forEach((a, i) => studio.viewer.finish(i, null, a.text))")
     opened.evaluate("studio.viewer.first()")
 
 
@@ -75,9 +74,15 @@ def main() -> None:
     import uvicorn
     from playwright.sync_api import sync_playwright
 
-    from revisit.serve.ui import create_app
+    from revisit.serve.app import Service, build
+    from revisit.serve.decoder import Decoder
+    from revisit.serve.limits import UI_LIMITS
+    from revisit.serve.ui import add_page
 
     model, processor = load("tiny")
+    service = Service(Decoder(model, processor), "tiny", ReVisiT.recommended(model), UI_LIMITS, allow_record=True)
+    app = build(service)
+    add_page(app, service)
     picture = sample(SAMPLE).image()
     decode = record.explain(
         model,
@@ -92,9 +97,7 @@ def main() -> None:
     words = ["cat", "book", "oven", "motorcycle", "teddybear", "bed"]
     looked = lens.read_vision_tokens(model, processor, [picture], {"words": words})
     figure.save(figure.lens_figure(looked), IMAGES / "lens-figure.png", dpi=110)
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(["tiny"]), host="127.0.0.1", port=PORT, log_level="error", ws="none")
-    )
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=PORT, log_level="error", ws="none"))
     threading.Thread(target=server.run, daemon=True).start()
     while not server.started:
         time.sleep(0.05)

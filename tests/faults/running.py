@@ -52,8 +52,8 @@ def save_model(folder: Path) -> Path:
 
 
 @contextmanager
-def serving(model: Path, *flags: str, command: str = "serve", descriptors: int | None = None) -> Iterator[Server]:
-    """`revisit serve` (or `ui`) on a free port until the block ends, with as many file descriptors as given."""
+def serving(model: Path, *flags: str, descriptors: int | None = None) -> Iterator[Server]:
+    """`revisit serve` on a free port until the block ends, with as many file descriptors as given."""
 
     def limit() -> None:
         if sys.platform == "linux":  # ends with whoever started it, however that ends
@@ -64,9 +64,8 @@ def serving(model: Path, *flags: str, command: str = "serve", descriptors: int |
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    named = ["--name", "tiny"] if command == "serve" else []
     process = subprocess.Popen(
-        [sys.executable, "-m", "revisit", command, "-m", str(model), *named, "--port", str(port), *flags],
+        [sys.executable, "-m", "revisit", "serve", "-m", str(model), "--name", "tiny", "--port", str(port), *flags],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -29,8 +29,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(model: Path) -> Iterator[Server]:
-    with serving(model, "--header-seconds", "2", "--body-seconds", "4", "--max-new-tokens", "16") as running:
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    limits = tmp_path_factory.mktemp("limits") / "limits.yaml"
+    limits.write_text("header_seconds: 2\nbody_seconds: 4\nnew_tokens: 16\n")
+    with serving(model, "--limits", str(limits)) as running:
         yield running
 
 

@@ -175,7 +175,7 @@ def test_text_only_conversations_are_answered_plainly(client: openai.OpenAI) -> 
 
 
 def test_bad_requests_are_400_with_a_sentence_and_spoil_nothing(running: Running, client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="stands for an image"):
+    with pytest.raises(openai.BadRequestError, match="marks an image"):
         client.chat.completions.create(model="tiny", messages=messages(1, "<image>"))
     with pytest.raises(openai.NotFoundError, match="no model"):
         client.chat.completions.create(model="gpt", messages=messages(1))

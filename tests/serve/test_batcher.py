@@ -11,24 +11,25 @@ from typing import Any
 import pytest
 
 from revisit.decoding.plain import Plain
+from revisit.decoding.settings import Decoding
 from revisit.methods.revisit import ReVisiT
 from revisit.serve.batcher import Batcher, Ticket
 from revisit.serve.errors import ApiError
 from revisit.serve.limits import Limits
 from revisit.serve.metrics import Metrics
-from revisit.serve.replies import Reply
-from revisit.serve.requests import ChatRequest, Sampling
+from revisit.serve.replies import Piece, Reply
+from revisit.serve.requests import ChatRequest
 
-REPLY = Reply("x", "stop", 1, 1)
+REPLY = Reply("x", "stop", 1, 1, "revisit")
 
 
-def ticket(method: Any = None, seconds: float = 60) -> Ticket:
-    request = ChatRequest([], [], method or ReVisiT(), 5, Sampling())
+def ticket(method: Any = None, seconds: float = 60, record: Any = None) -> Ticket:
+    request = ChatRequest([], [], method or ReVisiT(), Decoding(5), record=record)
     return Ticket(request, "", seconds, asyncio.get_running_loop())
 
 
 async def outcome(one: Ticket) -> Any:
-    return (await asyncio.wait_for(one.events.get(), 20))[1]
+    return await asyncio.wait_for(one.events.get(), 20)
 
 
 def run(test: Callable[[], Any]) -> None:
@@ -64,6 +65,22 @@ def test_requests_of_one_method_share_a_batch_and_others_wait_their_turn() -> No
         assert all([await outcome(one) is REPLY for one in (first, *rest)])
         a, b, c, d, e = rest
         assert [list(batch) for batch in gate.batches] == [[first], [a, c, d], [b], [e]]
+        batcher.stop(10)
+
+    run(test)
+
+
+def test_recorded_requests_are_decoded_alone() -> None:
+    async def test() -> None:
+        gate = Gate()
+        gate.open.set()
+        batcher = Batcher(gate, Limits(batch=3, batch_wait=0.2), Metrics())
+        rest = [ticket(), ticket(record="steps"), ticket(), ticket(record="steps")]
+        for one in rest:
+            batcher.submit(one)
+        assert all([await outcome(one) is REPLY for one in rest])
+        a, b, c, d = rest
+        assert [list(batch) for batch in gate.batches] == [[a, c], [b], [d]]
         batcher.stop(10)
 
     run(test)
@@ -169,7 +186,7 @@ def test_a_request_that_breaks_its_batch_breaks_no_other() -> None:
             batcher.submit(one)
         assert [await outcome(one) for one in good] == [REPLY, REPLY]
         assert (await outcome(poison)).status == 500
-        assert await outcome(begun) == "x"
+        assert await outcome(begun) == Piece("x")
         assert (await outcome(begun)).status == 500  # its first text is out and cannot be taken back
         batcher.stop(10)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import io
 import itertools
 import json
@@ -17,12 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from revisit.cli.serve import read_limits
 from revisit.decoding.plain import Plain
+from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.methods.revisit import ReVisiT
 from revisit.serve.access import check_exposure
 from revisit.serve.errors import ApiError
-from revisit.serve.limits import Limits
+from revisit.serve.limits import UI_LIMITS, Limits
 from revisit.serve.replies import Reply, chunk, completion, event
 from revisit.serve.requests import ChatRequest, parse_chat, read_request
 from revisit.serve.schema import ChatBody
@@ -77,8 +78,8 @@ def test_a_whole_request_is_understood() -> None:
     )
     assert request.method == ReVisiT(alpha=0.5, layers=(1, 2))
     assert [image.size for image in request.images] == [(8, 8)]
-    assert (request.max_tokens, request.stop, request.stream) == (7, ("x",), True)
-    assert (request.sampling.temperature, request.sampling.top_p, request.sampling.seed) == (0.5, 0.9, 3)
+    assert (request.decoding, request.seed) == (Decoding(7, 0.5, 0.9), 3)
+    assert (request.stop, request.stream, request.record) == (("x",), True, None)
     assert request.messages == [
         {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is this?"}]}
     ]
@@ -86,13 +87,13 @@ def test_a_whole_request_is_understood() -> None:
 
 def test_what_is_left_out_has_defaults() -> None:
     request = read(body(png()))
-    assert (request.method, request.max_tokens, request.sampling.temperature) == (ReVisiT(), 20, None)
-    assert read(body(png(), temperature=0)).sampling.temperature is None
+    assert (request.method, request.decoding) == (ReVisiT(), Decoding(20))
+    assert read(body(png(), temperature=0, top_p=0.5)).decoding == Decoding(20)
 
 
 def test_a_conversation_without_image_is_fine_unless_a_method_was_asked_for() -> None:
     assert read(body()).images == []
-    assert "no image" in refused(body(decoding={"method": "revisit"})).message
+    assert "needs an image" in refused(body(decoding={"method": "revisit"})).message
     assert read(body(decoding={"method": "greedy"})).method == Plain()
 
 
@@ -255,8 +256,9 @@ def test_nothing_but_a_refusal_comes_of_nonsense(noise: dict[str, Any]) -> None:
 
 def test_answers_have_the_shape_that_clients_parse() -> None:
     request = read(body(png()))
-    answer = completion(request, Reply("hi", "stop", 10, 2, {"method": "revisit"}), "m")
+    answer = completion(request, Reply("hi", "stop", 10, 2, "revisit", {"steps": 2}), "m")
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "hi", "refusal": None}
+    assert answer["decoding"] == {"method": "revisit", "steps": 2}
     assert answer["usage"] == {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
     piece = chunk(request, "m", {"content": "é\n"})
     assert event(piece).startswith(b"data: {")
@@ -274,16 +276,32 @@ def test_only_loopback_is_open_without_a_key() -> None:
         check_exposure(host, None, True)
 
 
-def test_limits_check_themselves() -> None:
-    with pytest.raises(RevisitError, match="queue must be at least 1"):
-        Limits(queue=0)
-    with pytest.raises(RevisitError, match="default_new_tokens"):
-        Limits(new_tokens=10, default_new_tokens=11)
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"queue": 0}, "limits.yaml: queue must be greater than or equal to 1, not 0."),
+        ({"queue": "many"}, "queue must be a valid integer, not 'many'."),
+        ({"seconds": float("inf")}, "seconds must be a finite number"),
+        ({"new_token": 5}, "Did you mean 'new_tokens'"),
+    ],
+)
+def test_wrong_limits_are_refused(values: dict[str, Any], says: str) -> None:
+    with pytest.raises(RevisitError) as caught:
+        Limits().changed(values, "limits.yaml")
+    assert says in str(caught.value)
 
 
-def test_every_limit_is_a_documented_flag() -> None:
+def test_a_limits_file_changes_what_it_names(tmp_path: Path) -> None:
+    (tmp_path / "limits.yaml").write_text("new_tokens: 16\nseconds: 5\n")
+    assert read_limits(tmp_path / "limits.yaml", page=False) == Limits(new_tokens=16, seconds=5)
+    assert read_limits(tmp_path / "limits.yaml", page=True).body_bytes == UI_LIMITS.body_bytes
+    short = Limits(new_tokens=5)
+    chat = parse_chat(json.dumps(body()).encode(), "m", short)
+    assert read_request(chat, default=ReVisiT(), limits=short, model="llava").decoding == Decoding(5)
+
+
+def test_every_limit_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "security.md").read_text("utf-8")
-    for limit in dataclasses.fields(Limits):
-        default = f"{limit.default:,}" if isinstance(limit.default, int) else f"{limit.default:g}"
-        assert f"| `{limit.metadata['flag']}` | {default} |" in page, limit.name
-        assert limit.metadata["help"] in page, limit.name
+    for name, limit in Limits.model_fields.items():
+        values = [f"{v:,}" if isinstance(v, int) else f"{v:g}" for v in (limit.default, getattr(UI_LIMITS, name))]
+        assert f"| `{name}` | {values[0]} | {values[1]} | {limit.description} |" in page, name

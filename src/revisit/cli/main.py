@@ -41,7 +41,6 @@ COMMANDS = (
     "view",
     "explain",
     "lens",
-    "ui",
     "serve",
     "analyze",
     "ablate",

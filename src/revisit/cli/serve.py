@@ -1,31 +1,50 @@
-"""`revisit serve`: an OpenAI-compatible chat endpoint."""
+"""`revisit serve` and `revisit ui`: an OpenAI-compatible chat endpoint, and the interactive page on top of it."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from revisit import settings
 from revisit.cli import options
 from revisit.cli.generate import chosen_method
-from revisit.cli.limit_flags import with_limit_flags
-from revisit.serve.limits import Limits
+from revisit.errors import need
+
+if TYPE_CHECKING:
+    from revisit.serve.limits import Limits
+
+HOST = typer.Option("127.0.0.1", help="Address to listen on; beyond this machine the server needs a key.")
+API_KEY = typer.Option(None, envvar=settings.API_KEY, help="Key that clients must send.")
+ALLOW_HOST = typer.Option([], "--allow-host", help="Another name this server answers to, '*' for any; may be repeated.")
+LIMITS = typer.Option(
+    None, metavar="FILE", help="YAML file with other limits, for example `new_tokens: 2048`; see docs/security.md."
+)
 
 
-@with_limit_flags()
+def read_limits(file: Path | None, page: bool) -> Limits:
+    """The limits of a server, or of the page, with those in the file."""
+    need("fastapi", "uvicorn", "prometheus_client")
+    from revisit.evaluation.config import read_yaml
+    from revisit.serve.limits import UI_LIMITS, Limits
+
+    limits = UI_LIMITS if page else Limits()
+    return limits if file is None else limits.changed(read_yaml(file), str(file))
+
+
 def serve(
-    limits: Limits,
     model: str = options.MODEL,
-    method: str = typer.Option("revisit", help="Method for requests that name none; see `revisit methods`."),
-    set_: list[str] = typer.Option([], "--set", help="A setting of that method, key=value; may be repeated."),
-    host: str = typer.Option("127.0.0.1", help="Address to listen on; other than loopback needs a key."),
+    method: str = options.METHOD,
+    set_: list[str] = options.SET,
+    host: str = HOST,
     port: int = typer.Option(8000, min=0, max=65535),
-    name: str = typer.Option(None, help="Name of the model in requests; the --model value unless given."),
-    api_key: str = typer.Option(None, envvar=settings.API_KEY, help="Key that clients must send."),
+    name: str = typer.Option(None, help="Name of the model in requests; the --model value by default."),
+    api_key: str = API_KEY,
     anonymous: bool = typer.Option(False, "--anonymous", help="Listen beyond this machine without a key."),
     allow_url: bool = options.ALLOW_URL,
-    allow_host: list[str] = typer.Option(
-        [], "--allow-host", help="Another name this server answers to, '*' for any; may be repeated."
-    ),
+    allow_host: list[str] = ALLOW_HOST,
+    limits: Path = LIMITS,
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
@@ -33,7 +52,7 @@ def serve(
 ) -> None:
     """Serve a model to any OpenAI client, with a decoding method per request.
 
-    A request names its method in the field decoding; with the openai client:
+    Requests without a method use --method. A request names its own in the field decoding; with the openai client:
     extra_body={"decoding": {"method": "revisit", "settings": {"alpha": 0.001}}}.
 
     Examples:
@@ -42,6 +61,7 @@ def serve(
 
       revisit serve --model llava-hf/llava-1.5-7b-hf --device-map auto --set alpha=1e-5 --port 8080
     """
+    bounds = read_limits(limits, page=False)
     from revisit.serve.server import serve as run
 
     method, chosen = chosen_method(method, set_)
@@ -51,7 +71,7 @@ def serve(
         port=port,
         method=method,
         settings=chosen,
-        limits=limits,
+        limits=bounds,
         api_key=api_key,
         anonymous=anonymous,
         allow_url=allow_url,
@@ -65,5 +85,42 @@ def serve(
     )
 
 
+def ui(
+    model: str = options.MODEL,
+    host: str = HOST,
+    port: int = typer.Option(7861, min=0, max=65535),
+    api_key: str = API_KEY,
+    allow_host: list[str] = ALLOW_HOST,
+    limits: Path = LIMITS,
+    dtype: str = options.DTYPE,
+    device_map: str = options.DEVICE_MAP,
+    trust_remote_code: bool = options.TRUST_REMOTE_CODE,
+) -> None:
+    """Open a page in the browser: drop an image, ask, and compare the answers of several methods.
+
+    Example:
+
+      revisit ui --model tiny
+    """
+    bounds = read_limits(limits, page=True)
+    from revisit.serve.server import serve as run
+
+    run(
+        model,
+        host=host,
+        port=port,
+        page=True,
+        limits=bounds,
+        api_key=api_key,
+        allow_hosts=allow_host,
+        dtype=dtype,
+        device_map=device_map,
+        trust_remote_code=trust_remote_code,
+        announce=typer.echo,
+    )
+
+
 def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(ui)
     app.command()(serve)

@@ -87,6 +87,7 @@ def decode_batch(
     decodings: Sequence[Decoding],
     seeds: Sequence[int] | None = None,
     on_token: OnToken | None = None,
+    trace: Trace | None = None,
     **more: Any,
 ) -> list[Decoded]:
     """The answers to prepared prompts, one per row of `inputs`, each by its own settings and seed.
@@ -98,7 +99,7 @@ def decode_batch(
         raise RevisitError("Beam search cannot be streamed: leave out the beams, or wait for the whole answer.")
     limits = [decoding.max_new_tokens for decoding in decodings]
     seeds = list(range(len(decodings))) if seeds is None else seeds
-    trace, end = Trace(), end_tokens(model.generation_config)
+    trace, end = trace or Trace(), end_tokens(model.generation_config)
     criteria = StoppingCriteriaList()
     if on_token is not None or len(set(limits)) > 1:
         criteria.append(RowEnds(limits, end, on_token))

@@ -1,4 +1,4 @@
-"""The web side: routes, and the way in and out of the model's queue."""
+"""The web side of the server: its routes, and requests on their way to the queue and back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -17,16 +17,19 @@ from starlette.requests import ClientDisconnect
 
 from revisit.decoding.method import Method
 from revisit.errors import RevisitError
+from revisit.models.remote import fetch_image
 from revisit.serve.access import LOOPBACK, Bodies, check_host, check_key, is_json
 from revisit.serve.batcher import Batcher, Ticket
-from revisit.serve.errors import ApiError, quoted, shorten
+from revisit.serve.errors import ApiError, server_error, shorten
 from revisit.serve.limits import Limits
 from revisit.serve.metrics import Metrics
-from revisit.serve.replies import Reply, chunk, completion, event, last_chunk
-from revisit.serve.requests import ChatRequest, image_sources, parse_chat, read_request
+from revisit.serve.replies import Json, Piece, Reply, chunk, completion, event, last_chunk
+from revisit.serve.requests import ChatRequest, image_sources, parse_chat, read_request, unknown_model
 from revisit.serve.schema import ChatBody
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from revisit.serve.decoder import Decoder
 
 logger = logging.getLogger(__name__)
@@ -48,9 +51,10 @@ class Service:
         api_key: str | None = None,
         allow_url: bool = False,
         hosts: Collection[str] = LOOPBACK,
+        allow_record: bool = False,
     ) -> None:
         self.decoder, self.name, self.method, self.limits = decoder, name, method, limits
-        self.api_key, self.allow_url, self.hosts = api_key, allow_url, hosts
+        self.api_key, self.allow_url, self.hosts, self.allow_record = api_key, allow_url, hosts, allow_record
         self.metrics = Metrics()
         self.batcher = Batcher(decoder.decode, limits, self.metrics)
         self.metrics.waiting.set_function(lambda: self.batcher.waiting)
@@ -59,15 +63,15 @@ class Service:
         self._readers = ThreadPoolExecutor(READERS, "reader")
         self._fetchers = ThreadPoolExecutor(READERS, "fetcher")
         self._bodies = Bodies(limits)
-        self._admitted = 0  # requests past the door and not yet queued
+        self._admitted = 0  # requests that are being read
 
     def close(self) -> None:
-        """Finish what was begun and end the threads."""
+        """Finish the queued requests and end the threads."""
         self.batcher.stop()
         self._readers.shutdown(wait=False, cancel_futures=True)
         self._fetchers.shutdown(wait=False, cancel_futures=True)
 
-    # -- the way in -----------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------
 
     def check_access(self, request: Request) -> None:
         check_host(request, self.hosts)
@@ -93,7 +97,7 @@ class Service:
             self._admitted -= 1
 
     async def _timed(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        """The work's result, from a thread; work that has not begun when its time is over is dropped."""
+        """The result of work in a thread; work that has not started within the time limit is dropped."""
         try:
             return await asyncio.wait_for(
                 asyncio.get_running_loop().run_in_executor(pool, work), self.limits.read_seconds
@@ -103,6 +107,8 @@ class Service:
 
     def read(self, chat: ChatBody) -> tuple[ChatRequest, str]:
         """A checked body as a request and its prompt."""
+        if chat.decoding is not None and chat.decoding.record and not self.allow_record:
+            raise ApiError(400, "This server does not record steps; `revisit ui` does.", param="decoding.record")
         request = read_request(
             chat,
             default=self.method,
@@ -115,7 +121,7 @@ class Service:
             length = self.decoder.text_length(prompt)
         except RevisitError as error:
             raise ApiError(400, str(error), param="messages") from None
-        except Exception as error:  # chat templates raise what they like about roles they do not know
+        except Exception as error:  # templates raise anything about unknown roles
             text = shorten(str(error))
             raise ApiError(
                 400, f"The model's chat template refuses this conversation: {text}", param="messages"
@@ -128,12 +134,10 @@ class Service:
             )
         return request, prompt
 
-    def _fetch(self, url: str, max_pixels: int) -> Any:
-        from revisit.models.remote import fetch_image
-
+    def _fetch(self, url: str, max_pixels: int) -> Image:
         return fetch_image(url, max_pixels=max_pixels, max_bytes=self.limits.body_bytes)
 
-    # -- the way out ----------------------------------------------------------------------------------------------
+    # -- answers ------------------------------------------------------------------------------------------------
 
     async def answer(self, ticket: Ticket, request: Request) -> Response:
         """The whole answer; a client that leaves takes its row out of the batch."""
@@ -145,14 +149,14 @@ class Service:
                     ticket.gone = True
                     raise ClientDisconnect
             try:
-                kind, value = await asyncio.wait_for(ticket.events.get(), 1.0)
+                got = await asyncio.wait_for(ticket.events.get(), 1.0)
             except asyncio.TimeoutError:
                 continue
-            if kind == "error":
-                raise value
-            if kind == "reply":
-                self.count(ticket, value)
-                return JSONResponse(completion(ticket.request, value, self.name))
+            if isinstance(got, ApiError):
+                raise got
+            if isinstance(got, Reply):
+                self.count(ticket, got)
+                return JSONResponse(completion(ticket.request, got, self.name))
 
     async def stream(self, ticket: Ticket) -> AsyncIterator[bytes]:
         """The answer as server-sent events; errors after the first are events too, because the status is sent."""
@@ -160,18 +164,18 @@ class Service:
         try:
             yield event(chunk(request, self.name, {"role": "assistant", "content": ""}))
             while True:
-                kind, value = await ticket.events.get()
-                if kind == "text":
-                    yield event(chunk(request, self.name, {"content": value}))
-                elif kind == "error":
-                    self.metrics.answered(value.status)
-                    yield event(value.body())
+                got = await ticket.events.get()
+                if isinstance(got, Piece):
+                    yield event(chunk(request, self.name, {"content": got.text}, record=got.record))
+                elif isinstance(got, ApiError):
+                    self.metrics.answered(got.status)
+                    yield event(got.body())
                     return
                 else:
-                    self.count(ticket, value)
-                    yield event(chunk(request, self.name, {}, value.finish))
+                    self.count(ticket, got)
+                    yield event(chunk(request, self.name, {}, got.finish))
                     if request.usage_chunk:
-                        yield event(last_chunk(request, self.name, value))
+                        yield event(last_chunk(request, self.name, got))
                     yield b"data: [DONE]\n\n"
                     return
         finally:
@@ -179,7 +183,7 @@ class Service:
 
     def count(self, ticket: Ticket, reply: Reply) -> None:
         """Count a finished request."""
-        metrics, method = self.metrics, str(reply.counters["method"])
+        metrics, method = self.metrics, reply.method
         metrics.answered(200)
         metrics.prompt_tokens.inc(reply.prompt_tokens)
         metrics.generated_tokens.inc(reply.tokens)
@@ -224,7 +228,7 @@ def build(service: Service) -> FastAPI:
 
     @app.exception_handler(Exception)
     async def fail(request: Request, error: Exception) -> JSONResponse:
-        return await refuse(request, ApiError(500, "The server failed on this request; its log says why."))
+        return await refuse(request, server_error())
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat(request: Request) -> Response:
@@ -237,21 +241,19 @@ def build(service: Service) -> FastAPI:
         return await service.answer(ticket, request)
 
     @app.get("/v1/models")
-    async def models(request: Request) -> dict[str, Any]:
+    async def models(request: Request) -> Json:
         service.check_access(request)
         return {"object": "list", "data": [_model(service)]}
 
     @app.get("/v1/models/{name:path}")
-    async def model(name: str, request: Request) -> dict[str, Any]:
+    async def model(name: str, request: Request) -> Json:
         service.check_access(request)
         if name != service.name:
-            raise ApiError(
-                404, f"There is no model {quoted(name)} here; this server has {service.name!r}.", code="model_not_found"
-            )
+            raise unknown_model(name, service.name)
         return _model(service)
 
     @app.get("/v1/schema")
-    async def schema(request: Request) -> dict[str, Any]:
+    async def schema(request: Request) -> Json:
         """What a chat request may hold, as a JSON schema."""
         service.check_access(request)
         return request_schema
@@ -269,5 +271,5 @@ def build(service: Service) -> FastAPI:
     return app
 
 
-def _model(service: Service) -> dict[str, Any]:
+def _model(service: Service) -> Json:
     return {"id": service.name, "object": "model", "created": 0, "owned_by": "revisit"}

@@ -1,6 +1,7 @@
-"""Requests wait here and leave in batches: one thread runs the model, everybody else only waits.
+"""The queue of requests, and the one thread that runs the model on batches of them.
 
-Requests share a batch if they share a decoding method; everything else about them is settled row by row.
+Requests share a batch if they share a decoding method; everything else is applied row by row. Recorded requests are
+decoded alone.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from revisit.errors import RevisitError
-from revisit.serve.errors import ApiError, shorten
+from revisit.serve.errors import ApiError, server_error, shorten
 from revisit.serve.limits import Limits
 from revisit.serve.metrics import Metrics
-from revisit.serve.replies import Reply
+from revisit.serve.replies import Json, Piece, Reply
 from revisit.serve.requests import ChatRequest
 
 logger = logging.getLogger(__name__)
@@ -27,18 +27,18 @@ Decode = Callable[[Sequence["Ticket"], int], None]
 class Ticket:
     """One request between the web side, which awaits `events`, and the model's thread, which fills it.
 
-    Events are ("text", str), then one of ("reply", Reply) and ("error", ApiError).
+    Events are pieces, then a reply or an error.
     """
 
     def __init__(self, request: ChatRequest, prompt: str, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
         self.request, self.prompt = request, prompt
         self.arrived = time.monotonic()
         self.deadline = self.arrived + seconds
-        self.events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+        self.events: asyncio.Queue[Piece | Reply | ApiError] = asyncio.Queue()
         self.first: float | None = None  # seconds to the first token
         self.finished = False
         self.pixels = sum(image.width * image.height for image in request.images)
-        self.gone = False  # set by the web side when nobody waits any more
+        self.gone = False  # set by the web side when the client has left
         self._loop = loop
 
     @property
@@ -47,41 +47,42 @@ class Ticket:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the answer is wanted no more: the client left, or its time is over."""
+        """Whether the client left or its time is over."""
         return self.gone or self.late
 
-    def show(self, text: str) -> None:
-        """Text that is final."""
+    def can_join(self, other: Ticket) -> bool:
+        """Whether the two can be decoded in one batch."""
+        mine, others = self.request, other.request
+        return self is other or (mine.method == others.method and not mine.record and not others.record)
+
+    def show(self, text: str, record: Json | None = None) -> None:
+        """Send text that is final."""
         if self.first is None:
             self.first = time.monotonic() - self.arrived
-        if text:
-            self._send("text", text)
+        if text or record:
+            self._send(Piece(text, record))
 
     def succeed(self, reply: Reply) -> None:
-        self._end("reply", reply)
+        self._end(reply)
 
     def fail(self, error: BaseException) -> None:
         """The error as the client will see it; details of anything unexpected stay in the server's log."""
-        if isinstance(error, ApiError):
-            shown = error
-        elif isinstance(error, RevisitError):
-            shown = ApiError(400, shorten(str(error), 600))
-        else:
-            shown = ApiError(500, "The server failed on this request; its log says why.")
-        self._end("error", shown)
+        if isinstance(error, RevisitError):
+            error = ApiError(400, shorten(str(error), 600))
+        self._end(error if isinstance(error, ApiError) else server_error())
 
     def time_out(self) -> None:
         self.fail(ApiError(504, "The answer was not finished within the time allowed.", code="timeout"))
 
-    def _end(self, kind: str, value: Any) -> None:
+    def _end(self, last: Reply | ApiError) -> None:
         if not self.finished:
             self.finished = True
-            self._send(kind, value)
+            self._send(last)
 
-    def _send(self, kind: str, value: Any) -> None:
+    def _send(self, event: Piece | Reply | ApiError) -> None:
         try:
-            self._loop.call_soon_threadsafe(self.events.put_nowait, (kind, value))
-        except RuntimeError:  # the loop is closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(self.events.put_nowait, event)
+        except RuntimeError:  # the loop is closed
             self.gone = True
 
 
@@ -150,8 +151,8 @@ class Batcher:
                 ticket.time_out()
 
     def _recover(self, batch: list[Ticket], error: BaseException) -> None:
-        """After a failure, requests that have shown no text are tried alone: what fails may be one of them only."""
-        if not isinstance(error, RevisitError):  # whose sentence the client is told
+        """After a failure, retry alone the requests that have sent no text: only one of them may be at fault."""
+        if not isinstance(error, RevisitError):  # which the client sees itself
             logger.error("A batch of %d failed: %s: %s", len(batch), type(error).__name__, error, exc_info=error)
         for ticket in batch:
             if ticket.finished:
@@ -162,7 +163,7 @@ class Batcher:
                 ticket.fail(error)
 
     def _next(self) -> list[Ticket] | None:
-        """The next batch: the oldest request and those that can share its call; None when all is done."""
+        """The next batch: the oldest request and those that can join it; None after the last."""
         with self._ready:
             while not self._waiting:
                 if self._stopping:
@@ -170,7 +171,7 @@ class Batcher:
                 self._ready.wait()
             first = self._waiting[0]
             until = time.monotonic() + self.limits.batch_wait
-            while self._count(first) < self.limits.batch and not self._stopping:
+            while sum(ticket.can_join(first) for ticket in self._waiting) < self.limits.batch and not self._stopping:
                 left = until - time.monotonic()
                 if left <= 0:
                     break
@@ -182,12 +183,9 @@ class Batcher:
                     if not ticket.gone:
                         ticket.time_out()
                     ticket.finished = True
-                elif len(batch) < self.limits.batch and ticket.request.method == first.request.method:
+                elif len(batch) < self.limits.batch and ticket.can_join(first):
                     batch.append(ticket)
                 else:
                     rest.append(ticket)
             self._waiting, self._batch = rest, batch
             return batch
-
-    def _count(self, first: Ticket) -> int:
-        return sum(ticket.request.method == first.request.method for ticket in self._waiting)

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 from revisit.decoding.batch import decode_batch
-from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.models import templates
 from revisit.models.prompts import encode, end_tokens, vision_texts
 from revisit.serve.batcher import Ticket
 from revisit.serve.detokenizer import IncrementalDetokenizer
+from revisit.serve.recording import StepRecorder
 from revisit.serve.replies import Reply
 from revisit.serve.requests import ChatRequest
+
+if TYPE_CHECKING:
+    from revisit.models.types import Inputs, Model, Processor
 
 
 class Decoder:
     """A loaded model that answers tickets."""
 
-    def __init__(self, model: Any, processor: Any) -> None:
+    def __init__(self, model: Model, processor: Processor) -> None:
         self.model, self.processor = model, processor
         self.end = end_tokens(model.generation_config)
         self.special = vision_texts(processor)
@@ -33,7 +37,7 @@ class Decoder:
                 for token in self.special:
                     if token in part.get("text", ""):
                         raise RevisitError(
-                            f"A message contains {token!r}, which stands for an image in this model; leave it out."
+                            f"A message contains {token!r}, which marks an image in this model; leave it out."
                         )
         if getattr(self.processor, "chat_template", None) is not None:
             return templates.render(self.processor, request.messages, add_generation_prompt=True)
@@ -46,52 +50,46 @@ class Decoder:
     # -- the batch ------------------------------------------------------------------------------------------------
 
     def decode(self, tickets: Sequence[Ticket], prompt_limit: int) -> None:
-        """Answer all tickets; every one is finished, with a reply or an error, when this returns."""
+        """Answer all tickets, or raise; a ticket whose prompt is too long fails alone."""
         try:
-            inputs = self._encode(tickets)
+            prompts, images = [t.prompt for t in tickets], [list(t.request.images) for t in tickets]
+            inputs = encode(self.processor, prompts, images, self.model.device)
+        except RevisitError:
+            raise
         except Exception as error:
-            if len(tickets) == 1:  # one bad request must not spoil the others
-                tickets[0].fail(
-                    error
-                    if isinstance(error, RevisitError)
-                    else RevisitError(f"The request cannot be encoded: {error}")
-                )
-                return
-            for ticket in tickets:
-                self.decode([ticket], prompt_limit)
-            return
+            raise RevisitError(f"The request cannot be encoded: {error}") from error
         lengths = inputs["attention_mask"].sum(-1).tolist()
-        if max(lengths) > prompt_limit:
-            keep = [t for t, n in zip(tickets, lengths, strict=True) if n <= prompt_limit]
-            for ticket, length in zip(tickets, lengths, strict=True):
-                if length > prompt_limit:
-                    ticket.fail(
-                        RevisitError(
-                            f"The prompt has {length} tokens (images included); at most {prompt_limit} are allowed."
-                        )
-                    )
-            if keep:
-                self.decode(keep, prompt_limit)
+        fitting = [ticket for ticket, length in zip(tickets, lengths, strict=True) if length <= prompt_limit]
+        if len(fitting) == len(tickets):
+            self._generate(tickets, inputs, lengths)
             return
-        self._generate(tickets, inputs, lengths)
+        for ticket, length in zip(tickets, lengths, strict=True):
+            if length > prompt_limit:
+                ticket.fail(
+                    RevisitError(
+                        f"The prompt has {length} tokens (images included); at most {prompt_limit} are allowed."
+                    )
+                )
+        if fitting:
+            self.decode(fitting, prompt_limit)
 
-    def _encode(self, tickets: Sequence[Ticket]) -> Any:
-        return encode(
-            self.processor, [t.prompt for t in tickets], [list(t.request.images) for t in tickets], self.model.device
+    def _generate(self, tickets: Sequence[Ticket], inputs: Inputs, lengths: Sequence[int]) -> None:
+        requests, method = [ticket.request for ticket in tickets], tickets[0].request.method
+        recorder = (
+            StepRecorder(self.model, self.processor, requests[0], inputs) if requests[0].record is not None else None
         )
-
-    def _generate(self, tickets: Sequence[Ticket], inputs: Any, lengths: Sequence[int]) -> None:
-        rows = [Progress(ticket, self._text, self.end) for ticket in tickets]
-        method = tickets[0].request.method
-        found = decode_batch(
-            self.model,
-            self.processor,
-            inputs,
-            method,
-            [decoding_of(ticket.request) for ticket in tickets],
-            [ticket.request.sampling.seed for ticket in tickets],
-            lambda row, token: rows[row].take(token),
-        )
+        rows = [Progress(ticket, self._text, self.end, recorder) for ticket in tickets]
+        with nullcontext() if recorder is None else recorder.watch():
+            found = decode_batch(
+                self.model,
+                self.processor,
+                inputs,
+                method,
+                [request.decoding for request in requests],
+                [request.seed for request in requests],
+                lambda row, token: rows[row].take(token),
+                trace=None if recorder is None else recorder.trace,
+            )
         for row, length, answer in zip(rows, lengths, found, strict=True):
             row.close(length, method.name, answer.counters())
 
@@ -103,44 +101,46 @@ class Decoder:
 class Progress:
     """One row of a running batch."""
 
-    def __init__(self, ticket: Ticket, decode: Callable[[Sequence[int]], str], end: set[int]) -> None:
-        self.ticket, self.end = ticket, end
+    def __init__(
+        self, ticket: Ticket, decode: Callable[[Sequence[int]], str], end: set[int], recorder: StepRecorder | None
+    ) -> None:
+        self.ticket, self.end, self.recorder = ticket, end, recorder
         self.text = IncrementalDetokenizer(decode, ticket.request.stop)
         self.finish: str | None = None
+        if recorder is not None:
+            ticket.show("", recorder.start())
 
     def take(self, token: int) -> bool:
-        """The next token of this row; whether nothing more is wanted of it."""
+        """Take the row's next token; returns whether the row ends here."""
+        record = None if self.recorder is None else self.recorder.step(token)
         if token in self.end:
             self.text.tokens.append(token)
+            self.ticket.show("", record)
             self.finish = "stop"
             return True
-        self.ticket.show(self.text.feed(token))
+        self.ticket.show(self.text.feed(token), record)
         if self.text.stopped:
             self.finish = "stop"
-        elif len(self.text.tokens) >= self.ticket.request.max_tokens:
+        elif len(self.text.tokens) >= self.ticket.request.decoding.max_new_tokens:
             self.finish = "length"
         return self.finish is not None or self.ticket.abandoned
 
     def close(self, prompt_tokens: int, method: str, counters: Mapping[str, float]) -> None:
-        """Hand over what was made."""
+        """Send the end of the answer."""
         if self.finish is None and self.ticket.abandoned:
-            return  # the ticket says why
+            return  # the batcher reports the timeout
         self.ticket.show(self.text.finish())
-        about = {
-            "method": method,
-            **{name: int(counters[name]) for name in ("steps", "applied", "changed", "vision_tokens")},
-        }
         self.ticket.succeed(
-            Reply(self.text.shown, self.finish or "length", prompt_tokens, len(self.text.tokens), about)
+            Reply(
+                self.text.shown,
+                self.finish or "length",
+                prompt_tokens,
+                len(self.text.tokens),
+                method,
+                {name: int(counters[name]) for name in ("steps", "applied", "changed", "vision_tokens")},
+                {} if self.recorder is None else self.recorder.end(),
+            )
         )
-
-
-def decoding_of(request: ChatRequest) -> Decoding:
-    """A request's sampling settings as every engine reads them."""
-    sampling = request.sampling
-    if sampling.temperature is None:
-        return Decoding(request.max_tokens)
-    return Decoding(request.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k)
 
 
 def plain_template(request: ChatRequest, image_token: str) -> str:

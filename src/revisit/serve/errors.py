@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
 
 from pydantic import ValidationError
 
@@ -17,7 +17,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, printable(message), param, code
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> dict[str, dict[str, str | None]]:
         """The error as OpenAI's clients expect it."""
         kind = {401: "authentication_error", 429: "rate_limit_error"}.get(
             self.status, "invalid_request_error" if self.status < 500 else "server_error"
@@ -26,12 +26,17 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": param, "code": self.code}}
 
 
+def server_error() -> ApiError:
+    """The error for a failure that is not the client's; the details are only logged."""
+    return ApiError(500, "The server failed on this request; its log says why.")
+
+
 def shorten(text: str, length: int = ECHO) -> str:
     """The text, or its beginning with an ellipsis: `length` characters at most."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def quoted(value: Any) -> str:
+def quoted(value: object) -> str:
     """A short literal for a message; large containers are not written out first."""
     if isinstance(value, str):
         return repr(shorten(value, ECHO // 2))
@@ -45,8 +50,8 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def from_validation(error: ValidationError, fields: tuple[str, ...] = ()) -> ApiError:
-    """The first thing that is wrong with a request; `fields` are offered to those who mistyped one at the top."""
+def from_validation(error: ValidationError, fields: Collection[str] = ()) -> ApiError:
+    """The first error in a request; for an unknown field at the top the nearest of `fields` is suggested."""
     first = error.errors(include_url=False, include_context=True)[0]
     kind, where = first["type"], _place(first["loc"])
     if kind == "json_invalid":
@@ -57,8 +62,8 @@ def from_validation(error: ValidationError, fields: tuple[str, ...] = ()) -> Api
         name = shorten(str(first["loc"][-1]), ECHO // 2)
         if len(first["loc"]) == 1 and "decoding" in fields and name in ("method", "settings"):
             example = '"method": "revisit"' if name == "method" else '"method": "revisit", "settings": {…}'
-            said = f'{name} belongs into the field decoding: {{"decoding": {{{example}}}}}.'
-            return ApiError(400, said, param=where)
+            sentence = f'{name} belongs into the field decoding: {{"decoding": {{{example}}}}}.'
+            return ApiError(400, sentence, param=where)
         if len(first["loc"]) == 1 and fields:
             return ApiError(400, str(unknown("request field", name, fields)), param=where)
         return ApiError(400, f"{shorten(where)} is not a field of this request; leave it out.", param=where)
@@ -66,12 +71,12 @@ def from_validation(error: ValidationError, fields: tuple[str, ...] = ()) -> Api
         return ApiError(400, f"{where}: {first['ctx']['error']}".removeprefix(": "), param=where)
     if kind == "missing":
         return ApiError(400, f"{where} is missing.", param=where)
-    said = first["msg"].replace("Input should be", "must be").replace("Input should have", "must have")
-    return ApiError(400, f"{where}: {shorten(said)}, not {quoted(first['input'])}.", param=where)
+    sentence = first["msg"].replace("Input should be", "must be").replace("Input should have", "must have")
+    return ApiError(400, f"{where}: {shorten(sentence)}, not {quoted(first['input'])}.", param=where)
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    """messages[0].content[2].text, of which the names of a union's members are no part."""
+    """messages[0].content[2].text, without the names of a union's members."""
     text = ""
     for part in location:
         if isinstance(part, int):

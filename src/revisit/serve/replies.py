@@ -1,64 +1,74 @@
-"""Answers in the form of the OpenAI chat protocol, whole and in pieces."""
+"""Answers in the form of the OpenAI chat protocol, whole and streamed.
+
+`decoding` is our own field: what the method did, and, for requests with `record`, what it did at every step.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+
+from pydantic import JsonValue
 
 from revisit.serve.requests import ChatRequest
 
+Json = dict[str, JsonValue]
 
-@dataclass
+
+@dataclass(frozen=True)
+class Piece:
+    """Text that is final, with the record of its step where one was asked for."""
+
+    text: str
+    record: Json | None = None
+
+
+@dataclass(frozen=True)
 class Reply:
-    """What came of a request."""
+    """A finished answer."""
 
     text: str
     finish: str  # "stop" or "length"
     prompt_tokens: int
     tokens: int
-    counters: dict[str, Any] = field(default_factory=dict)
+    method: str
+    counters: Mapping[str, int] = field(default_factory=dict)
+    record: Json = field(default_factory=dict)
+
+    def details(self) -> Json:
+        """Token counts, and what the method did."""
+        usage: Json = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.tokens,
+            "total_tokens": self.prompt_tokens + self.tokens,
+        }
+        return {"usage": usage, "decoding": {"method": self.method, **self.counters, **self.record}}
 
 
-def usage(reply: Reply) -> dict[str, int]:
-    return {
-        "prompt_tokens": reply.prompt_tokens,
-        "completion_tokens": reply.tokens,
-        "total_tokens": reply.prompt_tokens + reply.tokens,
-    }
+def completion(request: ChatRequest, reply: Reply, model: str) -> Json:
+    """The whole answer as one object."""
+    message: Json = {"role": "assistant", "content": reply.text, "refusal": None}
+    choice: Json = {"index": 0, "message": message, "finish_reason": reply.finish, "logprobs": None}
+    return {**_head(request, model, "chat.completion"), "choices": [choice], **reply.details()}
 
 
-def completion(request: ChatRequest, reply: Reply, model: str) -> dict[str, Any]:
-    """The whole answer as one object; `decoding` says what the method did."""
-    message = {"role": "assistant", "content": reply.text, "refusal": None}
-    return {
-        "id": request.id,
-        "object": "chat.completion",
-        "created": request.created,
-        "model": model,
-        "choices": [{"index": 0, "message": message, "finish_reason": reply.finish, "logprobs": None}],
-        "usage": usage(reply),
-        "decoding": reply.counters,
-    }
-
-
-def chunk(request: ChatRequest, model: str, delta: Mapping[str, Any], finish: str | None = None) -> dict[str, Any]:
+def chunk(request: ChatRequest, model: str, delta: Json, finish: str | None = None, record: Json | None = None) -> Json:
     """One piece of a streamed answer."""
-    return {
-        "id": request.id,
-        "object": "chat.completion.chunk",
-        "created": request.created,
-        "model": model,
-        "choices": [{"index": 0, "delta": dict(delta), "finish_reason": finish, "logprobs": None}],
-    }
+    choice: Json = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+    more: Json = {} if record is None else {"decoding": record}
+    return {**_head(request, model, "chat.completion.chunk"), "choices": [choice], **more}
 
 
-def last_chunk(request: ChatRequest, model: str, reply: Reply) -> dict[str, Any]:
+def last_chunk(request: ChatRequest, model: str, reply: Reply) -> Json:
     """The chunk with the token counts, which has no choices."""
-    return {**chunk(request, model, {}), "choices": [], "usage": usage(reply), "decoding": reply.counters}
+    return {**_head(request, model, "chat.completion.chunk"), "choices": [], **reply.details()}
 
 
-def event(value: Mapping[str, Any]) -> bytes:
+def _head(request: ChatRequest, model: str, kind: str) -> Json:
+    return {"id": request.id, "object": kind, "created": request.created, "model": model}
+
+
+def event(value: Mapping[str, object]) -> bytes:
     """A server-sent event."""
     return b"data: " + json.dumps(value, ensure_ascii=False).encode() + b"\n\n"

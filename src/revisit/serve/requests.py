@@ -6,77 +6,82 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Literal, TypedDict
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
+from revisit import methods
 from revisit.decoding.grammar import LIST_OF_METHODS, parse_entry, parse_list, without_brackets
 from revisit.decoding.plain import Plain
+from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, unknown
 from revisit.models.images import image_from_data_uri
 from revisit.serve.errors import ApiError, from_validation, quoted, shorten
 from revisit.serve.limits import Limits
-from revisit.serve.schema import UNSUPPORTED, Body, ChatBody
+from revisit.serve.schema import UNSUPPORTED, ChatBody, DecodingChoice, Message
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from revisit.decoding.method import Method
+    from revisit.models.types import Model
 
 URL_CHARACTERS = 2048  # of an address; data URIs are bounded by the body
-Model = TypeVar("Model", bound=Body)
 FetchImage = Callable[[str, int], "Image"]  # (url, most pixels)
+Settings = Mapping[str, JsonValue]
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How one request draws its tokens; without a temperature it takes the best."""
+class TemplateMessage(TypedDict):
+    """A message in the form of chat templates."""
 
-    temperature: float | None = None
-    top_p: float = 1.0
-    top_k: int | None = None
-    seed: int = 0
+    role: str
+    content: list[dict[str, str]]  # {"type": "image"} or {"type": "text", "text": …}
 
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A request that passed every check: its images are decoded, its method is made."""
+    """A request that passed every check, with its images decoded."""
 
-    messages: Sequence[Mapping[str, Any]]  # as chat templates want them: {"role", "content": [{"type", "text"?}]}
+    messages: Sequence[TemplateMessage]
     images: Sequence[Image]
     method: Method
-    max_tokens: int
-    sampling: Sampling
+    decoding: Decoding
+    seed: int = 0
     stop: tuple[str, ...] = ()
     stream: bool = False
     usage_chunk: bool = False
+    record: Literal["steps", "patches"] | None = None
+    objects: tuple[str, ...] | None = None
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
 
-def parse(model: type[Model], body: bytes, limits: Limits, fields: tuple[str, ...] = ()) -> Model:
-    """The body as its model; refuses bodies of more values than allowed before they are parsed."""
+def parse_chat(body: bytes, model: str, limits: Limits) -> ChatBody:
+    """The body as a chat request for this model, within the limits; nothing is tokenized or decoded yet.
+
+    Raises:
+        ApiError: The request is refused.
+    """
     if sum(body.count(mark) for mark in (b",", b"[", b"{")) > limits.json_values:
         raise ApiError(400, f"The request has more than the {limits.json_values:,} commas and brackets allowed.")
     try:
-        return model.model_validate_json(body)
+        chat = ChatBody.model_validate_json(body)
     except ValidationError as error:
-        raise from_validation(error, fields) from None
-
-
-def parse_chat(body: bytes, model: str, limits: Limits) -> ChatBody:
-    """A chat request for this model that is within the limits; nothing is tokenized or decoded yet."""
-    known = tuple(name for name in ChatBody.model_fields if name not in UNSUPPORTED)
-    chat = parse(ChatBody, body, limits, known)
+        raise from_validation(error, [name for name in ChatBody.model_fields if name not in UNSUPPORTED]) from None
     if chat.model != model:
-        raise ApiError(
-            404,
-            f"There is no model {quoted(chat.model)} here; this server has {model!r}.",
-            param="model",
-            code="model_not_found",
-        )
+        raise unknown_model(chat.model, model)
     check_sizes(chat, limits)
     return chat
+
+
+def unknown_model(name: str, served: str) -> ApiError:
+    """The error for a request to another model than the served one."""
+    return ApiError(
+        404,
+        f"There is no model {quoted(name)} here; this server has {served!r}.",
+        param="model",
+        code="model_not_found",
+    )
 
 
 def check_sizes(chat: ChatBody, limits: Limits) -> None:
@@ -100,7 +105,7 @@ def check_sizes(chat: ChatBody, limits: Limits) -> None:
             raise ApiError(400, f"{name} must be from 1 to {limits.new_tokens}, not {quoted(asked)}.", param=name)
 
 
-def check_settings(settings: Mapping[str, Any], limits: Limits) -> None:
+def check_settings(settings: Settings, limits: Limits) -> None:
     """Settings of bounded number, length and depth."""
     values, waiting = 0, [(value, 0) for value in settings.values()]
     while waiting:
@@ -126,58 +131,70 @@ def image_sources(chat: ChatBody) -> list[str]:
 
 
 def read_request(
-    chat: ChatBody,
-    *,
-    default: Method,
-    limits: Limits,
-    model: Any,
-    fetch: FetchImage | None = None,
+    chat: ChatBody, *, default: Method, limits: Limits, model: Model | str, fetch: FetchImage | None = None
 ) -> ChatRequest:
-    """The request that a checked body stands for, with what is recommended for `model`.
+    """A checked body as a request that can be decoded.
 
-    `fetch` gets images behind URLs; None refuses them.
+    Args:
+        chat: The body.
+        default: The method of requests that name none.
+        limits: The server's limits.
+        model: The model, for the settings recommended for it.
+        fetch: Fetches images behind URLs; None refuses them.
     """
-    sources = image_sources(chat)
-    method = (
-        default
-        if chat.decoding is None
-        else make_method(chat.decoding.method or default.name, chat.decoding.settings, limits, model)
-    )
-    if not sources and chat.decoding is not None and method.name != "greedy":
-        raise ApiError(
-            400,
-            f"There is no image in this conversation for the method {method.name!r} to look at: send one, or leave out 'decoding'.",
-            param="decoding",
-        )
+    sources, choice = image_sources(chat), chat.decoding or DecodingChoice()
+    method = default
+    if chat.decoding is not None:
+        method = make_method(choice.method or default.name, choice.settings, limits, model)
+        if not sources and method.name != "greedy":
+            raise ApiError(
+                400,
+                f"The method {method.name!r} needs an image and this conversation has none: send one, or leave out 'decoding'.",
+                param="decoding",
+            )
+    if choice.record and not (chat.stream and sources):
+        raise ApiError(400, "Steps are recorded in streamed answers about an image only.", param="decoding")
     images: list[Image] = []
     for source in sources:
         left = limits.request_pixels - sum(image.width * image.height for image in images)
         images.append(read_source(source, min(limits.image_pixels, left), fetch))
-    stop = (chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop or ())
+    length = chat.max_completion_tokens or chat.max_tokens or min(limits.default_new_tokens, limits.new_tokens)
     return ChatRequest(
         messages=[_for_template(message) for message in chat.messages],
         images=images,
-        method=method if sources else Plain(),  # there is nothing to look at, whoever shares the batch
-        max_tokens=chat.max_completion_tokens or chat.max_tokens or limits.default_new_tokens,
-        sampling=_sampling(chat),
-        stop=stop,
+        method=method if sources else Plain(),  # without images every method is plain decoding
+        decoding=_decoding(chat, length),
+        seed=chat.seed if chat.seed is not None else secrets.randbits(62),
+        stop=(chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop or ()),
         stream=bool(chat.stream),
         usage_chunk=bool(chat.stream and chat.stream_options and chat.stream_options.include_usage),
+        record=choice.record,
+        objects=None if choice.objects is None else tuple(choice.objects),
     )
 
 
-def _for_template(message: Any) -> dict[str, Any]:
-    content = [{"type": "image"} if part.image_url else {"type": "text", "text": part.text} for part in message.parts]
+def _for_template(message: Message) -> TemplateMessage:
+    content = [
+        {"type": "image"} if part.image_url else {"type": "text", "text": part.text or ""} for part in message.parts
+    ]
     return {"role": "system" if message.role == "developer" else message.role, "content": content}
 
 
-def make_method(name: str, settings: Mapping[str, Any], limits: Limits, model: Any) -> Method:
-    """The method that a request asks for; what is wrong with its settings is said, with long values cut.
+def _decoding(chat: ChatBody, length: int) -> Decoding:
+    if not chat.temperature:  # greedy: top_p and top_k change nothing
+        return Decoding(length)
+    top_p = None if chat.top_p is None else max(chat.top_p, 1e-6)
+    return Decoding(length, max(chat.temperature, 1e-5), top_p, chat.top_k)  # less could overflow the logits
 
-    Only methods that this process knows by name: text such as `file.py:Class` runs a file, which is for the command line.
+
+def make_method(name: str, settings: Settings, limits: Limits, model: Model | str) -> Method:
+    """The method that a request asks for.
+
+    Only methods that this process knows by name: `file.py:Class`, which runs a file, is for the command line.
+
+    Raises:
+        ApiError: The name or a setting is wrong.
     """
-    from revisit import methods
-
     check_settings(settings, limits)
     try:
         name, own = parse_entry(name)
@@ -199,10 +216,8 @@ def _check_work(method: Method, limits: Limits) -> None:
         raise RevisitError(f"description_tokens must be at most {max(limits.new_tokens, usual)}, not {own}.")
 
 
-def _links(given: Any, limits: Limits) -> list[dict[str, Any]]:
+def _links(given: object, limits: Limits) -> list[dict[str, object]]:
     """The methods of a chain, each a known name and its settings."""
-    from revisit import methods
-
     entries = parse_list(
         without_brackets(given) if isinstance(given, str) else given, lambda name: name in methods.names()
     )
@@ -218,14 +233,12 @@ def _links(given: Any, limits: Limits) -> list[dict[str, Any]]:
 
 
 def _known(name: str) -> str:
-    from revisit import methods
-
     if name not in methods.names():
         raise unknown("method", shorten(name, 100), methods.names())
     return name
 
 
-def _without_long_values(message: str, settings: Mapping[str, Any]) -> str:
+def _without_long_values(message: str, settings: Settings) -> str:
     for value in settings.values():
         if len(text := repr(value)) > 100:
             message = message.replace(text, quoted(value))
@@ -249,15 +262,4 @@ def read_source(source: str, max_pixels: int, fetch: FetchImage | None) -> Image
         raise ApiError(400, shorten(str(error), 400), param="messages") from None
     raise ApiError(
         400, f"An image must be a data URI (data:image/png;base64,…), not {quoted(source)}.", param="messages"
-    )
-
-
-def _sampling(chat: ChatBody) -> Sampling:
-    if not chat.temperature:  # greedy, where top_p and top_k change nothing
-        return Sampling()
-    return Sampling(
-        max(float(chat.temperature), 1e-5),  # logits divided by less could overflow
-        max(float(chat.top_p), 1e-6) if chat.top_p is not None else 1.0,
-        chat.top_k,
-        chat.seed if chat.seed is not None else secrets.randbits(62),
     )

@@ -1,25 +1,27 @@
-"""The OpenAI chat protocol as far as it is spoken here: what a request may hold, field by field.
+"""The OpenAI chat protocol as far as it is supported: what a request may hold, field by field.
 
-`python -m revisit.serve.schema` prints the JSON schema. Anything a client asks for that would not be done is refused;
-nothing is ignored silently except fields that change no answer.
+`python -m revisit.serve.schema` prints the JSON schema. A request for something that is not supported is refused; only
+fields that change no answer are ignored.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Discriminator,
     Field,
+    JsonValue,
     Tag,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
-# field -> the only values that ask for nothing
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+# field -> the values that ask for nothing
+UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "n": (1, None),
     "logprobs": (False, None),
     "top_logprobs": (0, None),
@@ -38,7 +40,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 class Body(BaseModel):
-    """JSON that is taken as it is: no field is guessed, no number is made from a text, none is infinite."""
+    """Strict JSON: no unknown fields, no numbers in strings, no infinite numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
@@ -59,7 +61,7 @@ class Part(Body):
 
     @field_validator("image_url", mode="before")
     @classmethod
-    def _from_text(cls, value: Any) -> Any:
+    def _from_text(cls, value: object) -> object:
         return {"url": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
@@ -71,7 +73,7 @@ class Part(Body):
         return self
 
 
-def _text_or_list(value: Any) -> str:
+def _text_or_list(value: object) -> str:
     return "as_text" if isinstance(value, str) else "as_list"
 
 
@@ -91,7 +93,7 @@ class Message(Body):
 
     role: Literal["system", "developer", "user", "assistant"] = Field(description="developer means system.")
     content: Parts
-    name: Any = Field(None, description="Of no effect.")
+    name: object = Field(None, description="Of no effect.")
     refusal: None = Field(None, description="As answers have it.")
 
     @property
@@ -112,14 +114,25 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = Field(None, description="Of no effect.")
 
 
+Name = Annotated[str, Field(max_length=64)]
+
+
 class DecodingChoice(Body):
     """The decoding method of this request."""
 
-    method: str | None = Field(
-        None, max_length=64, description="A name of `revisit methods`; the server's if left out."
-    )
-    settings: dict[Annotated[str, Field(max_length=64)], Any] = Field(
+    method: Name | None = Field(default=None, description="A name of `revisit methods`; the server's if left out.")
+    settings: dict[Name, JsonValue] = Field(
         default_factory=dict, description="The method's settings, as on the command line or as JSON values."
+    )
+    record: Literal["steps", "patches"] | None = Field(
+        default=None,
+        description="Add to every streamed chunk what the method did at that step; with patches, also where the "
+        "image's patches are and which words they encode. On `revisit ui` only.",
+    )
+    objects: list[Name] | None = Field(
+        default=None,
+        max_length=64,
+        description="With record: the objects in the image, so that words for others are marked.",
     )
 
 
@@ -139,32 +152,32 @@ class ChatBody(Body):
     stream_options: StreamOptions | None = None
     decoding: DecodingChoice | None = Field(None, description="The decoding method; the server's own if left out.")
 
-    n: Any = None
-    logprobs: Any = None
-    top_logprobs: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    response_format: Any = None
-    frequency_penalty: Any = None
-    presence_penalty: Any = None
-    logit_bias: Any = None
-    audio: Any = None
-    modalities: Any = None
-    reasoning_effort: Any = None
+    n: object = None
+    logprobs: object = None
+    top_logprobs: object = None
+    tools: object = None
+    tool_choice: object = None
+    functions: object = None
+    function_call: object = None
+    response_format: object = None
+    frequency_penalty: object = None
+    presence_penalty: object = None
+    logit_bias: object = None
+    audio: object = None
+    modalities: object = None
+    reasoning_effort: object = None
 
-    user: Any = Field(None, description="Of no effect, like the following.")
-    metadata: Any = None
-    store: Any = None
-    safety_identifier: Any = None
-    service_tier: Any = None
-    prompt_cache_key: Any = None
+    user: object = Field(None, description="Of no effect, like the following.")
+    metadata: object = None
+    store: object = None
+    safety_identifier: object = None
+    service_tier: object = None
+    prompt_cache_key: object = None
 
     @field_validator(*UNSUPPORTED)
     @classmethod
-    def _not_asked_for(cls, value: Any, info: Any) -> Any:
-        if value not in UNSUPPORTED[info.field_name]:
+    def _not_asked_for(cls, value: object, info: ValidationInfo) -> object:
+        if value not in UNSUPPORTED[info.field_name or ""]:
             raise ValueError("this is not supported here; leave it out.")
         return value
 
@@ -174,23 +187,6 @@ class ChatBody(Body):
         if messages[-1].role != "user":
             raise ValueError("the last message must be the user's.")
         return messages
-
-
-class MethodChoice(Body):
-    """One of the methods that a question on the page is asked with."""
-
-    name: str = Field(max_length=64)
-    settings: dict[Annotated[str, Field(max_length=64)], Any] | None = None
-
-
-class Question(Body):
-    """The body of the page's POST /api/run."""
-
-    image: str = Field(max_length=64, description="The id that /api/image or /api/sample gave.")
-    prompt: str
-    model: str = Field(max_length=1024)
-    methods: list[MethodChoice] = Field(min_length=1, max_length=4)
-    max_new_tokens: int = Field(128, ge=1)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,30 @@
-"""Runs the application until it is told to stop; then finishes what was begun."""
+"""Runs a server until it is stopped; accepted requests are answered first."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
+import secrets
 import socket
 import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from revisit import methods
 from revisit.errors import RevisitError, need
-from revisit.serve.limits import Limits
+from revisit.models.loading import load
+from revisit.serve.limits import UI_LIMITS, Limits
+
+if TYPE_CHECKING:
+    import uvicorn
 
 logger = logging.getLogger(__name__)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket bound to this address; raises RevisitError if it cannot be had."""
+    """A socket bound to this address; raises RevisitError if that is not possible."""
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -37,8 +43,8 @@ def address(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def answer_requests(config: Any, listening: socket.socket) -> None:
-    """Run uvicorn until it is told to stop, for either server."""
+def answer_requests(config: uvicorn.Config, listening: socket.socket) -> None:
+    """Run uvicorn until it is stopped."""
     import uvicorn
 
     warnings.filterwarnings("ignore", module="PIL")  # about what clients send, as often as they like
@@ -47,7 +53,7 @@ def answer_requests(config: Any, listening: socket.socket) -> None:
 
 
 def return_memory(seconds: float = 5.0) -> None:
-    """Give freed memory back to the system every few seconds: glibc would keep what a few large images held."""
+    """Return freed memory to the system every few seconds; glibc would keep the memory of large images."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):  # another C library
@@ -66,44 +72,50 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
+    page: bool = False,
     method: str = "revisit",
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, object] | None = None,
     limits: Limits | None = None,
     api_key: str | None = None,
     anonymous: bool = False,
     allow_url: bool = False,
     allow_hosts: Sequence[str] = (),
     name: str | None = None,
-    dtype: str | None = None,
-    device_map: str | None = None,
-    trust_remote_code: bool = False,
-    allow_incomplete: bool = False,
     announce: Callable[[str], None] = logger.info,
+    **load_options: Any,
 ) -> None:
-    """Load a model and serve it; returns after SIGTERM or Ctrl-C, when all begun requests are answered.
+    """Load a model and serve it; returns after SIGTERM or Ctrl-C, when all accepted requests are answered.
 
-    Requests that name no method get this one, with what is recommended for the model and these settings. `announce` is
-    told the address when everything is ready.
+    Args:
+        model: Local folder or hub id.
+        host: Address to listen on.
+        port: Port to listen on.
+        page: Also serve the interactive page. Beyond this machine it gets a random key unless there is one.
+        method: Method of requests that name none.
+        settings: Its settings, in place of those recommended for the model.
+        limits: What the server accepts.
+        api_key: Key that clients must send.
+        anonymous: Allow other machines without a key.
+        allow_url: Fetch images from public URLs.
+        allow_hosts: Further names the server answers to.
+        name: Name of the model in requests; `model` by default.
+        announce: Called with one sentence when the server is ready.
+        **load_options: Passed to `revisit.load`.
     """
     need("fastapi", "uvicorn", "prometheus_client")
-    from revisit import methods
-    from revisit.models.loading import load
-    from revisit.serve.access import allowed_hosts, check_exposure
+    from revisit.serve.access import allowed_hosts, check_exposure, is_loopback
     from revisit.serve.app import Service, build
     from revisit.serve.connections import configure
     from revisit.serve.decoder import Decoder
+    from revisit.serve.ui import add_page
 
+    if page and not api_key and not is_loopback(host):
+        api_key = secrets.token_urlsafe(24)
     check_exposure(host, api_key, anonymous)
-    limits = limits or Limits()
-    methods.get(method, **(settings or {}))  # before the model: a wrong setting fails at once
+    limits = limits or (UI_LIMITS if page else Limits())
+    methods.get(method, **(settings or {}))  # a wrong setting fails before the model is loaded
     with listen(host, port) as listening:
-        loaded, processor = load(
-            model,
-            dtype=dtype,
-            device_map=device_map,
-            trust_remote_code=trust_remote_code,
-            allow_incomplete=allow_incomplete,
-        )
+        loaded, processor = load(model, **load_options)
         service = Service(
             Decoder(loaded, processor),
             name or model,
@@ -112,8 +124,12 @@ def serve(
             api_key=api_key or None,
             allow_url=allow_url,
             hosts=allowed_hosts(host, allow_hosts),
+            allow_record=page,
         )
-        config = configure(build(service), limits, service.metrics)
-        place = f"{address(listening)}/v1"
-        announce(f"Serving {service.name} with {service.method.name} at {place} (Ctrl-C ends it).")
-        answer_requests(config, listening)
+        app, place = build(service), address(listening)
+        if page:
+            add_page(app, service)
+            announce(f"The page is at {place}/{f'#key={api_key}' if api_key else ''} (Ctrl-C ends it).")
+        else:
+            announce(f"Serving {service.name} with {service.method.name} at {place}/v1 (Ctrl-C ends it).")
+        answer_requests(configure(app, limits, service.metrics), listening)

@@ -1,25 +1,56 @@
 // The interactive page: choose, ask, watch the answers grow. The viewer does the showing.
+// Answers are streamed chat completions; the field `decoding` of each chunk has what the viewer shows.
+function base64(bytes) {
+  let text = "";
+  for (let i = 0; i < bytes.length; i += 32768) text += String.fromCharCode(...bytes.subarray(i, i + 32768));
+  return btoa(text);
+}
+
+function unshared(a, b) { // [steps of a, steps of b] outside their longest common subsequence
+  const best = Array.from({ length: a.length + 1 }, () => new Uint16Array(b.length + 1));
+  for (let i = a.length - 1; i >= 0; i -= 1) for (let j = b.length - 1; j >= 0; j -= 1) {
+    best[i][j] = a[i].t === b[j].t ? best[i + 1][j + 1] + 1 : Math.max(best[i + 1][j], best[i][j + 1]);
+  }
+  const found = [[], []];
+  let i = 0, j = 0;
+  while (i < a.length || j < b.length) {
+    if (i < a.length && j < b.length && a[i].t === b[j].t) { i += 1; j += 1; }
+    else if (j >= b.length || (i < a.length && best[i + 1][j] >= best[i][j + 1])) { found[0].push(i); i += 1; }
+    else { found[1].push(j); j += 1; }
+  }
+  return found;
+}
+
+async function dataUri(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(new Error(`'${file.name}' cannot be read.`));
+    reader.readAsDataURL(file);
+  });
+}
+
 class Studio {
   constructor(root, setup) {
-    this.setup = setup; this.image = null; this.viewer = null; this.running = null; this.run = null; this.settings = {};
+    this.setup = setup; this.image = null; this.viewer = null; this.running = null; this.settings = {};
+    this.key = this.takeKey();
     this.file = make("input", { type: "file", accept: "image/*", id: "file", onchange: () => this.file.files[0] && this.upload(this.file.files[0]) });
     this.drop = make("label", { class: "drop", for: "file" }, make("span", {}, "Drop an image here, paste one, or click to choose"), this.file);
     this.prompt = make("textarea", { id: "prompt", rows: 2, "aria-label": "Question" });
     this.prompt.value = setup.prompt;
-    this.model = make("select", { id: "model", "aria-label": "Model", onchange: () => this.recommend() }, ...setup.models.map((name) => make("option", { value: name }, name)));
     this.length = make("input", { type: "number", id: "length", min: 1, max: setup.longest, value: Math.min(128, setup.longest) });
     this.add = make("select", { "aria-label": "Add a method", onchange: () => { this.choose(this.add.value); this.add.value = ""; } },
-      make("option", { value: "" }, "Add a method…"), ...this.methods().map((m) => make("option", { value: m.name }, `${m.name}: ${m.summary}`)));
+      make("option", { value: "" }, "Add a method…"), ...setup.methods.map((m) => make("option", { value: m.name }, `${m.name}: ${m.summary}`)));
     this.go = make("button", { type: "button", class: "go", id: "go", disabled: true, onclick: () => this.start() }, "Ask");
     this.stop = make("button", { type: "button", class: "quiet", id: "stop", hidden: true, onclick: () => this.halt("Stopped.") }, "Stop");
-    this.save = make("a", { class: "quiet", id: "save", hidden: true, download: "revisit.html" }, "Download the page");
-    this.sample = make("button", { type: "button", class: "quiet", id: "sample", hidden: !setup.samples, onclick: () => this.upload(null) }, "Sample image");
+    this.save = make("button", { type: "button", class: "quiet", id: "save", hidden: true, onclick: () => this.download() }, "Download the page");
+    this.sample = make("button", { type: "button", class: "quiet", id: "sample", onclick: () => this.upload(null) }, "Sample image");
     this.samples = 0; // taken so far: the first is the picture of the demo
     this.tell = make("p", { class: "tell", role: "status", "aria-live": "polite" }, "Choose an image to begin.");
     this.chosen = make("div", { class: "methods" });
     this.show = make("div", {});
     root.append(make("div", { class: "ui" }, make("section", { class: "ask", "aria-label": "Ask" }, make("div", {}, this.drop, make("p", { class: "line", style: "margin-top:8px" }, this.sample)),
-      make("div", { class: "form" }, this.prompt, make("div", { class: "line" }, make("label", {}, "Model", this.model), make("label", { for: "length" }, "At most", this.length, "tokens"), this.add),
+      make("div", { class: "form" }, this.prompt, make("div", { class: "line" }, make("span", {}, `Model: ${setup.model}`), make("label", { for: "length" }, "At most", this.length, "tokens"), this.add),
         this.chosen, make("div", { class: "line" }, this.go, this.stop, this.save), this.tell)), this.show));
     for (const name of setup.start) this.choose(name);
     for (const kind of ["dragover", "dragleave", "drop"]) document.addEventListener(kind, (event) => {
@@ -31,31 +62,34 @@ class Studio {
     this.prompt.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.start(); });
   }
 
-  methods() { return this.setup.methods[this.model.value]; }
+  takeKey() { // from the address, #key=…, which then forgets it; it lasts as long as the tab
+    const key = new URLSearchParams(window.location.hash.slice(1)).get("key");
+    if (key) {
+      window.sessionStorage.setItem("key", key);
+      window.history.replaceState(null, "", window.location.pathname);
+    }
+    return key || window.sessionStorage.getItem("key") || "";
+  }
 
-  recommend() { // another model: its own settings
-    const names = Object.keys(this.settings);
-    this.settings = {}; this.chosen.replaceChildren();
-    for (const name of names) this.choose(name);
+  async ask(path, options = {}) { // the server's answer, or an error with its sentence
+    const response = await fetch(path, { ...options, headers: { ...options.headers, ...(this.key ? { Authorization: `Bearer ${this.key}` } : {}) } });
+    if (response.ok) return response;
+    const body = await response.json().catch(() => ({}));
+    throw new Error((body.error && body.error.message) || `The server answered ${response.status}.`);
   }
 
   say(text, bad = false) { this.tell.textContent = text; this.tell.classList.toggle("bad", bad); }
 
-  async reply(response) { // JSON, or an error with the server's sentence
-    const body = await response.json().catch(() => ({}));
-    if (!response.ok) throw new Error(body.error || `The server answered ${response.status}.`);
-    return body;
-  }
-
   async upload(file) {
     this.say(file ? `Reading ${file.name || "the image"}…` : "Drawing a sample…");
     try {
-      if (file && file.size > this.setup.bytes) throw new Error(`The file has ${(file.size / 1e6).toFixed(0)} MB; at most ${(this.setup.bytes / 1e6).toFixed(0)} MB are taken.`);
-      const name = file ? `?name=${encodeURIComponent(file.name || "image")}` : "";
-      const response = file ? await fetch(`api/image${name}`, { method: "POST", body: file, headers: { "Content-Type": "application/octet-stream" } }) : await fetch(`api/sample?number=${this.samples}`, { method: "POST" });
-      this.image = await this.reply(response);
+      if (file && file.size * 4 / 3 > this.setup.bytes) throw new Error(`The file has ${(file.size / 1e6).toFixed(0)} MB; at most ${(this.setup.bytes * 0.75 / 1e6).toFixed(0)} MB are taken.`);
+      const image = file ? { src: await dataUri(file), objects: null } : await (await this.ask(`sample/${this.samples}`)).json();
+      const shown = make("img", { src: image.src, alt: "Your image" });
+      try { await shown.decode(); } catch (error) { throw new Error(`'${file ? file.name : "sample"}' is not an image that this browser can show.`); }
+      this.image = image;
       if (!file) { this.samples += 1; this.sample.textContent = "Another sample"; }
-      this.drop.replaceChildren(make("img", { src: this.image.src, alt: "Your image" }), make("span", {}, `${this.image.w} × ${this.image.h}; drop another to change it`), this.file);
+      this.drop.replaceChildren(shown, make("span", {}, `${shown.naturalWidth} × ${shown.naturalHeight}; drop another to change it`), this.file);
       this.go.disabled = false;
       this.say("Ready.");
     } catch (error) { this.say(error.message, true); }
@@ -63,7 +97,7 @@ class Studio {
   }
 
   choose(name) {
-    const method = this.methods().find((m) => m.name === name);
+    const method = this.setup.methods.find((m) => m.name === name);
     if (!method || this.settings[name] || Object.keys(this.settings).length >= 4) return;
     this.settings[name] = {};
     const fields = method.settings.filter((f) => !(f.name === "alpha" && f.slider)).map((f) => {
@@ -104,26 +138,22 @@ class Studio {
   async start() {
     if (!this.image) return this.say("Choose an image first.", true);
     if (!this.prompt.value.trim()) { this.prompt.focus(); return this.say("The question is empty; say what to ask.", true); }
-    const methods = Object.entries(this.settings).map(([name, settings]) => ({ name, settings }));
+    const methods = Object.entries(this.settings);
     if (!methods.length) return this.say("Choose at least one method.", true);
     this.halt();
     const control = (this.running = new AbortController());
     this.stop.hidden = false; this.save.hidden = true;
     this.say("Asking…");
     try {
-      const response = await fetch("api/run", { method: "POST", signal: control.signal, headers: { "Content-Type": "application/json" },
-        body: JSON.stringify({ image: this.image.id, prompt: this.prompt.value, model: this.model.value, methods, max_new_tokens: Number(this.length.value) }) });
-      if (!response.ok) await this.reply(response);
-      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-      let rest = "";
-      for (;;) {
-        const { value, done } = await reader.read();
-        if (done) break;
-        const parts = (rest + value).split("\n\n");
-        rest = parts.pop();
-        for (const part of parts) this.event(part, control);
+      const image = this.image;
+      for (const [number, [method, settings]] of methods.entries()) { // one after the other, the image's patches once
+        await this.answer(number, image, { method, settings, record: number ? "steps" : "patches", objects: image.objects }, control);
+        if (this.running !== control) return;
       }
-      if (this.running === control) throw new Error("The connection ended before the answer did.");
+      this.halt("Done. Click a word to see where it came from.");
+      this.differences();
+      if (this.viewer.follow) this.viewer.first(); // open at the biggest change, unless the reader has chosen a step
+      this.save.hidden = false;
     } catch (error) {
       if (control.signal.aborted) return;
       this.halt();
@@ -131,30 +161,58 @@ class Studio {
     }
   }
 
-  event(text, control) {
-    if (this.running !== control) return;
-    const kind = /^event: (.*)$/m.exec(text), line = /^data: (.*)$/m.exec(text);
-    if (!kind || !line) return;
-    const data = JSON.parse(line[1]);
-    if (kind[1] === "wait") this.say(data.text);
-    if (kind[1] === "scene") {
+  async answer(number, image, decoding, control) { // one chat completion, streamed
+    const content = [{ type: "image_url", image_url: { url: image.src } }, { type: "text", text: this.prompt.value }];
+    const body = { model: this.setup.model, messages: [{ role: "user", content }], max_tokens: Number(this.length.value), stream: true, stream_options: { include_usage: true }, decoding };
+    const response = await this.ask("v1/chat/completions", { method: "POST", signal: control.signal, headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let rest = ""; ;) {
+      const { value, done } = await reader.read();
+      if (done) throw new Error("The connection ended before the answer did.");
+      const events = (rest + value).split("\n\n");
+      rest = events.pop();
+      for (const event of events) {
+        if (this.running !== control || event === "data: [DONE]") return;
+        this.take(number, JSON.parse(event.slice("data: ".length)));
+      }
+    }
+  }
+
+  take(number, { error, decoding }) { // what a chunk adds to the viewer
+    if (error) throw new Error(error.message);
+    if (!decoding) return;
+    if (decoding.scene) {
       if (this.viewer) this.viewer.dispose();
       this.show.replaceChildren();
       if (window.location.hash) window.history.replaceState(null, "", window.location.pathname); // the step of an earlier answer
-      this.viewer = new Viewer(this.show, data);
-      this.say("Answering…");
+      this.viewer = new Viewer(this.show, { ...decoding.scene, answers: [] });
     }
-    if (kind[1] === "step") this.viewer.addStep(data.answer, data.step, data.map);
-    if (kind[1] === "finished") this.viewer.finish(data.answer, data.text);
-    if (kind[1] === "done") {
-      this.halt("Done. Click a word to see where it came from.");
-      Object.assign(this.viewer.data, { says: data.says, silent: data.silent });
-      this.viewer.differences(data.differs);
-      this.viewer.wrong(data.wrong);
-      if (this.viewer.follow) this.viewer.first(); // open at the biggest change, unless the reader has chosen a step
-      this.save.href = `api/page/${data.run}`;
-      this.save.hidden = false;
+    if (decoding.answer) {
+      this.viewer.addAnswer(decoding.answer);
+      this.say(`Answering with ${decoding.answer.name}…`);
     }
-    if (kind[1] === "error") { this.halt(); this.say(data.text, true); }
+    if (decoding.step) this.viewer.addStep(number, decoding.step, decoding.map);
+    if (decoding.wrong) this.viewer.wrong(number, decoding.wrong);
+    if (decoding.words) Object.assign(this.viewer.data, decoding.words);
+  }
+
+  differences() { // mark the words that an answer does not share with the plain one, or with the first
+    const { answers } = this.viewer.data, reference = Math.max(0, answers.findIndex((answer) => answer.name === "greedy"));
+    answers.forEach((answer, i) => {
+      if (i === reference) return;
+      const [left, right] = unshared(answers[reference].steps, answer.steps);
+      left.forEach((s) => this.viewer.differs(reference, s));
+      right.forEach((s) => this.viewer.differs(i, s));
+    });
+  }
+
+  async download() { // this page with the answers in the place of its setup
+    const answers = this.viewer.data.answers.map(({ bytes: rows, ...answer }) => ({ ...answer, maps: base64(rows) }));
+    const data = JSON.stringify({ ...this.viewer.data, answers, prompt: this.prompt.value, model: this.setup.model });
+    const text = await (await this.ask("")).text();
+    const saved = text.replace(/(id="data">)[^<]*/, (all, tag) => tag + data.replace(/</g, "\\u003c"));
+    const link = make("a", { href: URL.createObjectURL(new Blob([saved], { type: "text/html" })), download: "revisit.html" });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 60000);
   }
 }

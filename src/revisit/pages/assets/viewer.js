@@ -1,6 +1,6 @@
 "use strict";
 // Shows a decode: an image with its patches, answers token by token, and the candidates of one step.
-// `new Viewer(root, data)` draws it; `addStep` and `finish` let an answer grow while it is being made.
+// `new Viewer(root, data)` draws it; `addAnswer` and `addStep` let answers grow while they are decoded.
 
 
 function make(tag, attributes = {}, ...children) {
@@ -179,7 +179,6 @@ const TERMS = [["plausible tokens", "tokens at least alpha times as likely as th
 class Viewer {
   constructor(root, data) {
     this.data = data; this.now = null; this.pinned = null; this.cards = []; this.patch = null;
-    this.data.answers.forEach((answer) => { answer.bytes = answer.maps ? bytes(answer.maps) : new Uint8Array(0); });
     const look = (this.look = make("section", { class: `look${data.images.length === 1 ? " single" : ""}`, "aria-label": "Image" }));
     this.answersBox = make("div", { class: "answers" });
     this.why = make("section", { class: "why", "aria-label": "Candidates at this step", tabindex: "0" });
@@ -204,7 +203,7 @@ class Viewer {
     look.append(make("div", { class: "tools" }, this.heatButton, this.gridButton, this.viewSelect,
       make("span", { class: "legend" }, "disagrees", make("i"), "agrees")), this.where, this.nearest, this.patchCard);
     if (data.reason) look.append(make("p", { class: "note" }, `Patches cannot be shown: ${data.reason}`));
-    data.answers.forEach((_, i) => this.addCard(i));
+    data.answers.forEach((answer, i) => this.addCard(i));
     this.life = new AbortController();
     this.follow = true; // the newest token of the first answer is shown, until the reader picks one
     document.addEventListener("keydown", (event) => this.key(event), { signal: this.life.signal });
@@ -258,8 +257,11 @@ class Viewer {
     if (window.location.hash !== address) try { window.history.replaceState(null, "", address); } catch (error) { /* not allowed in a frame */ }
   }
 
+  addAnswer(answer) { this.data.answers.push(answer); this.addCard(this.data.answers.length - 1); }
+
   addCard(i) {
     const answer = this.data.answers[i];
+    answer.bytes = answer.maps ? bytes(answer.maps) : new Uint8Array(0);
     const facts = make("span", { class: "facts" });
     const tokens = make("div", { class: "tokens", role: "group", "aria-label": `Answer of ${[answer.name, answer.settings].filter(Boolean).join(", ")}; arrow keys walk its tokens` });
     const strip = make("div", { class: "strip", "aria-hidden": "true", title: "How much probability was moved at each step" });
@@ -325,23 +327,16 @@ class Viewer {
     if (this.follow && i === 0) this.select(i, answer.steps.length - 1, true, false);
   }
 
-  differences(all) { // steps of each answer that the others do not share
-    all.forEach((steps, i) => steps.forEach((s) => { this.data.answers[i].steps[s].x = 1; this.cards[i].buttons[s].classList.add("differs"); }));
-  }
+  differs(i, s) { this.data.answers[i].steps[s].x = 1; this.cards[i].buttons[s].classList.add("differs"); }
 
-  wrong(all) { // steps of each answer that name what is not in the picture
-    all.forEach((steps, i) => steps.forEach((s) => {
+  wrong(i, steps) { // steps of an answer that name what is not in the picture
+    steps.forEach((s) => {
       const button = this.cards[i].buttons[s];
       this.data.answers[i].steps[s].w = 1;
       button.classList.add("wrong");
       button.title += ", not in the picture";
       button.setAttribute("aria-label", `${button.getAttribute("aria-label")}, not in the picture`);
-    }));
-  }
-
-  finish(i, text) {
-    this.data.answers[i].text = text;
-    this.count(i);
+    });
   }
 
   toggle(what) {
