@@ -18,7 +18,8 @@ from torch import Tensor
 from revisit.models.head import LinearHead
 from revisit.paper.latency import Memory, Profile
 from revisit.step.rule import Rule
-from step import backends, check
+from revisit.step.states import PaddedStates
+from step import check, ways
 
 WIDTH, VOCABULARY = 896, 151936
 RULE = Rule()
@@ -31,14 +32,15 @@ def random_states(count: int, seed: int = 0) -> Tensor:
 def run(what: str, items: list[Tensor], head: LinearHead, profile: Profile) -> None:
     """Print milliseconds per sequence and step, of each way to take it."""
     table = profile.logits(VOCABULARY)
-    for way, step in backends(items, head, RULE).items():
+    for way, step in ways(head, RULE).items():
         if len(items) == 1:
             check(step, items[0], head, RULE, table[0])
+        states = PaddedStates.of_items(items)
         memory, times = Memory(torch.device("cpu")), []
         for number in range(profile.steps):
             logits = table[[(number + 3 * row) % profile.steps for row in range(len(items))]]
             wall, busy = time.perf_counter(), time.process_time()
-            step(logits)
+            step.take(logits, states)
             times.append((time.perf_counter() - wall, time.process_time() - busy))
         took, cpu = (1e3 * statistics.fmean(column) / len(items) for column in zip(*times, strict=True))
         extra = memory.peak() / 2**20

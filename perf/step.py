@@ -22,11 +22,11 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from revisit.models.head import LinearHead
 from revisit.paper.latency import Profile
 from revisit.step import reference
-from revisit.step.backend import Backend
+from revisit.step.batched import BatchedStep
+from revisit.step.choose import Step
 from revisit.step.compiled import kernel
 from revisit.step.rule import Rule
-from revisit.step.run import BatchedStep
-from revisit.step.states import StateBlocks
+from revisit.step.states import PaddedStates
 
 SHAPE = {
     "num_hidden_layers": 24,
@@ -41,18 +41,19 @@ VISION, TEXT = 346, 32
 LAYERS = {"last": 1, "all": 12}
 
 
-def backends(items: list[Tensor], head: LinearHead, rule: Rule) -> dict[str, Backend]:
+def ways(head: LinearHead, rule: Rule) -> dict[str, Step]:
     """The two ways in which a CPU takes the usual step."""
-    made: dict[str, Backend] = {"torch": BatchedStep(StateBlocks.of_items(items), head, rule)}
-    if kernel.suits(items[0], head, rule):
-        made["compiled"] = kernel.CompiledStep(items, head, rule, 1)
-    return made
+    steps: dict[str, Step] = {"torch": BatchedStep(head, rule)}
+    if kernel.suits(head, rule):
+        steps["compiled"] = kernel.CompiledStep(head, rule)
+    return steps
 
 
-def check(step: Backend, states: Tensor, head: LinearHead, rule: Rule, logits: Tensor) -> None:
+def check(step: Step, states: Tensor, head: LinearHead, rule: Rule, logits: Tensor) -> None:
     """A step equals the reference's."""
     expected = reference.scatter(reference.refine(logits, states, head, rule), logits)
-    torch.testing.assert_close(step(logits[None]).scores[0], expected, atol=1e-3, rtol=1e-3)
+    got = step.take(logits[None], PaddedStates.of_items([states])).scores[0]
+    torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
 
 
 def busy(function: Callable[..., Any], *arguments: Any, **named: Any) -> tuple[Any, float]:
@@ -108,9 +109,10 @@ def main() -> None:
         table = profile.logits(len(head.weight))
         for layers, count in LAYERS.items():
             states = torch.randn(count * VISION, head.weight.shape[1], generator=torch.Generator().manual_seed(0))
-            for way, step in backends([states], head, rule).items():
+            for way, step in ways(head, rule).items():
                 check(step, states, head, rule, table[0])
-                times = [busy(step, logits[None])[1] for logits in table]
+                rows = PaddedStates.of_items([states])
+                times = [busy(step.take, logits[None], rows)[1] for logits in table]
                 mean, middle = statistics.fmean(times[1:]), statistics.median(times[1:])
                 print(
                     f"  {layers:4s} {way:8s} mean {mean:6.2f} ms a step = {1 + mean / greedy_step:.4f}×, median {middle:6.2f} ms = "

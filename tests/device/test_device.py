@@ -18,9 +18,9 @@ import revisit
 from revisit import methods
 from revisit.models.head import LinearHead
 from revisit.paper import latency
-from revisit.step import batched
+from revisit.step import batched, choose
 from revisit.step.rule import Rule
-from revisit.step.states import StateBlocks
+from revisit.step.states import PaddedStates
 
 pytestmark = [
     pytest.mark.device,
@@ -121,15 +121,17 @@ def test_every_setting_of_revisit_gives_the_cpus_tokens(settings: dict[str, Any]
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("layers", ["last", "all"])
-def test_half_precision_gives_the_references_tokens(family: str, layers: str) -> None:
-    """A recorded run is decoded by the reference. Models round otherwise on the CPU, so both runs are on the device."""
+def test_half_precision_gives_the_references_tokens(family: str, layers: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded or not. Models round otherwise on the CPU, so all runs are on the device."""
     model, inputs, method = (
         copy.deepcopy(built(family)[0]).bfloat16().to("cuda:0"),
         moved(inputs_of(family, 2)),
         revisit.ReVisiT(layers=layers),
     )
-    expected = decode(model, inputs, method, trace=revisit.Trace(record=True))
-    assert torch.equal(decode(model, inputs, method), expected)
+    decoded = [decode(model, inputs, method, trace=revisit.Trace(record=record)) for record in (True, False)]
+    monkeypatch.setattr(choose, "choose", lambda head, rule, device, record: choose.ReferenceStep(head, rule))
+    expected = decode(model, inputs, method)
+    assert all(torch.equal(tokens, expected) for tokens in decoded)
 
 
 @pytest.fixture
@@ -138,10 +140,12 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     seen: list[tuple[int, int]] = []
     compare = batched.compare
 
-    def watched(some: Any, blocks: Any, head: Any, rule: Any) -> Any:
+    def watched(candidates: Any, blocks: Any, head: Any, rule: Any) -> Any:
         if blocks.states.is_cuda:
-            seen.append((blocks.states.nbytes, some.ids.shape[1] * blocks.states.shape[0] * blocks.states.shape[1]))
-        return compare(some, blocks, head, rule)
+            seen.append(
+                (blocks.states.nbytes, candidates.ids.shape[1] * blocks.states.shape[0] * blocks.states.shape[1])
+            )
+        return compare(candidates, blocks, head, rule)
 
     monkeypatch.setattr(batched, "compare", watched)
     return seen
@@ -187,7 +191,7 @@ def test_an_adaptive_weight_and_several_vision_tokens_stay_within_the_budget_of_
     head = LinearHead(torch.randn(500, 32, generator=generator).to("cuda:0"))
     for rows in (3, 8, 32):
         items = [torch.randn(0 if row == 1 else 20 + row % 3, 32, generator=generator) for row in range(rows)]
-        blocks = StateBlocks.of_items([item.to("cuda:0") for item in items])
+        blocks = PaddedStates.of_items([item.to("cuda:0") for item in items]).blocks()
         logits = torch.randn(rows, 500, generator=generator).mul(4).to("cuda:0")
         ended = torch.arange(rows, device="cuda:0") == 2
         with fake_cuda.Log() as log:

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from revisit.errors import RevisitError
 from revisit.integrations import vllm
-from revisit.integrations.vllm import step
 from revisit.integrations.vllm.head import ShardedHead
 from revisit.integrations.vllm.plan import Plan
 from revisit.integrations.vllm.pool import Pool
 from revisit.integrations.vllm.request import LAYERS_SWITCH, admit, check, collectable, parse
-from revisit.integrations.vllm.worker import FAR, Row, Worker
+from revisit.integrations.vllm.worker import MASKED_LOGIT_GAP, Row, Worker
 from revisit.methods.revisit import ReVisiT
+from revisit.step import batched
 from revisit.step.reference import refine, scatter
 
 IMAGE, WIDTH, VOCABULARY, DEPTH, BLOCK = 9, 6, 40, 3, 128
@@ -141,8 +141,8 @@ class Model:
         layers = (DEPTH,) if method.layers == "last" else (1, DEPTH)
         where = [i for i, token in enumerate(prompt) if token == IMAGE]
         states = torch.cat([sequence[layer][where] for layer in layers])
-        result = refine(logits, states, head(self.weight, 0, VOCABULARY), method.rule(normalize=method.normalize), draw)
-        return torch.maximum(scatter(result, logits), logits - FAR)
+        result = refine(logits, states, head(self.weight, 0, VOCABULARY), method.rule(), draw)
+        return torch.maximum(scatter(result, logits), logits - MASKED_LOGIT_GAP)
 
 
 @st.composite
@@ -385,7 +385,7 @@ def test_half_precision_logits_are_refined_in_float32() -> None:
     got = model.worker.refine(raw, sequence[DEPTH][:2])
     assert got.dtype == torch.float32
     assert torch.equal(got[1], raw[1].float())
-    inside = got[0] > -FAR / 2
+    inside = got[0] > -MASKED_LOGIT_GAP / 2
     torch.testing.assert_close(got[0][inside].exp().sum(), torch.tensor(1.0))
 
 
@@ -409,7 +409,7 @@ def test_what_a_worker_holds_does_not_grow_with_the_requests_it_has_served() -> 
     assert model.worker.pool.used == 0
     assert not model.worker.requests
     assert len(model.worker._steps) <= 1
-    assert len(model.worker._views) <= 1
+    assert len(model.worker._states) <= 1
     assert model.worker.counters["requests"] == 500
 
 
@@ -426,7 +426,7 @@ def test_the_rehearsal_of_the_largest_step_leaves_everything_as_it_was() -> None
 
 def test_rows_with_more_candidates_than_there_is_room_for_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REVISIT_KERNEL", "0")
-    monkeypatch.setattr(step, "CAPACITIES", (2, 4, 8))
+    monkeypatch.setattr(batched, "CAPACITIES", (2, 4, 8))
     model = Model(blocks=64)
     model.worker._room = 40  # so that several parts are taken
     prompts = [[IMAGE] * (5 + 11 * i) + [2] for i in range(20)]
@@ -436,7 +436,7 @@ def test_rows_with_more_candidates_than_there_is_room_for_are_taken_again(monkey
             model.add(str(i), prompt, alpha=0.05, select=select)
         _, got = model.step([(str(i), s, 0, len(p)) for i, (p, s) in enumerate(zip(prompts, sequences, strict=True))])
         taken = next(iter(model.worker._steps.values()))
-        assert isinstance(taken, step.SharedStep)
+        assert isinstance(taken, batched.BatchedStep)
         assert taken.expected > 4
         for i, prompt in enumerate(prompts):
             method = ReVisiT(alpha=0.05, select=select)  # type: ignore[arg-type]
@@ -446,18 +446,18 @@ def test_rows_with_more_candidates_than_there_is_room_for_are_taken_again(monkey
 
 
 def test_room_for_candidates_follows_what_is_expected_within_what_memory_allows() -> None:
-    assert [step.fitting(expected, 600) for expected in (0, 31, 32, 200, 9000)] == [32, 32, 48, 256, 512]
-    assert step.fitting(9000, 5) == 32
-    assert step.usual_size([3, 300, 5]) == 300
-    assert step.usual_size([3] * 63 + [9000]) == 3  # one flat distribution makes nobody else's step larger
-    assert step.usual_size([3, 9000, 4]) == 9000
-    assert step.room(1000, 1 << 28) == 128000
-    assert step.room(1, 1 << 20) == 256
+    assert [batched.fitting(expected, 600) for expected in (0, 31, 32, 200, 9000)] == [32, 32, 48, 256, 512]
+    assert batched.fitting(9000, 5) == 32
+    assert batched.usual_size([3, 300, 5]) == 300
+    assert batched.usual_size([3] * 63 + [9000]) == 3  # one flat distribution makes nobody else's step larger
+    assert batched.usual_size([3, 9000, 4]) == 9000
+    assert batched.room_for(1000, 1 << 28) == 128000
+    assert batched.room_for(1, 1 << 20) == 256
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=20), st.integers(0, 12))
 def test_rows_are_taken_again_a_few_blocks_at_a_time(blocks: list[int], most: int) -> None:
     rows = list(range(len(blocks)))
-    parts = list(step.split(rows, blocks, most))
+    parts = list(batched.split(rows, blocks, most))
     assert [row for part in parts for row in part] == rows
     assert all(len(part) == 1 or sum(blocks[row] for row in part) <= most for part in parts)

@@ -23,15 +23,15 @@ from torch import Tensor
 
 from revisit.models.head import LinearHead
 from revisit.step import reference
-from revisit.step.batched import Step, refine
+from revisit.step.batched import BatchedStep, Refined, refine
 from revisit.step.compiled import kernel
 from revisit.step.rule import RESOLUTION, Rule
-from revisit.step.states import StateBlocks
+from revisit.step.states import PaddedStates
 
 SCORES = 1e-5  # of the sum of the absolute numbers that are added up: by how much scores may differ
 DIVERGENCES = 1e-6  # of the same for the logits: by how much divergences may differ
 
-Take = Callable[["Case"], Step | None]
+Take = Callable[["Case"], Refined | None]
 
 
 @dataclass(frozen=True)
@@ -126,39 +126,39 @@ def _states(dice: random.Random, generator: torch.Generator, width: int) -> Tens
     return states
 
 
-def batched(case: Case) -> Step:
+def batched(case: Case) -> Refined:
     """All rows at once, with places for exactly the largest set."""
-    blocks = StateBlocks.of_items(case.items, case.copies)
-    return refine(case.logits, blocks, case.head, case.rule, uniform=case.uniform)
+    states = PaddedStates.of_items(case.items, case.copies)
+    return BatchedStep(case.head, case.rule, record=True).take(case.logits, states, case.uniform)
 
 
-def spacious(case: Case) -> Step:
+def spacious(case: Case) -> Refined:
     """All rows at once, with places for the whole vocabulary, as with a capacity on a GPU."""
-    blocks = StateBlocks.of_items(case.items, case.copies)
+    blocks = PaddedStates.of_items(case.items, case.copies).blocks()
     capacity = case.logits.shape[1]
     return refine(case.logits, blocks, case.head, case.rule, uniform=case.uniform, capacity=capacity)
 
 
-def compiled(case: Case) -> Step | None:
+def compiled(case: Case) -> Refined | None:
     """Row by row in C, in two steps of which the second finds some columns kept; None where it does not take the case."""
     items = [item.float() for item in case.items]
     head = LinearHead(case.head.weight.float(), transform=case.head.transform)
-    if not kernel.suits(items[0], head, case.rule):
+    if not kernel.suits(head, case.rule):
         return None
-    step = kernel.CompiledStep(items, head, case.rule, case.copies)
-    step(case.logits.flip(0))
-    return step(case.logits)
+    step, states = kernel.CompiledStep(head, case.rule, record=True), PaddedStates.of_items(items, case.copies)
+    step.take(case.logits.flip(0), states)
+    return step.take(case.logits, states)
 
 
 BACKENDS: dict[str, Take] = {"batched": batched, "spacious": spacious, "compiled": compiled}
 
 
-def compare(case: Case, step: Step) -> list[str]:
+def compare(case: Case, step: Refined) -> list[str]:
     """How each row came out: "equal", "near tie", or a sentence about a difference."""
     return [_compare_row(case, step, row) for row in range(len(case.logits))]
 
 
-def _compare_row(case: Case, step: Step, row: int) -> str:
+def _compare_row(case: Case, step: Refined, row: int) -> str:
     logits, states, rule = case.logits[row], case.items[row // case.copies], case.rule
     expected = reference.refine(logits, states, case.head, rule, case.uniform)
     got = step.scores[row]
@@ -169,9 +169,11 @@ def _compare_row(case: Case, step: Step, row: int) -> str:
         return f"size {int(step.sizes[row])} for {expected.size}, applied {bool(step.applied[row])}"
     if not torch.equal(got > -math.inf, reference.scatter(expected, logits) > -math.inf):
         return "another set"
+    if step.refinements and (wrong := _compare_record(case, expected, step, row)):
+        return wrong
     if not expected.applied:
-        apart = _apart(got[expected.ids], expected.final, rule)
-        return "equal" if apart <= SCORES * _largest(expected.base) else f"scores differ by {apart:.3g}"
+        difference = _difference(got[expected.ids], expected.final, rule)
+        return "equal" if difference <= SCORES * _largest(expected.base) else f"scores differ by {difference:.3g}"
     assert expected.divergences is not None
     chosen, shares = reference.select(expected.divergences, expected.size, rule, case.uniform)
     state, weight = int(step.states[row]), torch.as_tensor(step.weights).expand(len(step.scores))[row]
@@ -188,20 +190,50 @@ def _compare_row(case: Case, step: Step, row: int) -> str:
     return "near tie" if outcome == "equal" else outcome
 
 
+def _compare_record(case: Case, expected: reference.Refinement, step: Refined, row: int) -> str:
+    """What a recorded step says of itself: empty if it is what the reference says, else a sentence about a difference."""
+    record = step.refinements[row]
+    if record is None or not torch.equal(record.ids, expected.ids):
+        return "no record, or one of other tokens"
+    if not torch.equal(record.final.to(step.scores.dtype), step.scores[row, record.ids]):
+        return "the scores are not the recorded ones"
+    tied = int((record.final == record.final.max()).sum()) > 1  # then which of them is the likeliest is open
+    changed = record.changed if tied else bool(step.changed[row])
+    if (record.size, record.applied, record.changed) != (expected.size, expected.applied, changed):
+        return "the counters are not the recorded ones"
+    if _difference(record.base, expected.base, Rule()) > SCORES * _largest(expected.base):
+        return "another distribution was recorded"
+    if expected.divergences is None or record.divergences is None:
+        return "" if expected.divergences is record.divergences else "divergences are recorded where none was read"
+    states = case.items[row // case.copies]
+    got, want = record.divergences, expected.divergences
+    if got.shape != want.shape or not torch.equal(got.isnan(), want.isnan()):
+        return "other states can be selected by the record"
+    near = want.isnan() | ((got - want).abs() <= _rounding(case, expected, states, want))
+    return "" if bool(near.all()) else f"divergences differ by {float((got - want).abs().nan_to_num().max()):.3g}"
+
+
+def _rounding(case: Case, expected: reference.Refinement, states: Tensor, values: Tensor) -> Tensor:
+    """By how much divergences may differ."""
+    size = expected.size if case.rule.divergence == "official" else 1
+    scale = {"official": 1 / size + values.abs(), "kl": 1 + values.abs()}.get(case.rule.divergence, torch.tensor(1.0))
+    return 2 * RESOLUTION * scale + DIVERGENCES / size * _summands(case, states, expected.ids)
+
+
 def _compare_scores(
     case: Case, expected: reference.Refinement, got: Tensor, states: Tensor, shares: Tensor, weight: Tensor
 ) -> str:
-    """Scores may differ by rounding: by `SCORES` of the absolute numbers that are added up, with the weight that was told.
+    """Scores may differ by rounding: by `SCORES` of the absolute numbers that are added up, with the weight of the step.
 
     A weight may differ by 1e-5, or its square by 1e-6: "uncertainty" is a root, which makes much of rounding near zero.
     """
-    rule, told = case.rule, float(weight)
-    if abs(told - expected.weight) > 1e-5 and abs(told**2 - expected.weight**2) > 1e-6:
-        return f"weight {told} for {expected.weight}"
+    rule, used = case.rule, float(weight)
+    if abs(used - expected.weight) > 1e-5 and abs(used**2 - expected.weight**2) > 1e-6:
+        return f"weight {used} for {expected.weight}"
     limit = _limit(case, expected, states, shares)
     final = reference.fuse(expected.base, expected.vision, rule.fusion, weight, rule.normalize)
-    apart = _apart(got[expected.ids], final, rule)
-    return "equal" if apart <= limit else f"scores differ by {apart:.3g} (limit {limit:.3g})"
+    difference = _difference(got[expected.ids], final, rule)
+    return "equal" if difference <= limit else f"scores differ by {difference:.3g} (limit {limit:.3g})"
 
 
 def _limit(case: Case, expected: reference.Refinement, states: Tensor, shares: Tensor) -> float:
@@ -231,7 +263,7 @@ def _among_near_ties(
     log_q = reference.log_softmax(case.head.logits(states, expected.ids), False)  # (n, k)
     certain = log_q[[int(state) for state in chosen if not near[state]]]
     free, ranked = len(chosen) - len(certain), log_q[near].sort(0).values
-    ends = [torch.cat([certain, some]).logsumexp(0) - math.log(len(chosen)) for some in (ranked[:free], ranked[-free:])]
+    ends = [torch.cat([certain, rest]).logsumexp(0) - math.log(len(chosen)) for rest in (ranked[:free], ranked[-free:])]
     low, high = (reference.fuse(expected.base, mean, case.rule.fusion, weight, False) for mean in ends)
     if case.rule.normalize:
         low, high = low - high.logsumexp(-1), high - low.logsumexp(-1)
@@ -249,7 +281,7 @@ def _largest(log_p: Tensor) -> float:
     return 1 + float(log_p.abs().max())
 
 
-def _apart(got: Tensor, expected: Tensor, rule: Rule) -> float:
+def _difference(got: Tensor, expected: Tensor, rule: Rule) -> float:
     """The largest difference of scores, or of probabilities where a weight of 0 and of 1e-8 differ by a logarithm."""
     if rule.fusion == "interpolation":
         return float((got.exp() - expected.exp()).abs().max())
@@ -283,8 +315,8 @@ def main() -> int:
     failed = False
     for backend in arguments.backend or BACKENDS:
         counts, differences = run(range(arguments.seed, arguments.seed + arguments.cases), backend)
-        told = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
-        print(f"{backend}: {arguments.cases} cases, {sum(counts.values())} rows: {told}")
+        summary = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+        print(f"{backend}: {arguments.cases} cases, {sum(counts.values())} rows: {summary}")
         print("".join(f"  {difference}\n" for difference in differences), end="")
         failed |= bool(differences)
     return int(failed)

@@ -16,11 +16,10 @@ import revisit
 from revisit import ReVisiT, Trace
 from revisit.errors import RevisitError
 from revisit.models.head import LinearHead
-from revisit.step import batched, reference, run
-from revisit.step.batched import refine, refine_logits
+from revisit.step import batched, reference
+from revisit.step.batched import BatchedStep, refine, refine_logits
 from revisit.step.rule import Rule
-from revisit.step.run import BatchedStep
-from revisit.step.states import StateBlocks
+from revisit.step.states import PaddedStates, StateBlocks
 
 
 @pytest.mark.parametrize("backend", ["batched", "spacious"])
@@ -80,13 +79,13 @@ def test_what_does_not_belong_together_is_refused_in_one_sentence() -> None:
             refine_logits(items, head, row)
     for wrong in ({"select": "least"}, {"weight": "much"}, {"divergence": "jds"}, {"alpha": 0.0}, {"neighbors": 0}):
         with pytest.raises(RevisitError, match=next(iter(wrong))):
-            Rule(**wrong)
+            refine_logits(states, head, logits, ReVisiT(**wrong))
 
 
 def test_random_vision_tokens_are_drawn_anew_in_other_loops() -> None:
     logits, states, head = batch(items=1)
     torch.manual_seed(0)
-    several = {tuple(refine_logits(states, head, logits, Rule(select="random"))[0].tolist()) for _ in range(20)}
+    several = {tuple(refine_logits(states, head, logits, ReVisiT(select="random"))[0].tolist()) for _ in range(20)}
     assert len(several) > 2
 
 
@@ -119,7 +118,7 @@ def test_pooled_blocks_are_padded_ones() -> None:
                 pool[block, : len(part)], lengths[block], table[row, place] = part, len(part), block
     for rule in (Rule(), Rule(select="max", divergence="kl"), Rule(neighbors=3, weight="agreement")):
         got = refine(logits, StateBlocks.pooled(pool, lengths, table), head, rule)
-        want = refine(logits, StateBlocks.of_items(states), head, rule)
+        want = refine(logits, PaddedStates.of_items(states).blocks(), head, rule)
         torch.testing.assert_close(got.scores, want.scores, atol=1e-5, rtol=1e-5)
         assert torch.equal(got.applied, want.applied)
         assert got.applied.tolist() == [True, False, True, True]
@@ -128,7 +127,7 @@ def test_pooled_blocks_are_padded_ones() -> None:
 
 def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, states, head = batch()
-    blocks = StateBlocks.of_items(states)
+    blocks = PaddedStates.of_items(states).blocks()
     whole = [refine(logits, blocks, head, rule) for rule in (Rule(), Rule(neighbors=3))]
     monkeypatch.setattr(batched, "CPU_NUMBERS", 1000)
     for rule, want in zip((Rule(), Rule(neighbors=3)), whole, strict=True):
@@ -139,7 +138,7 @@ def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_traces_as_one_graph() -> None:
     logits, states, head = batch()
-    blocks = StateBlocks.of_items(states)
+    blocks = PaddedStates.of_items(states).blocks()
     for rule in (Rule(), Rule(weight="agreement"), Rule(divergence="official", select="max")):
 
         def step(x: torch.Tensor, rule: Rule = rule) -> torch.Tensor:
@@ -152,28 +151,35 @@ def test_it_traces_as_one_graph() -> None:
 
 @pytest.fixture
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "host_sync_is_cheap", lambda _: False)
+    monkeypatch.setattr(batched, "host_sync_is_cheap", lambda _: False)
 
 
 @pytest.mark.usefixtures("_as_on_a_gpu")
-def test_sets_larger_than_the_capacity_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_with_sets_larger_than_the_capacity_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, states, head = batch()
-    capacities = []
+    taken = []
     find = batched.find_candidates
 
-    def watched(logits: torch.Tensor, rule: Rule, capacity: int | None, ended: torch.Tensor | None) -> Any:
-        capacities.append(capacity)
-        return find(logits, rule, capacity, ended)
+    def watched(logits: torch.Tensor, rule: Rule, capacity: int | None, *more: Any) -> Any:
+        taken.append((len(logits), capacity))
+        return find(logits, rule, capacity, *more)
 
-    for module in (run, batched):
-        monkeypatch.setattr(module, "find_candidates", watched)
-    step = BatchedStep(StateBlocks.of_items(states), head, Rule(alpha=1e-3))
-    for spread in (5.0, 5.0, 0.5, 0.5, *[5.0] * 60):
-        got = step(logits * spread)
+    monkeypatch.setattr(batched, "find_candidates", watched)
+    step, rows = BatchedStep(head, Rule(alpha=1e-3), record=True), PaddedStates.of_items(states)
+    flat = torch.tensor([5.0, 0.5, 5.0])[:, None]
+    for spread in (5.0, 5.0, flat, flat, *[5.0] * 60):
+        got = step.take(logits * spread, rows)
         want = expected(logits * spread, states, head, Rule(alpha=1e-3))
         torch.testing.assert_close(got.scores, want, atol=1e-5, rtol=1e-5)
-    assert capacities[:5] == [None, 32, 32, 300, 512]  # the wide step overflows and is taken again; the next has room
-    assert capacities[-1] == 32  # and the room shrinks when it is not needed
+        assert [result.size for result in got.refinements if result is not None] == got.sizes.tolist()
+    assert taken[:5] == [
+        (3, None),
+        (3, 32),
+        (3, 32),
+        (1, 300),
+        (3, 512),
+    ]  # the flat row is taken again; the next has room
+    assert taken[-1] == (3, 32)  # and the room shrinks when it is not needed
 
 
 @pytest.mark.usefixtures("_as_on_a_gpu")
@@ -182,13 +188,13 @@ def test_rows_that_have_ended_make_the_step_of_the_others_no_larger() -> None:
     logits = logits * 5
     logits[1] = 0  # every token of a row that has ended is plausible
     ended = torch.arange(len(logits)) == 1
-    step, others = BatchedStep(StateBlocks.of_items(states), head, Rule(alpha=1e-3)), ~ended
+    step, rows, others = BatchedStep(head, Rule(alpha=1e-3)), PaddedStates.of_items(states), ~ended
     for _ in range(3):
-        got = step(logits, ended=ended)
+        got = step.take(logits, rows, ended=ended)
         want = expected(logits, states, head, Rule(alpha=1e-3))
         torch.testing.assert_close(got.scores[others], want[others], atol=1e-5, rtol=1e-5)
         assert got.sizes[1] == 0
-    assert step.capacity() == 32
+    assert step.expected < 32
 
 
 METHOD = ReVisiT(alpha=1e-3, layers="all")
@@ -197,7 +203,6 @@ OPTIONS: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
 
 @pytest.mark.parametrize("extra", [{}, {"num_beams": 3}, {"num_return_sequences": 2, "do_sample": True}], ids=str)
 def test_a_recorded_run_decodes_and_counts_the_same(extra: dict[str, Any]) -> None:
-    """Recorded steps are taken by the reference."""
     model, _ = families.build("llava")
     inputs = families.inputs("llava", ["hi", "what is it?"], [[families.picture(0)], [families.picture(1)]])
     runs = []
@@ -209,3 +214,21 @@ def test_a_recorded_run_decodes_and_counts_the_same(extra: dict[str, Any]) -> No
         runs.append((out.tolist(), [dataclasses.asdict(row) for row in rows]))
     assert runs[0] == runs[1]
     assert sum(row["applied"] for row in runs[0][1]) > 0
+
+
+@pytest.mark.parametrize("compiled", ["1", "0"])
+def test_a_recorded_run_takes_the_fast_step(compiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REVISIT_KERNEL", compiled)
+    monkeypatch.setattr(reference, "refine", lambda *_: pytest.fail("the reference took a step"))
+    model, _ = families.build("llava")
+    trace = Trace(record=True)
+    inputs = families.inputs("llava", ["hi", "what is it?"], [[families.picture(0)], [families.picture(1)] * 2])
+    revisit.generate(model, **inputs, method=METHOD, trace=trace, **OPTIONS)
+    records = [record for row in trace.rows for record in row.records]
+    assert len(records) == sum(row.steps for row in trace.rows)
+    for record in records:
+        if record.divergences is not None:  # the selected one is the least, also behind another item's padding
+            assert record.divergence == pytest.approx(float(record.divergences.nan_to_num(9).min()), abs=1e-6)
+            place = trace.layers.index(record.layer), record.index
+            assert record.divergence == float(record.divergences[place])
+    assert sum(record.divergences is not None for record in records) > 4

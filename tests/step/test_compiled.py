@@ -16,10 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from revisit.models.head import LinearHead
-from revisit.step import backend, reference
+from revisit.step import reference
+from revisit.step.batched import BatchedStep
+from revisit.step.choose import ReferenceStep, choose
 from revisit.step.compiled import kernel
 from revisit.step.rule import Rule
-from revisit.step.run import BatchedStep
+from revisit.step.states import Item, PaddedStates
 
 built = pytest.mark.skipif(
     kernel.library() is None, reason="the compiled step was not built when the package was installed (no C compiler?)"
@@ -54,18 +56,19 @@ def test_sizes_that_do_not_divide_evenly(count: int, width: int) -> None:
         LinearHead(torch.randn(300, width, generator=generator)),
     )
     rule = Rule(alpha=1e-2)
-    step = kernel.CompiledStep([states], head, rule, 1)
-    step.items = [kernel.Columns(states, 300, 4 * 40 * count)]
+    step, rows = kernel.CompiledStep(head, rule), PaddedStates.of_items([states])
+    columns = kernel.Columns(Item(states, 4 * 40 * count), 300)
+    rows.item(0).columns = columns
     taken = 0
     for number in range(12):
         logits = torch.randn(1, 300, generator=generator) * (1 + number % 3)
         expected = reference.refine(logits[0], states, head, rule)
         assert expected is not None
-        got = step(logits)
+        got = step.take(logits, rows)
         torch.testing.assert_close(got.scores[0], reference.scatter(expected, logits[0]), atol=2e-4, rtol=2e-4)
         taken += expected.size <= 40
     assert taken
-    assert step.items[0].capacity == 40
+    assert columns.capacity == 40
 
 
 @built
@@ -75,7 +78,7 @@ def test_the_number_of_threads_changes_nothing() -> None:
     logits, before, runs = torch.randn(4, 500, generator=generator) * 3, torch.get_num_threads(), []
     for count in (1, 2, 3):
         torch.set_num_threads(count)
-        runs.append(kernel.CompiledStep([states], head, Rule(), 4)(logits).scores)
+        runs.append(kernel.CompiledStep(head, Rule()).take(logits, PaddedStates.of_items([states], 4)).scores)
     torch.set_num_threads(before)
     assert torch.equal(runs[0], runs[1])
     assert torch.equal(runs[0], runs[2])
@@ -86,15 +89,16 @@ def test_columns_are_projected_once_while_they_fit() -> None:
     generator = torch.Generator().manual_seed(0)
     states, head = torch.randn(20, 8, generator=generator), LinearHead(torch.randn(300, 8, generator=generator))
     logits = torch.randn(1, 300, generator=generator) * 2
-    step = kernel.CompiledStep([states], head, Rule(alpha=1e-2), 1)
-    first = step(logits).scores
-    columns = step.items[0]
+    step, rows = kernel.CompiledStep(head, Rule(alpha=1e-2)), PaddedStates.of_items([states])
+    first = step.take(logits, rows).scores
+    columns = rows.item(0).columns
+    assert columns is not None
     held = columns.slot_of.nonzero().squeeze(-1)
     assert held.tolist() == (first[0] > -torch.inf).nonzero().squeeze(-1).tolist()
     slots = (columns.slot_of[held] - 1).long()
     torch.testing.assert_close(columns.store[slots], head.weight[held] @ states.T)
     columns.store[slots] *= 2  # to be seen: what is there is not projected again
-    assert not torch.equal(step(logits).scores, first)
+    assert not torch.equal(step.take(logits, rows).scores, first)
 
 
 @built
@@ -111,15 +115,17 @@ def test_columns_are_projected_once_while_they_fit() -> None:
     ],
 )
 def test_what_it_takes(rule: Rule, dtype: torch.dtype, usual: bool) -> None:
-    states, mask = torch.zeros(2, 3, 4), torch.ones(2, 3, dtype=torch.bool)
-    chosen = backend.choose(states, mask, LinearHead(torch.zeros(9, 4, dtype=dtype)), rule, copies=1, record=False)
-    assert isinstance(chosen, kernel.CompiledStep if usual else BatchedStep)
+    head = LinearHead(torch.zeros(9, 4, dtype=dtype))
+    for record in (False, True):
+        chosen = choose(head, rule, torch.device("cpu"), record=record)
+        assert isinstance(chosen, kernel.CompiledStep if usual else BatchedStep)
 
 
 def test_exact_steps_are_the_references() -> None:
-    states, mask, head = torch.zeros(2, 3, 4), torch.ones(2, 3, dtype=torch.bool), LinearHead(torch.zeros(9, 4))
-    for rule, record in ((Rule(), True), (Rule(precision="model"), False), (Rule(full_vocabulary=True), False)):
-        assert isinstance(backend.choose(states, mask, head, rule, copies=1, record=record), backend.ReferenceStep)
+    head, cpu, gpu = LinearHead(torch.zeros(9, 4)), torch.device("cpu"), torch.device("cuda")
+    assert isinstance(choose(head, Rule(full_vocabulary=True), gpu), ReferenceStep)
+    assert isinstance(choose(head, Rule(precision="model"), cpu), ReferenceStep)
+    assert isinstance(choose(head, Rule(precision="model"), gpu), BatchedStep)
 
 
 # -- without it ---------------------------------------------------------------------------------------------------
@@ -129,16 +135,16 @@ import sys, warnings
 from pathlib import Path
 import torch
 from revisit.models.head import LinearHead
-from revisit.step import backend
+from revisit.step.choose import choose
 from revisit.step.compiled import kernel
 from revisit.step.rule import Rule
+from revisit.step.states import PaddedStates
 kernel.HERE = Path(sys.argv[1])
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     for _ in range(2):
-        mask, head = torch.ones(1, 3, dtype=torch.bool), LinearHead(torch.randn(9, 4))
-        step = backend.choose(torch.randn(1, 3, 4), mask, head, Rule(), copies=1, record=False)
-        assert step(torch.randn(1, 9)).applied.all()
+        step = choose(LinearHead(torch.randn(9, 4)), Rule(), torch.device("cpu"))
+        assert step.take(torch.randn(1, 9), PaddedStates.of_items([torch.randn(3, 4)])).applied.all()
 print(type(step).__name__, len(said), *(str(w.message) for w in said))
 """
 

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
-    from revisit.step.backend import Backend
+    from revisit.step.choose import Step
     from revisit.taps.vision import VisionStates
 
-ONE_OR_ALL = ("random", "soft")  # selections that have no number of vision tokens
+SELECTIONS_WITHOUT_COUNT = ("random", "soft")  # selections that have no number of vision tokens
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class ReVisiT(Method):
         for name in ("divergence", "select", "fusion", "vocabulary", "norm", "precision"):
             self.check_choice(name)
         object.__setattr__(self, "layers", layer_numbers("ReVisiT", self.layers, LAYER_SETS))
-        if self.neighbors > 1 and self.select in ONE_OR_ALL:
+        if self.neighbors > 1 and self.select in SELECTIONS_WITHOUT_COUNT:
             raise RevisitError(
                 f'ReVisiT: neighbors acts with select="min" and "max" only; leave it out, or at 1, with "{self.select}".'
             )
@@ -117,7 +117,7 @@ class ReVisiT(Method):
             raise RevisitError(f"{model!r} is not a model type such as 'qwen2_5_vl': pass the loaded model instead.")
         own = getattr(getattr(model, "generation_config", None), "revisit", None)
         settings = {"layers": families.of(kind).layers, **cls._declared(own)}
-        if overrides.get("select") in ONE_OR_ALL:
+        if overrides.get("select") in SELECTIONS_WITHOUT_COUNT:
             settings.pop("neighbors", None)
         return cls(**{**settings, **overrides})
 
@@ -135,8 +135,8 @@ class ReVisiT(Method):
             ) from None
         return settings
 
-    def rule(self, *, normalize: bool) -> Rule:
-        """These settings as those of one step."""
+    def rule(self, *, normalize: bool | None = None) -> Rule:
+        """These settings as those of one step; `normalize` overrides the method's own."""
         assert self.weight is not None
         return Rule(
             alpha=self.alpha,
@@ -146,12 +146,13 @@ class ReVisiT(Method):
             weight=self.weight,
             neighbors=self.neighbors,
             full_vocabulary=self.vocabulary == "full",
-            normalize=normalize,
+            normalize=self.normalize if normalize is None else normalize,
             precision=self.precision,
         )
 
     def begin(self, run: Run) -> Refine:
-        from revisit.step import backend
+        from revisit.step.choose import choose
+        from revisit.step.states import PaddedStates
 
         mask = run.find_vision_tokens()
         layers = resolve_layers(self.layers, run.parts.depth, run.parts.tied)
@@ -160,15 +161,18 @@ class ReVisiT(Method):
         record = run.recorder.records
         draws = random.Random(self.seed)
         items: list[VisionStates] = []
-        step: Backend | None = None
+        step: Step | None = None
+        states: PaddedStates | None = None
 
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
-            nonlocal step
-            if step is None:
+            nonlocal step, states
+            if step is None or states is None:
                 items.extend(run.finish_capture(capture, logits))
-                step = backend.choose(*capture.padded(), run.parts.head, rule, copies=run.copies, record=record)
+                states = PaddedStates(*capture.padded(), run.copies)
+                step = choose(run.parts.head, rule, states.states.device, record=record)
             uniform = draws.random()  # one draw a step, so that a row does not depend on its neighbors
-            result = step(logits.to(run.parts.head.device), uniform, run.recorder.ended.before(input_ids))
+            ended = run.recorder.ended.before(input_ids)
+            result = step.take(logits.to(run.parts.head.device), states, uniform, ended)
             if record:
                 for row in run.recorder.active(input_ids):
                     run.recorder.note_refinement(row, result.refinements[row], items[run.item(row)])

@@ -32,7 +32,7 @@ from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.records import AblationRecord
 from revisit.evaluation.runner import GridCell, Reporter, Silent, run
 from revisit.evaluation.store import read_record, write_record
-from revisit.methods.revisit import ONE_OR_ALL, ReVisiT
+from revisit.methods.revisit import SELECTIONS_WITHOUT_COUNT, ReVisiT
 from revisit.paper.shared import SharingEngine
 
 FILE = "ablation.json"
@@ -163,7 +163,7 @@ def _replaced(base: ReVisiT, settings: Mapping[Any, Any], place: str) -> ReVisiT
         raise RevisitError(f"{place}: {error}") from error
     if "fusion" in parsed and "weight" not in parsed and parsed["fusion"] != base.fusion:
         parsed["weight"] = None  # each fusion's own default
-    if parsed.get("select") in ONE_OR_ALL:
+    if parsed.get("select") in SELECTIONS_WITHOUT_COUNT:
         parsed.setdefault("neighbors", 1)
     try:
         return dataclasses.replace(base, **parsed)

@@ -1,41 +1,38 @@
 """ReVisiT's step for a whole batch at once, in torch, on any device.
 
-The states of all items are one tensor (`StateBlocks`), in the model's dtype on a GPU. The candidates of every sequence are
-its likeliest tokens, as many as `capacity`; those that are not plausible are masked. One gather of head rows and one
-batched product give the logits of all vision tokens; nothing loops over images or sequences, and with a given capacity
-no value is read by the host. Where `sizes` tells of more plausible tokens than that, the step must be taken again.
+The states of all rows are one tensor (`StateBlocks`), in the model's dtype on a GPU. The candidates of every row are its
+likeliest tokens, as many as `capacity`; those that are not plausible are masked. One gather of head rows and one batched
+product give the logits of all vision tokens. Nothing loops over images or rows, and with a capacity the host reads no
+value. If `sizes` exceeds the capacity, the step of that row is taken again; `BatchedStep` does that.
 
-`refine_logits` is for people with their own decoding loop; `run.BatchedStep` takes the steps of one run.
+`refine_logits` is for people with their own decoding loop.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError
-from revisit.models.head import LinearHead, Projection
+from revisit.models.head import LARGEST_LOGIT, LinearHead, Projection
 from revisit.step import reference
-from revisit.step.divergence import (
-    INFINITY,
-    MINUS_INFINITY,
-    distance,
-    log_distribution,
-    mask,
-    mean,
-    select,
-    usable,
-    vision_weight,
-)
-from revisit.step.rule import Rule
-from revisit.step.states import StateBlocks
+from revisit.step.reference import Refinement
+from revisit.step.rule import SOFT_TEMPERATURE, AdaptiveWeight, Rule
+from revisit.step.states import INFINITY, PaddedStates, RowStates, StateBlocks, to_device
 
 # How many logits of vision tokens are compared at a time: what stays in a CPU's cache, and on a GPU 128 MB.
 CPU_NUMBERS, DEVICE_NUMBERS = 1 << 19, 1 << 25
+# A tensor of the host, as INFINITY: a Python number would first be written to the device by a kernel of its own.
+MINUS_INFINITY = torch.tensor(-math.inf)
+# Logit of a token that is not plausible: the least that a plausible one may have, so that its probability is 0.
+OUTSIDE = torch.tensor(-LARGEST_LOGIT).nextafter(torch.tensor(0.0))
+TINY = 1e-37  # smallest probability whose logarithm is taken
 
 
 class Candidates(NamedTuple):
@@ -47,7 +44,7 @@ class Candidates(NamedTuple):
     sizes: Tensor  # (B,) how many are plausible, also beyond K; 0 where the logits are no distribution or the row has ended
 
 
-class Step(NamedTuple):
+class Refined(NamedTuple):
     """What a step gives; everything stays on the device."""
 
     scores: Tensor  # (B, V), -inf outside the plausible set; the logits themselves where a row is left as it is
@@ -57,27 +54,37 @@ class Step(NamedTuple):
     states: Tensor  # (B,) the selected vision state, where one was used
     weights: Tensor | float  # (B,) weight of the vision side, where one was used
     seen: Tensor | None = None  # (B,) whether a row has vision states; None where all rows have
-    refinements: tuple[reference.Refinement | None, ...] = ()  # of each row, where the reference took the step
+    refinements: tuple[Refinement | None, ...] = ()  # of each row, where the step is recorded
+
+
+class Settings(Protocol):
+    """A `ReVisiT` method."""
+
+    def rule(self) -> Rule: ...
 
 
 @torch.no_grad()
 def refine_logits(
-    states: Tensor | Sequence[Tensor], head: Tensor | Projection, logits: Tensor, rule: Rule | None = None
+    states: Tensor | Sequence[Tensor], head: Tensor | Projection, logits: Tensor, method: Settings | None = None
 ) -> Tensor:
     """Scores of one decoding step, for people with their own loop.
 
-    states: hidden states of each item's vision tokens, (items, n, d) or a list of (n, d), n = 0 without an image.
-    head: the LM head's (V, d) weight, or a `LinearHead` with its bias and what the model does to its logits.
-    logits: (B, V) of the step, B a multiple of the items: consecutive rows are copies of one item (beams).
-    Returns (B, V) log-scores, -inf outside the plausible set; softmax and argmax of them are ReVisiT's. What
-    select="random" draws comes from torch's generator.
+    Args:
+        states: Hidden states of each item's vision tokens, (items, n, d) or a list of (n, d); n = 0 without an image.
+        head: The LM head's (V, d) weight, or a `LinearHead` with its bias and what the model does to its logits.
+        logits: (B, V) of the step, B a multiple of the items: consecutive rows are copies of one item (beams).
+        method: A `ReVisiT` with the settings; the paper's by default. What select="random" draws comes from torch's
+            generator.
+
+    Returns:
+        (B, V) log-scores, -inf outside the plausible set; their softmax and argmax are ReVisiT's.
     """
-    items, rule = list(states), rule or Rule()
+    items, rule = list(states), Rule() if method is None else method.rule()
     projection = LinearHead(head) if isinstance(head, Tensor) else head
     _check_shapes(items, projection, logits)
-    blocks = StateBlocks.of_items(items, copies=len(logits) // len(items))
+    padded = PaddedStates.of_items(items, copies=len(logits) // len(items))
     draws = torch.rand(len(logits), 1, dtype=torch.double, device=logits.device) if rule.select == "random" else 0.0
-    return refine(logits, blocks, projection, rule, uniform=draws).scores
+    return BatchedStep(projection, rule).take(logits, padded, draws).scores
 
 
 def _check_shapes(items: Sequence[Tensor], head: Projection, logits: Tensor) -> None:
@@ -94,6 +101,128 @@ def _check_shapes(items: Sequence[Tensor], head: Projection, logits: Tensor) -> 
         )
 
 
+# -- steps with room for the candidates of most rows ---------------------------------------------------------------
+
+CAPACITIES: tuple[int, ...] = (*(size << power for power in range(4, 12) for size in (2, 3)), 8192)  # 32, 48, 64, 96, …
+HEAD_NUMBERS = 1 << 28  # of the LM head, copied at a time for the candidates of all blocks
+USUAL = 128  # candidates for which all blocks are compared at once
+LARGE = 512  # rows with larger sets are not expected again,
+FEW = 16  # unless they are more than one in this many
+
+
+class BatchedStep:
+    """Takes the steps of the same or of a changing set of rows.
+
+    Room for candidates follows the sizes of the last step's plausible sets, of which the host learns by a copy that is
+    sent early and waited for once. The few rows with larger sets are taken again, with more room and not too many at a
+    time, so that a flat distribution makes no other row's step larger and memory is bounded. Where reading is cheap (on
+    a CPU), and in the first step, the sizes are read before.
+    """
+
+    def __init__(self, head: Projection, rule: Rule, room: int | None = None, record: bool = False) -> None:
+        self.head, self.rule, self.room, self.record = head, rule, room, record
+        self.expected = 0.0  # candidates that most rows will have, by the last step; 0 before the first
+
+    @torch.no_grad()
+    def take(
+        self, logits: Tensor, states: RowStates, uniform: float | Tensor = 0.0, ended: Tensor | None = None
+    ) -> Refined:
+        """One step of all rows; see `choose.Step`."""
+        blocks, counts = states.blocks(), states.counts
+        room = self.room or room_for(sum(counts), blocks.states.shape[-1])
+        most = room // max(1, sum(counts))
+        first = host_sync_is_cheap(logits.device) or not self.expected
+        capacity = None if first else fitting(self.expected, most)
+        candidates = find_candidates(logits, self.rule, capacity, ended, most)
+        early = HostCopy(candidates.sizes)
+        refined = finish(logits, candidates, blocks, self.head, self.rule, uniform, self.record)
+        sizes = early.read()
+        for part in larger_rows(sizes, candidates.ids.shape[1], counts, room):
+            index = to_device(np.array(part), logits.device)
+            candidates = find_candidates(logits[index], self.rule, max(sizes[row] for row in part))
+            draws = uniform[index] if isinstance(uniform, Tensor) else uniform
+            again = finish(logits[index], candidates, states.blocks(part), self.head, self.rule, draws, self.record)
+            refined = replace_rows(refined, again, part, index)
+        self.expected = max(1.5 * usual_size(sizes), 0.9 * self.expected)
+        return refined
+
+
+def replace_rows(refined: Refined, again: Refined, rows: Sequence[int], index: Tensor) -> Refined:
+    """The step of all rows, in which some were taken again; written in place."""
+    for whole, part in zip(refined, again, strict=True):
+        if isinstance(whole, Tensor) and isinstance(part, Tensor):
+            whole[index] = part
+    records = dict(zip(rows, again.refinements, strict=False))
+    return refined._replace(
+        refinements=tuple(records.get(row, before) for row, before in enumerate(refined.refinements))
+    )
+
+
+class HostCopy:
+    """Whole numbers copied asynchronously from the device to the host, before later kernels are queued."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.event: torch.cuda.Event | None = None
+        self.values = values
+        if values.device.type == "cuda":
+            self.values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self.values.copy_(values, non_blocking=True)
+            self.event = torch.cuda.Event()
+            self.event.record()
+
+    def read(self) -> list[int]:
+        """The numbers; waits until they have arrived."""
+        if self.event is not None:
+            self.event.synchronize()
+        numbers: list[int] = self.values.tolist()
+        return numbers
+
+
+def host_sync_is_cheap(device: torch.device) -> bool:
+    """Whether values can be read without stopping a queue of work: true of the CPU only."""
+    return device.type == "cpu"
+
+
+def room_for(blocks: int, width: int) -> int:
+    """Blocks times candidates that may be compared together, for this many blocks of states of this width."""
+    return max(blocks * USUAL, HEAD_NUMBERS // width)
+
+
+def usual_size(sizes: Sequence[int]) -> int:
+    """The size of the largest plausible set, or of the largest but a few where those are very large."""
+    ordered = sorted(sizes, reverse=True)
+    return ordered[0] if ordered[0] <= LARGE else ordered[len(ordered) // FEW]
+
+
+def fitting(expected: float, most: int) -> int:
+    """The smallest capacity above what is expected, and not above `most`."""
+    allowed = [capacity for capacity in CAPACITIES if capacity <= most] or CAPACITIES[:1]
+    return next((capacity for capacity in allowed if capacity > expected), allowed[-1])
+
+
+def larger_rows(sizes: Sequence[int], capacity: int, counts: Sequence[int], room: int) -> Iterator[list[int]]:
+    """The rows whose sets exceed the capacity, in parts of similar sizes that are within the room."""
+    limits = [capacity, *[limit for limit in CAPACITIES if limit > capacity][1::2], max(sizes)]
+    for small, large in pairwise(limits):
+        larger = [row for row, size in enumerate(sizes) if small < size <= large]
+        yield from split(larger, counts, room // max(1, large))
+
+
+def split(rows: Sequence[int], counts: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Consecutive rows with at most this many blocks together; a row with more than that is alone."""
+    part: list[int] = []
+    for row in rows:
+        if part and sum(counts[other] for other in part) + counts[row] > most:
+            yield part
+            part = []
+        part.append(row)
+    if part:
+        yield part
+
+
+# -- one step ------------------------------------------------------------------------------------------------------
+
+
 def refine(
     logits: Tensor,
     blocks: StateBlocks,
@@ -103,22 +232,24 @@ def refine(
     uniform: float | Tensor = 0.0,
     capacity: int | None = None,
     ended: Tensor | None = None,
-) -> Step:
-    """The step of all rows, of which those that have `ended` (B,) need not be right.  (B, V)
-
-    With a capacity no value is read by the host; rows with a larger set must be taken again. Without one the
-    capacity is the size of the largest set, which the host waits for.
-    """
+) -> Refined:
+    """One step of all rows; with a capacity, those with a larger set are wrong, and the host reads no value."""
     return finish(logits, find_candidates(logits, rule, capacity, ended), blocks, head, rule, uniform)
 
 
-def find_candidates(logits: Tensor, rule: Rule, capacity: int | None, ended: Tensor | None = None) -> Candidates:
-    """The plausible tokens, exactly as the reference finds them from log-probabilities, in `capacity` places."""
+def find_candidates(
+    logits: Tensor, rule: Rule, capacity: int | None, ended: Tensor | None = None, most: int | None = None
+) -> Candidates:
+    """The plausible tokens, exactly as the reference finds them from log-probabilities, in `capacity` places.
+
+    Without a capacity there are as many places as the largest set needs, but not above `most`: the host waits for that.
+    """
     logp = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
     sizes = None
     if capacity is None:
         sizes = count(logp, logp.amax(-1, keepdim=True) + math.log(rule.alpha), rule, ended)
         capacity = max(1, int(sizes.max()))
+        capacity = capacity if most is None else min(capacity, max(CAPACITIES[0], most))
     top, ids = logp.topk(min(capacity, logp.shape[-1]))  # (B, K), descending
     least = top[:, :1] + math.log(rule.alpha)
     inside = plausible(top, least, rule)
@@ -138,47 +269,95 @@ def plausible(logp: Tensor, least: Tensor, rule: Rule) -> Tensor:
 
 
 def finish(
-    logits: Tensor, some: Candidates, blocks: StateBlocks, head: Projection, rule: Rule, uniform: float | Tensor
-) -> Step:
+    logits: Tensor,
+    candidates: Candidates,
+    blocks: StateBlocks,
+    head: Projection,
+    rule: Rule,
+    uniform: float | Tensor = 0.0,
+    record: bool = False,
+) -> Refined:
     """The step of all rows whose candidates are known."""
-    compared, xs = compare(some, blocks, head, rule)
+    compared, xs = compare(candidates, blocks, head, rule)
     distances = blocks.by_row(compared)  # (B, N)
-    index, selected = select(distances, some.sizes, rule, uniform)  # (B, n)
+    index, selected = select(distances, candidates.sizes, rule, uniform)  # (B, n)
     if xs is not None:
         x = blocks.pick(xs, index)  # (B, n, K)
     else:
         states = blocks.pick(blocks.states[:, :, None].expand(-1, -1, blocks.rows.shape[1], -1), index)  # (B, n, d)
-        x = mask(head.logits(states, some.ids, rule.model_dtype), some.inside[:, None], rule)
+        x = mask(head.logits(states, candidates.ids, rule.model_dtype), candidates.inside[:, None], rule)
     log_q = log_distribution(x, rule)
     log_q = log_q[:, 0] if index.shape[1] == 1 else mean(log_q, index, selected, distances, rule)  # (B, K)
     if rule.fusion == "interpolation":
-        log_q = torch.where(some.inside, log_q, MINUS_INFINITY)
-    weights = rule.weight if not isinstance(rule.weight, str) else vision_weight(some.log_p, log_q, rule.weight)
+        log_q = torch.where(candidates.inside, log_q, MINUS_INFINITY)
+    weights = rule.weight if not isinstance(rule.weight, str) else vision_weight(candidates.log_p, log_q, rule.weight)
     if rule.fusion == "poe" and isinstance(weights, Tensor):
-        fused = torch.addcmul(some.log_p, weights[:, None], log_q)  # log Q is finite here: 0 · log Q is 0
+        fused = torch.addcmul(candidates.log_p, weights[:, None], log_q)  # log Q is finite here: 0 · log Q is 0
         fused = fused.log_softmax(-1) if rule.normalize else fused
     else:
-        fused = reference.fuse(some.log_p, log_q, rule.fusion, weights, rule.normalize)
+        fused = reference.fuse(candidates.log_p, log_q, rule.fusion, weights, rule.normalize)
 
-    touched = some.inside[:, :1] if blocks.seen is None else some.inside[:, :1] & blocks.seen[:, None]  # (B, 1)
-    several = some.inside[:, 1:2] if some.inside.shape[1] > 1 else some.sizes[:, None] > 1  # the likeliest come first
+    touched = (
+        candidates.inside[:, :1] if blocks.seen is None else candidates.inside[:, :1] & blocks.seen[:, None]
+    )  # (B, 1)
+    several = (
+        candidates.inside[:, 1:2] if candidates.inside.shape[1] > 1 else candidates.sizes[:, None] > 1
+    )  # the likeliest come first
     applied = several & selected[:, :1]
-    final = torch.where(applied, fused, some.log_p)
-    kept = torch.where(touched, final.to(logits.dtype), logits.gather(-1, some.ids))
-    scores = torch.where(touched, MINUS_INFINITY, logits).scatter_(-1, some.ids, kept)
-    before = some.log_p.gather(-1, final.argmax(-1, keepdim=True))  # (B, 1), of what is now the likeliest
-    changed = (before < some.log_p[:, :1])[:, 0]  # never where nothing was applied
-    return Step(scores, some.sizes, applied[:, 0], changed, index[:, 0], weights, blocks.seen)
+    final = torch.where(applied, fused, candidates.log_p)
+    kept = torch.where(touched, final.to(logits.dtype), logits.gather(-1, candidates.ids))
+    scores = torch.where(touched, MINUS_INFINITY, logits).scatter_(-1, candidates.ids, kept)
+    before = candidates.log_p.gather(-1, final.argmax(-1, keepdim=True))  # (B, 1), of what is now the likeliest
+    changed = (before < candidates.log_p[:, :1])[:, 0]  # never where nothing was applied
+    refined = Refined(scores, candidates.sizes, applied[:, 0], changed, index[:, 0], weights, blocks.seen)
+    if not record:
+        return refined
+    return refined._replace(refinements=record_rows(refined, candidates, blocks, rule, distances, log_q, final))
 
 
-def compare(some: Candidates, blocks: StateBlocks, head: Projection, rule: Rule) -> tuple[Tensor, Tensor | None]:
+def record_rows(
+    refined: Refined,
+    candidates: Candidates,
+    blocks: StateBlocks,
+    rule: Rule,
+    distances: Tensor,
+    log_q: Tensor,
+    final: Tensor,
+) -> tuple[Refinement | None, ...]:
+    """What the step did to each row, as the reference says it; None for rows that are left as they are."""
+    divergences, real = divergences_of(distances, candidates.log_p, rule), blocks.real_by_row()  # (B, N)
+    weights = refined.weights if isinstance(refined.weights, Tensor) else final.new_full((len(final),), refined.weights)
+    rows: list[Refinement | None] = []
+    for row, inside in enumerate(candidates.inside):
+        if not bool(real[row].any()) or not bool(inside.any()):
+            rows.append(None)
+            continue
+        place = inside.nonzero().squeeze(-1)
+        place = place[candidates.ids[row, place].argsort()]  # in vocabulary order
+        applied = bool(refined.applied[row])
+        state = int(real[row, : refined.states[row]].sum()) if applied else -1
+        rows.append(
+            Refinement(
+                ids=candidates.ids[row, place],
+                base=candidates.log_p[row, place],
+                vision=(log_q if applied else candidates.log_p)[row, place],
+                final=final[row, place],
+                state=state,
+                divergences=divergences[row, real[row]] if len(place) > 1 else None,
+                weight=float(weights[row]) if applied else 0.0,
+            )
+        )
+    return tuple(rows)
+
+
+def compare(candidates: Candidates, blocks: StateBlocks, head: Projection, rule: Rule) -> tuple[Tensor, Tensor | None]:
     """How far every vision state is from the rows that look at it, and its masked logits.  -> (G, S, c), (G, S, c, K)
 
     The distance is inf for padding and for states that cannot be selected. What is too large to be held at once is
     compared in slices, and the logits are not kept.
     """
-    ids = blocks.by_block(some.ids)  # (G, c, K)
-    inside, log_p = (blocks.by_block(x)[:, None] for x in (some.inside, some.log_p))
+    ids = blocks.by_block(candidates.ids)  # (G, c, K)
+    inside, log_p = (blocks.by_block(x)[:, None] for x in (candidates.inside, candidates.log_p))
     # On a GPU, four tensors of this many float32 numbers stay below a quarter of the states in half precision.
     largest = CPU_NUMBERS if ids.device.type == "cpu" else max(DEVICE_NUMBERS, blocks.states.numel() // 32)
     slices = blocks.states.split(max(1, largest // ids.numel()), dim=1)
@@ -191,3 +370,107 @@ def compare(some: Candidates, blocks: StateBlocks, head: Projection, rule: Rule)
     if blocks.mask is not None:
         distances = torch.where(blocks.mask[..., None], distances, INFINITY)
     return distances, x if len(slices) == 1 else None
+
+
+# -- distributions over padded sets of candidates ------------------------------------------------------------------
+# The reference's formulas for (rows, states, candidates) at once, where a candidate that is not plausible is masked.
+
+
+def mask(x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
+    """The logits of plausible tokens as they are, and of others so low that they have no probability."""
+    return torch.where(inside, x, MINUS_INFINITY if rule.model_dtype else OUTSIDE)
+
+
+def usable(x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
+    """Which states have no logit beyond LARGEST_LOGIT, and no NaN, for a plausible token.  (..., s, K) -> (..., s)"""
+    if rule.model_dtype:
+        x = torch.where(inside, x, 0.0)
+    # A norm is one kernel on a GPU, and slow on a CPU.
+    largest = x.abs().amax(-1) if x.is_cpu else torch.linalg.vector_norm(x, math.inf, -1)
+    return largest < LARGEST_LOGIT
+
+
+def log_distribution(x: Tensor, rule: Rule) -> Tensor:
+    """log Q from masked logits, in float32 at least, and finite."""
+    log_q = reference.log_softmax(x, rule.model_dtype)
+    return log_q.float().clamp_min(OUTSIDE.item()) if rule.model_dtype else log_q
+
+
+def entropy(p: Tensor) -> Tensor:
+    """−Σ p ln p.  (..., K) -> (...)"""
+    # torch's own is one kernel on a GPU, and slow on a CPU.
+    return -p.clamp_min(TINY).log_().mul_(p).sum(-1) if p.is_cpu else torch.special.entr(p).sum(-1)
+
+
+def distance(log_p: Tensor, x: Tensor, inside: Tensor, rule: Rule) -> Tensor:
+    """The reference's divergence from masked logits, negative for select="max".  (..., 1, K), (..., s, K), (..., 1, K) -> (..., s)
+
+    The Jensen–Shannon divergence is H(M) − ½ H(Q) and what depends on P alone, which is left out.
+    """
+    rounded = rule.model_dtype and rule.divergence != "official"  # the released code rounds Q by itself
+    q = log_distribution(x, rule).exp() if rounded else x.softmax(-1)
+    p = log_p.exp()
+    if rule.divergence == "jsd":
+        value = torch.sub(entropy(torch.lerp(q, p.to(q.dtype), 0.5)), entropy(q), alpha=0.5)
+    elif rule.divergence == "cosine":
+        value = 1 - torch.nn.functional.cosine_similarity(q, p, dim=-1)
+    else:
+        log_q = log_distribution(x, rule)
+        if rule.divergence == "official":
+            m = 0.5 * (p + q)
+            terms = torch.where(m > 0, m * (m.log() - 0.5 * (log_p + log_q)), 0) / inside.sum(-1, keepdim=True)
+        else:
+            terms = p * (log_p - log_q)
+        value = torch.where(inside, terms, 0).sum(-1)
+    return -value if rule.select == "max" else value
+
+
+def divergences_of(distances: Tensor, log_p: Tensor, rule: Rule) -> Tensor:
+    """The divergences behind distances; NaN for states that cannot be selected.  (B, N), (B, K) -> (B, N)"""
+    values = -distances if rule.select == "max" else distances
+    if rule.divergence == "jsd":
+        values = values - 0.5 * entropy(log_p.exp())[:, None]
+    return values.masked_fill(distances.isinf(), math.nan)
+
+
+def select(distances: Tensor, sizes: Tensor, rule: Rule, uniform: float | Tensor) -> tuple[Tensor, Tensor]:
+    """The selected states of every row, the best first, and which of them could be selected.  (B, N) -> (B, n), (B, n)"""
+    if rule.select == "random":
+        finite = distances < math.inf
+        wanted = (uniform * finite.sum(-1, keepdim=True).double()).long()  # its number among the usable ones
+        first = ((finite.cumsum(-1) - 1 == wanted) & finite).int().argmax(-1, keepdim=True)
+        return first, finite.gather(-1, first)
+    least = distances.amin(-1, keepdim=True)
+    if rule.select != "soft" and rule.neighbors == 1:
+        equal = distances - least <= 0.5 * reference.resolution(least, sizes[:, None], rule)  # inf − inf is not
+        found, first = equal.max(-1, keepdim=True)
+        return first, found
+    steps, order = reference.quantized_distance(distances, least, sizes[:, None], rule).sort(dim=-1, stable=True)
+    count = order.shape[1] if rule.select == "soft" else rule.neighbors
+    return order[:, :count], steps[:, :count] < math.inf  # inf and NaN, of those that cannot be, come last
+
+
+def mean(log_q: Tensor, index: Tensor, selected: Tensor, distances: Tensor, rule: Rule) -> Tensor:
+    """The log of the mean of the selected distributions, of which nearer ones count more if soft.
+
+    (B, n, K), (B, n), (B, n), (B, N) -> (B, K)
+    """
+    equal = rule.select != "soft" and not rule.model_dtype  # and each is a distribution, not a rounded one
+    if not equal:
+        shares = distances.gather(-1, index) / -SOFT_TEMPERATURE if rule.select == "soft" else distances.new_zeros(())
+        log_q = log_q + torch.where(selected, shares, MINUS_INFINITY).softmax(-1).log()[..., None]
+    parts = torch.where(selected[..., None], log_q, MINUS_INFINITY)
+    total = parts.amax(1) - parts.log_softmax(1).amax(1)  # log Σ exp, which is nine kernels of torch's own
+    return total.log_softmax(-1) if equal else total
+
+
+def vision_weight(log_p: Tensor, log_q: Tensor, weight: AdaptiveWeight) -> Tensor:
+    """The reference's adaptive weight, where the likeliest token comes first.  (B, K), (B, K) -> (B,)"""
+    values = []
+    if weight != "uncertainty":  # 1 − JSD / ln 2
+        both = torch.stack([log_p, log_q])
+        terms = both.exp() * (both - torch.logaddexp(log_p, log_q))
+        values.append((terms.nansum((0, 2)) * (-0.5 / math.log(2))).clamp(0, 1))
+    if weight != "agreement":
+        values.append(torch.expm1(log_p[:, 0]).abs().sqrt())
+    return values[0] if len(values) == 1 else values[0] * values[1]

@@ -178,7 +178,7 @@ def select(divergences: Tensor, size: int, rule: Rule, uniform: float = 0.0) -> 
     usable = ~divergences.isnan()
     count = int(usable.sum())
     distance = (-divergences if rule.select == "max" else divergences).masked_fill(~usable, math.inf)
-    order = torch.where(usable, steps_apart(distance, distance.min(), size, rule), math.inf).argsort(stable=True)
+    order = torch.where(usable, quantized_distance(distance, distance.min(), size, rule), math.inf).argsort(stable=True)
     if rule.select == "soft":
         chosen = order[:count]
         return chosen, (-distance[chosen] / SOFT_TEMPERATURE).softmax(-1)
@@ -190,14 +190,14 @@ def select(divergences: Tensor, size: int, rule: Rule, uniform: float = 0.0) -> 
     return chosen, torch.full_like(distance[chosen], 1 / max(1, len(chosen)))
 
 
-def steps_apart(distance: Tensor, least: Tensor, size: int | Tensor, rule: Rule) -> Tensor:
+def quantized_distance(distance: Tensor, least: Tensor, size: int | Tensor, rule: Rule) -> Tensor:
     """How far distances are from the least, by steps of what float32 can tell apart: equal ones get the same number."""
     if rule.model_dtype:
         return distance
-    apart = distance - least
+    gap = distance - least
     if rule.divergence in ("kl", "official"):
-        return (apart / resolution(least, size, rule)).round()
-    return apart.round(decimals=-round(math.log10(RESOLUTION)))  # the same by one kernel, in units of 1
+        return (gap / resolution(least, size, rule)).round()
+    return gap.round(decimals=-round(math.log10(RESOLUTION)))  # the same by one kernel, in units of 1
 
 
 def resolution(least: Tensor, size: int | Tensor, rule: Rule) -> Tensor | float:

@@ -1,15 +1,89 @@
-"""The vision states of a batch as blocks on the device, padded or in a pool."""
+"""The vision states that the rows of a step look at, in the forms that the implementations read them in."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from revisit.step.divergence import INFINITY
+if TYPE_CHECKING:
+    from revisit.step.compiled.kernel import Columns
+
+COLUMN_BYTES = 256 << 20  # most memory for the columns that the compiled step keeps of all items of a run
+
+# A tensor of the host, because a Python number would first be written to the device by a kernel of its own.
+INFINITY = torch.tensor(math.inf)
+
+
+@dataclass
+class Item:
+    """The vision states of one image prompt, without padding, and what the compiled step keeps of them."""
+
+    states: Tensor  # (n, d)
+    column_bytes: int  # memory that the compiled step may use for it
+    columns: Columns | None = None
+
+
+class RowStates(Protocol):
+    """The vision states of all rows of a step."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """How many blocks each row has; 0 without an image."""
+
+    def item(self, row: int) -> Item:
+        """The states of one row."""
+
+    def blocks(self, rows: Sequence[int] | None = None) -> StateBlocks:
+        """The states of all rows, or of the given ones, as blocks on the device."""
+
+
+class PaddedStates:
+    """Row states from one padded tensor, as transformers decodes: consecutive rows are copies of an item (beams).
+
+    Args:
+        states: (items, n, d). Padding becomes NaN, in place.
+        mask: (items, n), False for padding.
+        copies: How many rows share an item.
+    """
+
+    def __init__(self, states: Tensor, mask: Tensor, copies: int = 1) -> None:
+        self.states, self.mask, self.copies = states, mask, copies
+        self.counts = [1] * (len(states) * copies)
+
+    @classmethod
+    def of_items(cls, items: Sequence[Tensor], copies: int = 1) -> PaddedStates:
+        """From the (n, d) states of each item; n may differ, and be 0 for an item without an image."""
+        longest = max(1, *(len(item) for item in items))
+        states = items[0].new_zeros(len(items), longest, items[0].shape[-1])
+        mask = torch.zeros(states.shape[:2], dtype=torch.bool)
+        for number, item in enumerate(items):
+            states[number, : len(item)] = item
+            mask[number, : len(item)] = True
+        return cls(states, mask.to(states.device), copies)
+
+    @functools.cached_property
+    def _items(self) -> list[Item]:
+        full = self.mask.all(-1).tolist()
+        own = [item if whole else item[real] for item, real, whole in zip(self.states, self.mask, full, strict=True)]
+        return [Item(states, COLUMN_BYTES // len(own)) for states in own]
+
+    @functools.cached_property
+    def _blocks(self) -> StateBlocks:
+        states = self.states.float() if self.states.is_cpu else self.states  # half precision is slow on CPUs
+        return StateBlocks.padded(states, self.mask, self.copies)
+
+    def item(self, row: int) -> Item:
+        return self._items[row // self.copies]
+
+    def blocks(self, rows: Sequence[int] | None = None) -> StateBlocks:
+        return self._blocks if rows is None else self._blocks.of_rows(rows)
 
 
 @dataclass(frozen=True)
@@ -20,7 +94,7 @@ class StateBlocks:
     """
 
     states: Tensor  # (G, S, d)
-    mask: Tensor | None  # (G, S) False behind the last state of a row; None where padding is NaN
+    real: Tensor | None  # (G, S) False for padding; None where there is none
     rows: Tensor  # (G, c) the rows that look at a block; any row where nobody does
     table: Tensor | None = None  # (B, M) the blocks of each row in order, -1 behind the last
     seen: Tensor | None = None  # (B,) whether a row has vision states; None where all rows have
@@ -29,24 +103,13 @@ class StateBlocks:
     def padded(cls, states: Tensor, mask: Tensor, copies: int = 1) -> StateBlocks:
         """One block an item, shared by consecutive rows that are its copies (beams, return sequences).
 
-        Padding becomes NaN, in place, and so is never selected: that is free, and a mask would be looked at in every step.
+        Padding becomes NaN, in place, and so is never selected: that is free, and a mask would be read in every step.
         """
         rows = torch.arange(len(states) * copies, device=states.device).view(-1, copies)
         if bool(mask.all()):
             return cls(states, None, rows)
         states.masked_fill_(~mask[..., None], math.nan)
-        return cls(states, None, rows, None, mask.any(-1)[:, None].expand_as(rows).flatten())
-
-    @classmethod
-    def of_items(cls, items: Sequence[Tensor], copies: int = 1) -> StateBlocks:
-        """From the (n, d) states of each item; n may differ, and be 0 for an item without an image."""
-        longest = max(1, *(len(item) for item in items))
-        states = items[0].new_zeros(len(items), longest, items[0].shape[-1])
-        mask = torch.zeros(states.shape[:2], dtype=torch.bool)
-        for number, item in enumerate(items):
-            states[number, : len(item)] = item
-            mask[number, : len(item)] = True
-        return cls.padded(states, mask.to(states.device), copies)
+        return cls(states, mask, rows, None, mask.any(-1)[:, None].expand_as(rows).flatten())
 
     @classmethod
     def pooled(cls, pool: Tensor, lengths: Tensor, table: Tensor) -> StateBlocks:
@@ -61,6 +124,21 @@ class StateBlocks:
         rows = spare.scatter(0, table.remainder(len(pool) + 1).flatten(), owner.flatten())[:-1, None]
         return cls(pool, mask, rows, table, (table >= 0).any(-1))
 
+    @property
+    def mask(self) -> Tensor | None:
+        """Which states may be selected (G, S); None where the rest is NaN, or nothing."""
+        return None if self.table is None else self.real
+
+    def of_rows(self, rows: Sequence[int]) -> StateBlocks:
+        """Some rows of padded blocks, each with a block of its own."""
+        index = to_device(np.array(rows), self.states.device)
+        items = index // self.rows.shape[1]
+        real, seen = (
+            (None if self.real is None else self.real[items]),
+            (None if self.seen is None else self.seen[index]),
+        )
+        return StateBlocks(self.states[items], real, torch.arange(len(rows), device=index.device)[:, None], None, seen)
+
     def by_block(self, values: Tensor) -> Tensor:
         """Values of rows, for the rows that look at each block.  (B, K) -> (G, c, K), (B,) -> (G, c, 1)"""
         wide = values.view(len(values), -1)
@@ -72,6 +150,11 @@ class StateBlocks:
             return values.mT.flatten(0, 1)
         return torch.where(self.table[..., None] < 0, INFINITY, values[..., 0][self.table]).flatten(1)
 
+    def real_by_row(self) -> Tensor:
+        """Which numbers of `by_row` are states and not padding.  -> (B, M · S)"""
+        real = torch.ones_like(self.states[..., 0]) if self.real is None else self.real.float()
+        return self.by_row(real[..., None].expand(-1, -1, self.rows.shape[1])) == 1
+
     def pick(self, values: Tensor, index: Tensor) -> Tensor:
         """The values of some states of each row, by their number in `by_row`.  (G, S, c, K), (B, n) -> (B, n, K)"""
         if self.table is None:
@@ -79,3 +162,12 @@ class StateBlocks:
             return values.transpose(1, 2).gather(2, number).flatten(0, 1)
         size = self.states.shape[1]
         return values[:, :, 0][self.table.gather(1, index // size), index % size]
+
+
+def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
+    """Numbers on their way to the device; the host does not wait for them."""
+    tensor = torch.from_numpy(np.ascontiguousarray(numbers))
+    if device.type == "cpu":
+        return tensor
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
+    return pinned.to(device, non_blocking=True)

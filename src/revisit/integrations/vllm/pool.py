@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError
-from revisit.step.states import StateBlocks
+from revisit.step.states import StateBlocks, to_device
 
 
 class PoolFull(RevisitError):
@@ -96,12 +96,3 @@ class Pool:
         place[every] = np.arange(len(every))
         chosen = self.states[to_device(every, device)]
         return StateBlocks.pooled(chosen, to_device(lengths[every], device), to_device(place[table], device))
-
-
-def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
-    """Numbers on their way to the device; the host does not wait for them."""
-    tensor = torch.from_numpy(np.ascontiguousarray(numbers))
-    if device.type == "cpu":
-        return tensor
-    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
-    return pinned.to(device, non_blocking=True)

@@ -22,21 +22,19 @@ from torch import Tensor, nn
 from revisit.errors import RevisitError
 from revisit.integrations.vllm.head import ShardedHead
 from revisit.integrations.vllm.plan import Plan
-from revisit.integrations.vllm.pool import Pool, to_device
+from revisit.integrations.vllm.pool import Pool
 from revisit.integrations.vllm.request import parse
-from revisit.integrations.vllm.step import SharedStep, fitting, room
 from revisit.methods.revisit import ReVisiT
-from revisit.step import reference
-from revisit.step.batched import refine
-from revisit.step.compiled import kernel
+from revisit.step.batched import fitting, refine, room_for
+from revisit.step.choose import Step, choose
 from revisit.step.rule import Rule
-from revisit.step.states import StateBlocks
+from revisit.step.states import Item, StateBlocks, to_device
 
 log = logging.getLogger(__name__)
 
 # Tokens outside the plausible set are this far below the model's own logits: never sampled, unless a grammar, a list of
 # allowed tokens or the like rules out the whole set; then what the model itself prefers comes next.
-FAR = 1e5
+MASKED_LOGIT_GAP = 1e5
 _SERIAL = itertools.count()
 
 
@@ -45,7 +43,7 @@ class Request:
 
     def __init__(self, method: ReVisiT, plan: Plan, prompt_ids: Sequence[int], pool: Pool) -> None:
         self.serial = next(_SERIAL)
-        self.rule = method.rule(normalize=method.normalize)
+        self.rule = method.rule()
         self.final_norm = method.norm == "final"
         self.layers = plan.layers(method)
         self.prompt_length = len(prompt_ids)
@@ -53,7 +51,7 @@ class Request:
         self.seen = np.zeros(self.tokens, bool)
         self.block = pool.size
         self.blocks = pool.take(plan.blocks_for(self.states))
-        self.columns: kernel.Columns | None = None  # what the compiled step keeps of it
+        self.item: Item | None = None  # its states where a step reads them row by row
         self._generator = random.Random(method.seed)
         self._draws: list[float] = []
 
@@ -74,7 +72,7 @@ class Request:
     def forget(self) -> None:
         """The states are computed again: those of before must not be mixed in."""
         self.seen[:] = False
-        self.columns = None
+        self.item = None
 
     def places(self, numbers: np.ndarray) -> np.ndarray:
         """Where states are in the pool, by their number.  (m,) -> (m,)"""
@@ -86,6 +84,33 @@ class Request:
         while len(self._draws) <= index:
             self._draws.append(self._generator.random())
         return self._draws[index]
+
+
+class PooledStates:
+    """The row states (see `revisit.step.states`) of requests that are decoded together."""
+
+    def __init__(self, pool: Pool, requests: Sequence[Request]) -> None:
+        self.pool, self.requests = pool, requests
+        self.key = tuple(request.serial for request in requests)
+        self.counts = [len(request.blocks) for request in requests]
+        self._whole: StateBlocks | None = None  # kept while it is no copy
+
+    def item(self, row: int) -> Item:
+        request = self.requests[row]
+        if request.item is None:
+            states = self.pool.read(request.places(np.arange(request.states)))
+            # The compiled step may keep as many bytes of columns as the states have, but a megabyte at least.
+            request.item = Item(states, max(1 << 20, states.nbytes))
+        return request.item
+
+    def blocks(self, rows: Sequence[int] | None = None) -> StateBlocks:
+        if rows is None and self._whole is not None:
+            return self._whole
+        requests = self.requests if rows is None else [self.requests[row] for row in rows]
+        view = self.pool.view([request.blocks for request in requests], [request.states for request in requests])
+        if rows is None and self.pool.holds(view.states):
+            self._whole = view
+        return view
 
 
 class Piece(NamedTuple):
@@ -127,12 +152,12 @@ class Worker:
         self.collected = collected  # layers that the forward gives out, ascending; always with the last
         self.requests: dict[str, Request] = {}
         self.rehearsed = False
-        self._room = room(plan.blocks, plan.width)
+        self._room = room_for(plan.blocks, plan.width)
         self._failed: set[str] = set()
         self._pieces: list[Piece] = []
         self._rows: list[Row] = []
-        self._steps: dict[Rule, SharedStep | kernel.CompiledStep] = {}
-        self._views: dict[Rule, tuple[tuple[int, ...], StateBlocks]] = {}  # with the requests whose blocks they are
+        self._steps: dict[Rule, Step] = {}
+        self._states: dict[Rule, PooledStates] = {}  # of the requests that were decoded together in the last step
         self._counts: Counter[str] = Counter()
         # (2,) rows refined by a vision token, and with another token than before
         self._device_counts: Tensor | None = None
@@ -265,7 +290,7 @@ class Worker:
         logits = logits.float()  # as the sampler would do next; the same tensor if it is float32 already
         for rule, group in groups.items():
             self._refine_group(logits, rule, group)
-        for kept in (self._steps, self._views):
+        for kept in (self._steps, self._states):
             for rule in kept.keys() - groups.keys():  # nobody asks for these settings any more
                 del kept[rule]
         return logits
@@ -285,56 +310,23 @@ class Worker:
         numbers = [row.row for row in group]
         whole = numbers == list(range(len(logits)))
         index = None if whole else to_device(np.array(numbers), logits.device)
-        some = logits if index is None else logits[index]  # (n, V)
-        if rule.full_vocabulary:
-            scores = torch.stack([self._reference(one, row) for one, row in zip(some, group, strict=True)])
-        else:
-            step = self._steps.get(rule) or self._steps.setdefault(rule, self._choose(rule))
-            if isinstance(step, kernel.CompiledStep):
-                taken = step.take(some, [self._columns(row.request) for row in group])
-                scores, counts = taken.scores, torch.stack([taken.applied.sum(), taken.changed.sum()])
-            else:
-                owned = [len(row.request.blocks) for row in group]
-                view = functools.partial(self._view, rule, group)
-                scores, counts = step(some, owned, view, _draws(rule, group, some))
-            self._count(counts)
-        result = torch.maximum(scores, some - FAR)
+        chosen = logits if index is None else logits[index]  # (n, V)
+        if rule not in self._steps:
+            self._steps[rule] = choose(self.head, rule, self.pool.states.device, room=self._room)
+        refined = self._steps[rule].take(chosen, self._states_of(rule, group), _draws(rule, group, chosen))
+        self._count(torch.stack([refined.applied, refined.changed]).sum(1))
+        result = torch.maximum(refined.scores, chosen - MASKED_LOGIT_GAP)
         if index is None:
             logits.copy_(result)
         else:
             logits.index_copy_(0, index, result)
 
-    def _choose(self, rule: Rule) -> SharedStep | kernel.CompiledStep:
-        """What takes the steps with these settings: on a CPU compiled code, where it can, else torch."""
-        if kernel.suits(self.pool.states, self.head, rule):
-            return kernel.CompiledStep([], self.head, rule, copies=1)
-        return SharedStep(self.head, rule, self._room)
-
-    def _columns(self, request: Request) -> kernel.Columns:
-        """A request's states for the compiled step, and memory for as many bytes of columns, but a megabyte at least."""
-        if request.columns is None:
-            states = self.pool.read(request.places(np.arange(request.states)))
-            request.columns = kernel.Columns(states, len(self.head.weight), max(1 << 20, states.nbytes))
-        return request.columns
-
-    def _view(self, rule: Rule, group: Sequence[Row], rows: Sequence[int]) -> StateBlocks:
-        """The blocks of some rows of a group; those of all are kept while the same requests are decoded together."""
-        requests = [group[row].request for row in rows]
-        key = tuple(request.serial for request in requests)
-        known, view = self._views.get(rule, ((), None))
-        if view is None or known != key:
-            view = self.pool.view([request.blocks for request in requests], [request.states for request in requests])
-            if len(rows) == len(group) and self.pool.holds(view.states):
-                self._views[rule] = key, view
-        return view
-
-    def _reference(self, logits: Tensor, row: Row) -> Tensor:
-        """One row by the reference: over the full vocabulary nothing is gained by a batch."""
-        request = row.request
-        states = self.pool.read(request.places(np.arange(request.states)))
-        result = reference.refine(logits, states, self.head, request.rule, request.uniform(row.token))
-        self._count(torch.tensor([result is not None and result.applied, result is not None and result.changed]))
-        return reference.scatter(result, logits)
+    def _states_of(self, rule: Rule, group: Sequence[Row]) -> PooledStates:
+        """The states of a group, kept while the same requests are decoded together."""
+        states = PooledStates(self.pool, [row.request for row in group])
+        if rule not in self._states or self._states[rule].key != states.key:
+            self._states[rule] = states
+        return self._states[rule]
 
     def _count(self, applied_and_changed: Tensor) -> None:
         if self._device_counts is None:
@@ -353,10 +345,10 @@ class Worker:
         del copied
 
 
-def _draws(rule: Rule, group: Sequence[Row], like: Tensor) -> Tensor | None:
+def _draws(rule: Rule, group: Sequence[Row], like: Tensor) -> Tensor | float:
     """The draws of select="random".  -> (n, 1)"""
     if rule.select != "random":
-        return None
+        return 0.0
     return to_device(np.array([[row.request.uniform(row.token)] for row in group]), like.device)
 
 

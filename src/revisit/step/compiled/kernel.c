@@ -73,8 +73,7 @@ FAST static int maxima(const float *logits, long count, float *groups, float *be
 /* The tokens whose logit is at least the largest plus log_alpha, ascending; how many there are.
  *
  * The reference compares log-probabilities: -1 where their rounding could decide about a token, where there are more than
- * `room` tokens, and where the logits are no distribution.
- */
+ * `room` tokens, and where the logits are no distribution. */
 static long plausible(const float *logits, long count, double log_alpha, int64_t *ids, long room)
 {
     float groups[GROUPS], best;
@@ -101,12 +100,12 @@ enum { CREDIT = 4 }; /* sweeps that a column survives after it was used often */
 /* The slots of the columns of some tokens. Tokens without one are given a slot: a free one, or that of a column that was not
  * used for longest, by sweeps that take one credit each. How many are new, with their tokens and slots.
  *
- * slot_of: token -> slot + 1, or 0. books: the token, the last step and the credit of every slot, then step and sweep.
+ * slot_of: token -> slot + 1, or 0. slot_table: the token, the last step and the credit of every slot, then step and sweep.
  */
-static long find_columns(int32_t *slot_of, int32_t *books, long capacity, const int64_t *ids, long count, int64_t *slots,
+static long find_columns(int32_t *slot_of, int32_t *slot_table, long capacity, const int64_t *ids, long count, int64_t *slots,
                          int64_t *new_ids, int64_t *new_slots)
 {
-    int32_t *token_in = books, *used_at = books + capacity, *credit = used_at + capacity, *now = credit + capacity;
+    int32_t *token_in = slot_table, *used_at = slot_table + capacity, *credit = used_at + capacity, *now = credit + capacity;
     long missing = 0, sweep = now[1];
     now[0]++;
     for (long i = 0; i < count; i++) {
@@ -280,26 +279,26 @@ FAST static void block(const float *store, long height, const int64_t *slots, co
     for (long start = 0; start < count; start += CHUNK) {
         long stop = start + CHUNK < count ? start + CHUNK : count;
         for (int v = 0; v < LANES; v++) {
-            f8 some = all(0), weighted = all(0);
+            f8 partial = all(0), weighted = all(0);
             for (long j = start; j < stop; j++) {
                 f8 shifted = load(x + j * BLOCK + 8 * v) - top[v], e = exponential(shifted);
                 store8(x + j * BLOCK + 8 * v, e);
-                some += e;
+                partial += e;
                 weighted += e * shifted;
             }
-            total[v] += some;
+            total[v] += partial;
             own[v] += weighted;
         }
     }
     for (long start = 0; start < count; start += CHUNK) {
         long stop = start + CHUNK < count ? start + CHUNK : count;
         for (int v = 0; v < LANES; v++) {
-            f8 some = all(0);
+            f8 partial = all(0);
             for (long j = start; j < stop; j++) {
                 f8 u = load(x + j * BLOCK + 8 * v) + total[v] * all(p[j]);
-                some += u * logarithm(u);
+                partial += u * logarithm(u);
             }
-            mixed[v] += some;
+            mixed[v] += partial;
         }
     }
     float result[BLOCK];
@@ -312,8 +311,7 @@ FAST static void block(const float *store, long height, const int64_t *slots, co
 
 /* Divergences of all `height` states from P, over the columns `slots`; NaN for those that cannot be selected.
  *
- * `scratch` has room for count numbers, and count * 16 more a thread.
- */
+ * `scratch` has room for count numbers, and count * 16 more a thread. */
 static void divergences_of(const float *store, long height, const int64_t *slots, const float *log_p, long count,
                          float *scratch, float *out, int threads)
 {
@@ -379,16 +377,16 @@ static long select_states(const float *divergences, long height, float sign, lon
 }
 
 /* ln Q, the mean of the distributions of some states. */
-static void mean_of(const float *store, long height, const int64_t *slots, long count, const int64_t *chosen, long some,
+static void mean_of(const float *store, long height, const int64_t *slots, long count, const int64_t *chosen, long found,
                     float *one, float *log_q)
 {
-    for (long n = 0; n < some; n++) {
+    for (long n = 0; n < found; n++) {
         for (long i = 0; i < count; i++) one[i] = store[slots[i] * height + chosen[n]];
         normalize(one, count);
         for (long i = 0; i < count; i++)
             log_q[i] = n ? fmaxf(log_q[i], one[i]) + (float)log1p(exp(-fabs((double)log_q[i] - one[i]))) : one[i];
     }
-    for (long i = 0; i < count && some > 1; i++) log_q[i] -= logf((float)some);
+    for (long i = 0; i < count && found > 1; i++) log_q[i] -= logf((float)found);
 }
 
 /* The weight of the vision side by name: 1 agreement, 2 uncertainty, 3 both. */
@@ -408,40 +406,42 @@ static double adaptive_weight(const float *log_p, const float *log_q, long count
  *
  * logits, scores: (vocabulary); the scores are -inf outside the plausible set. states: (height, width). head: (vocabulary,
  * width). largest: whether the largest divergences are selected. adaptive: name of the weight, 0 for the given one.
- * store (capacity, height), slot_of (vocabulary) and books (3 capacity + 2) keep columns from step to step; the latter two
- * begin as zeros. told: the selected state (-1 for none), whether the likeliest token was not the likeliest before, the weight.
- */
+ * store (capacity, height), slot_of (vocabulary) and slot_table (3 capacity + 2) keep columns from step to step; the latter two
+ * begin as zeros. out: the selected state (-1 for none), whether the likeliest token changed, the weight. With several
+ * plausible tokens, divergences (height) of all states; with a selected state, log Q in vision (vocabulary), unless NULL. */
 long revisit_step(const float *logits, long vocabulary, double log_alpha, const float *states, long height, long width,
                   const float *head, int largest, long neighbors, int adaptive, double weight, int normalized, long capacity,
-                  float *store, int32_t *slot_of, int32_t *books, float *scores, int threads, double *told)
+                  float *store, int32_t *slot_of, int32_t *slot_table, float *scores, int threads, double *out,
+                  float *divergences, float *vision)
 {
     int64_t ids[MOST], slots[MOST], new_ids[MOST], new_slots[MOST];
     long count = plausible(logits, vocabulary, log_alpha, ids, capacity < MOST ? capacity : MOST);
     if (count < 1) return -1;
     long panel = PANEL * ((width + 7) / 8 * 8), compared = (1 + threads * BLOCK) * count;
-    int64_t *chosen = malloc(neighbors * sizeof *chosen + (4 * count + height + (panel > compared ? panel : compared)) * 4);
+    int64_t *chosen = malloc(neighbors * sizeof *chosen + (4 * count + (panel > compared ? panel : compared)) * 4);
     if (!chosen) return -1;
     float *log_p = (float *)(chosen + neighbors), *log_q = log_p + count, *one = log_q + count, *result = one + count;
-    float *divergences = result + count, *scratch = divergences + height;
+    float *scratch = result + count;
     for (long i = 0; i < count; i++) log_p[i] = logits[ids[i]];
     normalize(log_p, count);
     memcpy(result, log_p, count * sizeof *result);
-    told[0] = -1, told[1] = told[2] = 0;
-    long some = 0;
+    out[0] = -1, out[1] = out[2] = 0;
+    long found = 0;
     if (count > 1) {
-        long missing = find_columns(slot_of, books, capacity, ids, count, slots, new_ids, new_slots);
+        long missing = find_columns(slot_of, slot_table, capacity, ids, count, slots, new_ids, new_slots);
         project_columns(states, height, width, head, new_ids, missing, store, new_slots, scratch, threads);
         divergences_of(store, height, slots, log_p, count, scratch, divergences, threads);
-        some = select_states(divergences, height, largest ? -1.0f : 1.0f, neighbors, chosen);
+        found = select_states(divergences, height, largest ? -1.0f : 1.0f, neighbors, chosen);
     }
-    if (some) {
-        mean_of(store, height, slots, count, chosen, some, one, log_q);
+    if (found) {
+        mean_of(store, height, slots, count, chosen, found, one, log_q);
         if (adaptive) weight = adaptive_weight(log_p, log_q, count, adaptive);
         for (long i = 0; i < count && weight != 0; i++) result[i] = (float)(log_p[i] + weight * log_q[i]);
         if (normalized) normalize(result, count);
-        told[0] = chosen[0];
-        told[1] = log_p[largest_of(result, count)] < log_p[largest_of(log_p, count)];
-        told[2] = weight;
+        out[0] = chosen[0];
+        out[1] = log_p[largest_of(result, count)] < log_p[largest_of(log_p, count)];
+        out[2] = weight;
+        for (long i = 0; i < count && vision; i++) vision[ids[i]] = log_q[i];
     }
     for (long i = 0; i < vocabulary; i++) scores[i] = -INFINITY;
     for (long i = 0; i < count; i++) scores[ids[i]] = result[i];

@@ -12,10 +12,9 @@ import hashlib
 import math
 import struct
 import warnings
-from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,12 +22,13 @@ from torch import Tensor
 from revisit import settings
 from revisit.models.head import Projection
 from revisit.step import reference
-from revisit.step.batched import Step
+from revisit.step.batched import Refined
+from revisit.step.reference import Refinement
 from revisit.step.rule import Rule
+from revisit.step.states import Item, RowStates
 
 HERE = Path(__file__).resolve().parent
 COLUMNS = 2816  # most columns that are kept of an item
-COLUMN_BYTES = 256 << 20  # most memory for the columns of all items of a run
 ADAPTIVE = {"agreement": 1, "uncertainty": 2, "both": 3}
 
 
@@ -60,7 +60,7 @@ def _load(folder: str) -> Any | None:
     pointer, count, number, switch = ctypes.c_void_p, ctypes.c_long, ctypes.c_double, ctypes.c_int
     loaded.revisit_step.argtypes = [
         pointer, count, number, pointer, count, count, pointer, switch, count, switch, number, switch, count,
-        pointer, pointer, pointer, pointer, switch, pointer,
+        pointer, pointer, pointer, pointer, switch, pointer, pointer, pointer,
     ]  # fmt: skip
     loaded.revisit_step.restype = count
     return loaded
@@ -79,68 +79,106 @@ def _check_whole(path: Path) -> None:
             raise OSError(f"{path.name} is cut off")
 
 
-def suits(states: Tensor, head: Projection, rule: Rule) -> bool:
+def suits(head: Projection, rule: Rule) -> bool:
     """Whether the compiled code is there and takes steps of this kind."""
     usual = rule.divergence == "jsd" and rule.fusion == "poe" and rule.select in ("min", "max")
     if not usual or rule.full_vocabulary or rule.model_dtype or library() is None:
         return False
     weight = head.plain_weight
-    plain = weight is not None and weight.dtype == torch.float32 and weight.is_cpu and weight.is_contiguous()
-    return plain and states.dtype == torch.float32 and states.is_cpu
+    return weight is not None and weight.dtype == torch.float32 and weight.is_cpu and weight.is_contiguous()
 
 
 class Columns:
     """Memory of one item's projected columns; only what is touched is real."""
 
-    def __init__(self, states: Tensor, vocabulary: int, share: int) -> None:
-        self.states = states.contiguous()  # (n, d)
-        self.capacity = min(COLUMNS, share // (4 * max(1, len(states))))
-        self.store = torch.empty(self.capacity, len(states))
+    def __init__(self, item: Item, vocabulary: int) -> None:
+        self.states = item.states.float().contiguous()  # (n, d)
+        self.capacity = min(COLUMNS, item.column_bytes // (4 * max(1, len(self.states))))
+        self.store = torch.empty(self.capacity, len(self.states))
         self.slot_of = torch.zeros(vocabulary, dtype=torch.int32)
-        self.books = torch.zeros(3 * self.capacity + 2, dtype=torch.int32)
+        self.slot_table = torch.zeros(3 * self.capacity + 2, dtype=torch.int32)
+        self.divergences = torch.empty(len(self.states))  # of the last step
+
+
+class Row(NamedTuple):
+    """What one row's step gives; see `Refined`."""
+
+    size: int = 0
+    applied: bool = False
+    changed: bool = False
+    state: int = -1
+    weight: float = 0.0
+    touched: bool = False
+    refinement: Refinement | None = None
 
 
 class CompiledStep:
-    """Takes the steps of one run by compiled code, row by row; the few that it does not take go to the reference."""
+    """Takes steps by compiled code, row by row; the few that it does not take go to the reference."""
 
-    def __init__(self, items: Sequence[Tensor], head: Projection, rule: Rule, copies: int) -> None:
+    def __init__(self, head: Projection, rule: Rule, record: bool = False) -> None:
         weight = head.plain_weight
         assert weight is not None
-        self.head, self.weight, self.rule, self.copies = head, weight, rule, copies
-        self.items = [Columns(item, len(weight), COLUMN_BYTES // len(items)) for item in items]
+        self.head, self.weight, self.rule, self.record = head, weight, rule, record
         self.library: Any = library()
-        self.told = (ctypes.c_double * 3)()
+        self.out = (ctypes.c_double * 3)()
 
     @torch.no_grad()
-    def __call__(self, logits: Tensor, uniform: float | Tensor = 0.0, ended: Tensor | None = None) -> Step:
+    def take(
+        self, logits: Tensor, states: RowStates, uniform: float | Tensor = 0.0, ended: Tensor | None = None
+    ) -> Refined:
+        """One step of all rows; see `choose.Step`."""
         over = [False] * len(logits) if ended is None else ended.tolist()
-        return self.take(logits, [None if over[row] else self.items[row // self.copies] for row in range(len(logits))])
-
-    def take(self, logits: Tensor, items: Sequence[Columns | None]) -> Step:
-        """One step of rows (B, V) that look at these items; rows with None are left as they are."""
         logits = logits.float().contiguous()
         scores = logits.clone()
-        outcomes = [self._row(*row) for row in zip(logits, scores, items, strict=True)]
-        sizes, applied, changed, states, weights, seen = (torch.tensor(x) for x in zip(*outcomes, strict=True))
-        return Step(scores, sizes, applied, changed, states, weights, seen)
+        rows = [
+            Row() if over[row] else self._take_row(one, scores[row], states.item(row)) for row, one in enumerate(logits)
+        ]
+        return Refined(
+            scores,
+            sizes=torch.tensor([row.size for row in rows]),
+            applied=torch.tensor([row.applied for row in rows]),
+            changed=torch.tensor([row.changed for row in rows]),
+            states=torch.tensor([row.state for row in rows]),
+            weights=torch.tensor([row.weight for row in rows]),
+            seen=torch.tensor([row.touched for row in rows]),
+            refinements=tuple(row.refinement for row in rows) if self.record else (),
+        )
 
-    def _row(self, logits: Tensor, scores: Tensor, item: Columns | None) -> tuple[int, bool, bool, int, float, bool]:
-        """Write the scores (V,) of one row: size, applied, changed, state, weight, and whether it was touched."""
-        rule, told = self.rule, self.told
-        if item is None or not len(item.states):
-            return 0, False, False, -1, 0.0, False
-        if len(logits) <= len(self.weight) and item.capacity:
+    def _take_row(self, logits: Tensor, scores: Tensor, item: Item) -> Row:
+        """Write the scores (V,) of one row."""
+        rule, out = self.rule, self.out
+        if not len(item.states):
+            return Row()
+        if item.columns is None:
+            item.columns = Columns(item, len(self.weight))
+        columns = item.columns
+        if len(logits) <= len(self.weight) and columns.capacity:
             adaptive = ADAPTIVE[rule.weight] if isinstance(rule.weight, str) else 0
+            vision = torch.empty(len(logits)) if self.record else None
             size = self.library.revisit_step(
-                logits.data_ptr(), len(logits), math.log(rule.alpha), item.states.data_ptr(), *item.states.shape,
-                self.weight.data_ptr(), rule.select == "max", min(rule.neighbors, len(item.states)), adaptive,
-                0.0 if adaptive else rule.weight, rule.normalize, item.capacity, item.store.data_ptr(),
-                item.slot_of.data_ptr(), item.books.data_ptr(), scores.data_ptr(), torch.get_num_threads(), told,
+                logits.data_ptr(), len(logits), math.log(rule.alpha), columns.states.data_ptr(), *columns.states.shape,
+                self.weight.data_ptr(), rule.select == "max", min(rule.neighbors, len(columns.states)), adaptive,
+                0.0 if adaptive else rule.weight, rule.normalize, columns.capacity, columns.store.data_ptr(),
+                columns.slot_of.data_ptr(), columns.slot_table.data_ptr(), scores.data_ptr(), torch.get_num_threads(),
+                out, columns.divergences.data_ptr(), None if vision is None else vision.data_ptr(),
             )  # fmt: skip
             if size > 0:
-                return size, told[0] >= 0, told[1] > 0, int(told[0]), told[2], True
-        result = reference.refine(logits, item.states, self.head, rule)
+                row = Row(size, out[0] >= 0, out[1] > 0, int(out[0]), out[2], True)
+                return (
+                    row
+                    if vision is None
+                    else row._replace(refinement=_refinement(row, logits, scores, columns, vision))
+                )
+        result = reference.refine(logits, columns.states, self.head, rule)
         scores.copy_(reference.scatter(result, logits))
         if result is None:
-            return 0, False, False, -1, 0.0, False
-        return result.size, result.applied, result.changed, result.state, result.weight, True
+            return Row()
+        return Row(result.size, result.applied, result.changed, result.state, result.weight, True, result)
+
+
+def _refinement(row: Row, logits: Tensor, scores: Tensor, columns: Columns, vision: Tensor) -> Refinement:
+    """What the compiled code did to a row, as the reference says it."""
+    ids = scores.isfinite().nonzero().squeeze(-1)
+    base = logits[ids].log_softmax(-1)
+    divergences = columns.divergences.clone() if row.size > 1 else None
+    return Refinement(ids, base, vision[ids] if row.applied else base, scores[ids], row.state, divergences, row.weight)
