@@ -1,4 +1,4 @@
-"""`--data hub`: fetched once into the cache folder, then read from there."""
+"""`--data download`: hub datasets are fetched once into the cache folder, then read from there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setenv("REVISIT_CACHE", str(tmp_path / "cache"))
     requests: list[Any] = []
 
-    def get(benchmark: str, folder: Path, source: str | None, split: str | None, limit: int | None) -> None:
+    def get(benchmark: str, folder: Path, source: str | None, split: str | None, limit: int | None, *_: Any) -> None:
         if not folder.is_dir():
             requests.append((benchmark, source, split, limit))
             folder.mkdir(parents=True)
@@ -30,28 +30,29 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_fetched_once(fetched: list[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first = resolve_data("hub", "pope", 5)
-    assert first == tmp_path / "cache/hub-pope"
-    assert "Fetching pope from lmms-lab/POPE" in caplog.text
+    first = resolve_data("download", "mmmu", 5)
+    assert first == tmp_path / "cache/data-mmmu"
+    assert "Fetching mmmu from its hub dataset" in caplog.text
     caplog.clear()
-    assert resolve_data("hub", "pope") == first
+    assert resolve_data("download", "mmmu") == first
     assert caplog.text == ""
-    other = resolve_data("hub:me/POPE", "pope")
-    assert other != first
+    other = resolve_data("download:me/POPE", "pope", 5)
+    assert other.name.startswith("data-pope-")
     assert other.parent == first.parent
-    assert fetched == [("pope", None, None, None), ("pope", "me/POPE", None, None)]
+    assert fetched == [("mmmu", None, None, None), ("pope", "me/POPE", None, None)]
 
 
 def test_a_large_dataset_is_fetched_as_far_as_needed(fetched: list[Any], tmp_path: Path) -> None:
-    assert resolve_data("hub", "vqav2", 50) == tmp_path / "cache/hub-vqav2-first50"
-    assert resolve_data("hub", "vqav2") == tmp_path / "cache/hub-vqav2"
-    assert resolve_data("hub", "vqav2", 60) == tmp_path / "cache/hub-vqav2"  # the whole one serves any limit
-    assert fetched == [("vqav2", None, None, 50), ("vqav2", None, None, None)]
+    some = resolve_data("download:me/VQAv2", "vqav2", 300)
+    whole = resolve_data("download:me/VQAv2", "vqav2")
+    assert some == whole.with_name(f"{whole.name}-first300")
+    assert resolve_data("download:me/VQAv2", "vqav2", 60) == whole  # the whole one serves any limit
+    assert fetched == [("vqav2", "me/VQAv2", None, 300), ("vqav2", "me/VQAv2", None, None)]
 
 
 def test_refused(fetched: list[Any]) -> None:
-    with pytest.raises(RevisitError, match="revisit data get chair DIR"):
-        resolve_data("hub", "chair")
     with pytest.raises(RevisitError, match="revisit data get BENCHMARK DIR"):
-        resolve_data("hub")
+        resolve_data("download")
+    with pytest.raises(RevisitError, match="data folder 'hub' does not exist"):
+        resolve_data("hub", "pope")
     assert fetched == []

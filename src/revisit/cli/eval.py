@@ -48,7 +48,7 @@ def evaluate(
         None,
         metavar="PLACE",
         help="Folder with the benchmarks' files, or NAME=FOLDER for each; scenes:SPLIT:NUMBER:SEED generates them, download "
-        f"fetches them from their authors, hub from hub datasets, each once. Of the model tiny: {DEFAULT_SCENES}.",
+        f"fetches them once, as `revisit data get` does. Of the model tiny: {DEFAULT_SCENES}.",
     ),
     limit: int = options.LIMIT,
     batch_size: int = options.BATCH_SIZE,

@@ -28,7 +28,6 @@ from revisit.evaluation.plan import Plan
 from revisit.models.config import OF_SCENES
 
 SCENES = "scenes"
-HUB = "hub"
 DOWNLOAD = "download"
 DEFAULT_SCENES = "scenes:unusual:100"
 YAML_BRACKETS = 1000
@@ -191,7 +190,7 @@ class EvalConfig:
         return parse_data(given, names)
 
     def _data(self, models: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
-        """Each benchmark's folder; scenes and hub datasets go into the cache when they are asked for the first time."""
+        """Each benchmark's folder; scenes and downloads go into the cache when they are asked for the first time."""
         places = self._places(models, names)
         asked = presets.find(self.preset).items if self.preset else {}
         limits = {name: min((n for n in (self.limit, asked.get(name)) if n), default=None) for name in names}
@@ -308,16 +307,11 @@ def parse_data(given: Any, names: Sequence[str]) -> dict[str, str]:
 
 
 def resolve_data(place: str, benchmark: str | None = None, limit: int | None = None) -> Path:
-    """The folder; or the scenes `scenes[:split[:n[:seed]]]`, what `revisit data get` fetches (`download[:address]`), or the
-    benchmark's hub dataset `hub[:source]`, each made once."""
+    """The folder; or the scenes `scenes[:split[:n[:seed]]]`, or what `revisit data get` fetches, `download[:source]`, each written once."""
     if place == SCENES or place.startswith(f"{SCENES}:"):
         from revisit.evaluation.scenes import scene_folder
 
         return scene_folder(place)
-    if place == HUB or place.startswith(f"{HUB}:"):
-        from revisit.evaluation.fetched import hub_folder
-
-        return hub_folder(place, benchmark, limit)
     if place == DOWNLOAD or place.startswith(f"{DOWNLOAD}:"):
         from revisit.evaluation.fetched import downloaded_folder
 

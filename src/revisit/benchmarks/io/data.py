@@ -29,19 +29,30 @@ def get(
     """Makes `folder` the benchmark's data folder and gives what its source.json says.
 
     `source`: a hub dataset OWNER/NAME, a folder with a dataset's files, or the address of a copy of the authors' servers.
-    What a broken attempt left beside `folder` is gone on with.
+    Interrupted downloads resume.
     """
     cls = registry.find(name)
-    web = source is not None and source.startswith(("http://", "https://"))
-    if not cls.downloads or (source is not None and not web):
-        if web:
+    if from_hub(cls, source):
+        if source is not None and "://" in source:
             raise RevisitError(
                 f"{cls.title} is fetched from the hub: give --from OWNER/NAME or a folder, not an address."
             )
-        return hub.get(name, folder, source, split, limit, progress)
+        return hub.get(name, folder, full_path(source), split, limit, progress)
     if split is not None:
         raise RevisitError(f"{cls.title}'s files have no splits to choose from; leave --split out.")
     return _download(registry.get(name, **options), options, folder, source, limit, progress)
+
+
+def from_hub(cls: type[Benchmark], source: str | None) -> bool:
+    """Whether the data comes from a hub dataset, or a folder with one, instead of the authors' servers or a copy of them."""
+    return not cls.downloads or (source is not None and not source.startswith(("http://", "https://")))
+
+
+def full_path(source: str | None) -> str | None:
+    """A folder by its full path, anything else as it is."""
+    if source is not None and Path(source).expanduser().is_dir():
+        return str(Path(source).expanduser().resolve())
+    return source
 
 
 def _download(
@@ -57,12 +68,8 @@ def _download(
     if known := hub.present(folder, {"benchmark": benchmark.name, "asked": asked}):
         return known
 
-    def report(done: int, _: int) -> None:
-        if progress is not None:
-            progress(done)
-
     def fetched(remotes: list[Remote]) -> int:
-        fetch_all((mirrored(remote, mirror) for remote in remotes), out.root, report)
+        fetch_all((mirrored(remote, mirror) for remote in remotes), out.root, progress)
         return sum(len(remote.results) for remote in remotes)
 
     with drafting(folder, resume=True) as out:

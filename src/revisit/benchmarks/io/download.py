@@ -1,4 +1,4 @@
-"""Files by HTTP: a transfer that broke off goes on where it stopped, every file is checked, and none is ever half there.
+"""Files by HTTP: interrupted downloads resume, every file is checked, and none appears before it is complete.
 
 A file grows as `NAME.part` and gets its name when it is whole: as long as the server said, with the SHA-256 that is known,
 or at least a picture. Free disk space is compared with what is to come before anything is written.
@@ -32,7 +32,7 @@ CHUNK = 1 << 20
 CONNECTIONS = 8
 BUSY = (408, 425, 429, 500, 502, 503, 504)
 
-Progress = Callable[[int, int], None]  # (files that are there, files in all)
+Progress = Callable[[int], None]  # called with the number of files that are there
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def fetch_all(remotes: Iterable[Remote], folder: Path, progress: Progress | None
                 job.result()
                 done += 1
                 if progress is not None:
-                    progress(done, len(remotes))
+                    progress(done)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

@@ -1,4 +1,4 @@
-"""A data folder in the making: it gets its name when it is whole, and a kill before that leaves nothing under it."""
+"""A data folder that gets its name when it is complete; a process that is killed before that leaves nothing under it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import hashlib
 import io
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -27,7 +27,7 @@ _BEGINNINGS = {
     b"MM\x00*": ".tif",
 }
 
-Layout = tuple[str, str, str]  # what stands before, between and after the entries of a file
+Layout = tuple[str, str, str]  # what comes before, between and after the entries of a file
 LINES: Layout = ("", "\n", "\n")
 ARRAY: Layout = ("[\n", ",\n", "\n]\n")
 
@@ -43,21 +43,14 @@ class Draft:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.pictures: dict[str, str] = {}  # place as asked for -> path below root
-        self._digests: dict[str, str] = {}  # path below root -> SHA-256 of its content
-        self._open: dict[str, tuple[IO[str], Layout]] = {}
-        self._seen: set[Any] = set()
+        self._entries: dict[str, tuple[Layout, list[str]]] = {}
+        self._seen: set[Hashable] = set()
 
-    def add(self, path: str, value: Any, layout: Layout = LINES) -> None:
-        """Appends a JSON entry to a file that `close` will complete."""
-        entry = json.dumps(value, ensure_ascii=False)
-        if path not in self._open:
-            file = self._target(path).open("w", encoding="utf-8", newline="\n")
-            self._open[path] = (file, layout)
-            file.write(layout[0] + entry)
-        else:
-            self._open[path][0].write(layout[1] + entry)
+    def add(self, path: str, value: object, layout: Layout = LINES) -> None:
+        """Appends a JSON entry to a file that `close` will write."""
+        self._entries.setdefault(path, (layout, []))[1].append(json.dumps(value, ensure_ascii=False))
 
-    def once(self, key: Any, where: str) -> None:
+    def once(self, key: Hashable, where: str) -> None:
         """Raises if a row with this key came before."""
         if key in self._seen:
             raise RevisitError(f"{where}: {key!r} is there a second time; this is not the dataset as published.")
@@ -78,28 +71,20 @@ class Draft:
                 data, ending = to_png(data, where), ".png"
             path = place if named else place + ending
             self._target(path).write_bytes(data)
-            self._digests[path] = hashlib.sha256(data).hexdigest()
             self.pictures[place] = path
         return self.pictures[place]
 
     def close(self) -> None:
-        """Completes the files that grew entry by entry."""
-        while self._open:
-            file, layout = self._open.popitem()[1]
-            with file:
-                file.write(layout[2])
-
-    def abandon(self) -> None:
-        """Lets go of open files, whatever they hold."""
-        while self._open:
-            with suppress(OSError):
-                self._open.popitem()[1][0].close()
+        """Writes the files that grew entry by entry."""
+        while self._entries:
+            path, ((before, between, after), entries) = self._entries.popitem()
+            self.text(path, before + between.join(entries) + after)
 
     def fingerprint(self) -> str:
         """SHA-256 over names and contents of everything written."""
         paths = sorted(p.relative_to(self.root).as_posix() for p in self.root.rglob("*") if p.is_file())
-        digests = ((p, self._digests.get(p) or file_digest(self.root / p)) for p in paths)
-        return hashlib.sha256("".join(f"{path} {digest}\n" for path, digest in digests).encode()).hexdigest()
+        digests = "".join(f"{path} {file_digest(self.root / path)}\n" for path in paths)
+        return hashlib.sha256(digests.encode()).hexdigest()
 
     def _target(self, path: str) -> Path:
         parts = PurePosixPath(path).parts
@@ -182,7 +167,6 @@ def drafting(folder: Path, *, resume: bool = False) -> Iterator[Draft]:
                 draft.close()
                 place.rename(folder)  # replaces an empty folder, never one that holds something
             except BaseException:
-                draft.abandon()
                 if not resume:
                     shutil.rmtree(place, ignore_errors=True)
                 raise

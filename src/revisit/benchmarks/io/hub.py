@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from revisit.benchmarks import registry
-from revisit.benchmarks.base import Benchmark, HubDataset
+from revisit.benchmarks.base import HubDataset
 from revisit.benchmarks.io.download import check_space
 from revisit.benchmarks.io.drafts import drafting
 from revisit.benchmarks.io.files import Record
@@ -189,16 +189,6 @@ def _checked(stream: Iterable[Mapping[str, Any]], where: str, dataset: HubDatase
 # ------------------------------------------------------------------------------------------------------ fetching
 
 
-def find(benchmark: str) -> tuple[type[Benchmark], HubDataset]:
-    """The benchmark and its dataset, or the sentence that says there is none."""
-    cls = registry.find(benchmark)
-    if cls.hub is None:
-        raise RevisitError(
-            f"{cls.title} names no hub dataset; run `revisit data get {cls.name} DIR` and give that folder."
-        )
-    return cls, cls.hub
-
-
 def get(
     benchmark: str,
     folder: Path,
@@ -211,12 +201,14 @@ def get(
 
     A folder that the same request made is left as it is; one that holds anything else is refused.
     """
-    cls, dataset = find(benchmark)
-    key = cls.name
+    cls = registry.find(benchmark)
+    dataset, key = cls.hub, cls.name
+    if dataset is None:
+        raise RevisitError(f"{cls.title} names no hub dataset; run `revisit data get {key} DIR` and give that folder.")
     if limit is not None and limit < 1:
         raise RevisitError(f"limit must be at least 1, not {limit}; leave it out to fetch everything.")
     folder = folder.expanduser().resolve()
-    asked = {"from": spelled(source), "split": split, "limit": limit}
+    asked = {"from": source, "split": split, "limit": limit}
     if known := present(folder, {"benchmark": key, "asked": asked}):
         return known
     library = _library()
@@ -224,16 +216,25 @@ def get(
     place = locate(dataset.repos, source)
     copy = place if limit is not None else downloaded(place, folder)
     with drafting(folder) as out:
-        rows = _Counted(islice(_rows(library, dataset, copy, splits), limit), progress)
-        cls.write_rows(rows, out)
+        rows = 0
+
+        def counted() -> Iterator[Record]:
+            nonlocal rows
+            for row in islice(_rows(library, dataset, copy, splits), limit):
+                yield row
+                rows += 1
+                if progress is not None:
+                    progress(rows)
+
+        cls.write_rows(counted(), out)
         out.close()
         about = {
             "benchmark": key,
             "source": place.source,
             "revision": place.revision,
             "splits": list(splits),
-            "rows": rows.count,
-            "items": _read_back(key, out.root, rows.count, place, whole=limit is None),
+            "rows": rows,
+            "items": _read_back(key, out.root, rows, place, whole=limit is None),
             "pictures": len(out.pictures),
             "fingerprint": out.fingerprint(),
             "datasets": library.__version__,
@@ -244,27 +245,6 @@ def get(
     return about
 
 
-class _Counted:
-    """The rows, counted as they pass."""
-
-    def __init__(self, rows: Iterable[Record], progress: Progress | None) -> None:
-        self.rows, self.progress, self.count = rows, progress, 0
-
-    def __iter__(self) -> Iterator[Record]:
-        for row in self.rows:
-            yield row
-            self.count += 1
-            if self.progress is not None:
-                self.progress(self.count)
-
-
-def spelled(source: str | None) -> str | None:
-    """A folder by its full path, a repository as it is."""
-    if source is not None and Path(source).expanduser().is_dir():
-        return str(Path(source).expanduser().resolve())
-    return source
-
-
 def present(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
     """What source.json says if `folder` is the answer to the same request; None if it is free."""
     if not folder.exists():
@@ -273,28 +253,27 @@ def present(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
         raise RevisitError(f"{folder} is a file; name a new or empty folder.")
     if not any(folder.iterdir()):
         return None
-    try:
-        known = json.loads((folder / SOURCE).read_text("utf-8"))
-    except (OSError, ValueError):
-        known = {}
-    if not _ours(known) or any(known.get(name) != value for name, value in wanted.items()):
-        whose = f"{known['benchmark']} from {known['source']}" if _ours(known) else "other files"
+    known = _source(folder)
+    if known is None or any(known.get(name) != value for name, value in wanted.items()):
+        whose = f"{known['benchmark']} from {known['source']}" if known else "other files"
         raise RevisitError(f"{folder} is not empty and holds {whose}; name a new folder, or remove that one first.")
-    return dict(known)
+    return known
 
 
 def fetched_items(folder: Path) -> int | None:
     """How many items a folder was fetched with pictures for; None if it has all of them, or was not fetched by us."""
+    known = _source(folder)
+    limit = known["asked"].get("limit") if known and isinstance(known["asked"], dict) else None
+    return limit if isinstance(limit, int) else None
+
+
+def _source(folder: Path) -> dict[str, Any] | None:
+    """What source.json says; None if there is none of ours."""
     try:
         known = json.loads((folder / SOURCE).read_text("utf-8"))
     except (OSError, ValueError):
         return None
-    limit = known["asked"].get("limit") if _ours(known) and isinstance(known["asked"], dict) else None
-    return limit if isinstance(limit, int) else None
-
-
-def _ours(known: Any) -> bool:
-    return isinstance(known, dict) and {"benchmark", "source", "asked"} <= set(known)
+    return known if isinstance(known, dict) and {"benchmark", "source", "asked"} <= set(known) else None
 
 
 def _read_back(key: str, root: Path, rows: int, place: Place, *, whole: bool) -> int:
