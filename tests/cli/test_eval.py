@@ -76,7 +76,7 @@ def test_the_same_command_again_asks_nothing(grid: tuple[Path, str], model: Path
     config = output.parent / "grid.yaml"
     config.write_text(
         f"model: {model}\nmethod: [greedy, {{name: revisit, alpha: 0.01}}]\nbenchmark: pope,vqav2\nlimit: 99\n"
-        f"data: scenes:unusual:2\nmax_new_tokens: 5\noutput: {output}\n"
+        f"data: scenes:unusual:2\nmax_new_tokens: 5\nout: {output}\n"
     )
     again = revisit("eval", "--config", config, "--limit", 6, "--quiet")
     assert again == printed

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from revisit import VCD, Chain, ReVisiT
+from revisit import VCD, Chain, ReVisiT, benchmarks
 from revisit.decoding.grammar import parse_assignments
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.evaluation.config import EvalConfig, load_config, parse_data, scope
-from revisit.evaluation.plan import label
+from revisit.evaluation.plan import benchmark_label, label
 from revisit.evaluation.scenes import parse_scenes
 
 
@@ -230,10 +230,33 @@ def test_seeds_are_whole_numbers_and_go_with_sampling() -> None:
 
 
 def test_the_files_keys_are_the_flags_names(tmp_path: Path) -> None:
-    for key in ("out", "output"):  # the second is the name of before
-        (tmp_path / "grid.yaml").write_text(f"{key}: runs/mine\nlimit: 3\n")
-        config = load_config(tmp_path / "grid.yaml", {})
-        assert (config.out, config.limit) == ("runs/mine", 3)
+    (tmp_path / "grid.yaml").write_text("out: runs/mine\nlimit: 3\n")
+    config = load_config(tmp_path / "grid.yaml", {})
+    assert (config.out, config.limit) == ("runs/mine", 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "labels"),
+    [
+        ("pope,pope:suffix=one-word", ["pope", "pope(suffix=one-word)"]),
+        ("vqav2:suffix=none,vqav2", ["vqav2(suffix=none)", "vqav2"]),
+        ("hallusionbench:part=VD,hallusionbench:part=VS", ["hallusionbench(part=VD)", "hallusionbench(part=VS)"]),
+        ("chair,chair:ids=seed42-500", ["chair", "chair(ids=seed42-500)"]),
+    ],
+)
+def test_two_protocols_of_a_benchmark_in_one_command(tmp_path: Path, given: str, labels: list[str]) -> None:
+    plan = EvalConfig(benchmark=given, data=str(tmp_path)).plan()
+    assert [benchmark_label(benchmark) for benchmark in plan.benchmarks] == labels
+    with pytest.raises(RevisitError, match="is given twice"):
+        EvalConfig(benchmark=f"{given},{given.split(',')[0]}", data=str(tmp_path)).plan()
+
+
+def test_where_a_judge_is_reached_is_no_part_of_the_measurement() -> None:
+    here, there = (
+        benchmarks.get("hallusionbench", judge="model", judge_url=f"http://{host}/v1") for host in ("here", "there")
+    )
+    assert here.options() == there.options()
+    assert here.options()["judge_model"] == "gpt-4"
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, "a: " + "x" * 2_000_000])

@@ -19,6 +19,7 @@ from typing import Any
 
 from revisit import benchmarks
 from revisit.decoding.grammar import parse_entry, parse_list
+from revisit.decoding.method import Method
 from revisit.decoding.options import parse_settings, read_fields
 from revisit.decoding.settings import Beams, Count, Decoding, Seed, Temperature, TopP
 from revisit.errors import EXTRAS, RevisitError, unknown, unknown_setting
@@ -146,16 +147,16 @@ class EvalConfig:
             raise RevisitError("--allow-incomplete goes with --engine local or ray: vLLM loads whole weights only.")
         return {"allow_incomplete": True} if self.allow_incomplete else {}
 
-    def _methods_and_benchmarks(self, model: Any) -> tuple[tuple[Any, ...], tuple[benchmarks.Benchmark, ...]]:
+    def _methods_and_benchmarks(self, model: Any) -> tuple[tuple[Method, ...], tuple[benchmarks.Benchmark, ...]]:
         """Both with their settings; methods with what is recommended for `model` where nothing else is said."""
         from revisit import methods
 
         preset = presets.find(self.preset) if self.preset else None
 
-        def make(name: str, settings: dict[str, Any]) -> Any:
+        def make(name: str, settings: dict[str, Any]) -> Method:
             cls: Any = methods.find(name)
             if preset and preset.as_published and name != "revisit" and hasattr(cls, "official"):
-                made = cls.official(**parse_settings(cls, settings))
+                made: Method = cls.official(**parse_settings(cls, settings))
                 return made if model is None else made.for_model(model.config.model_type)
             if model is None:
                 return methods.get(name, **settings)
@@ -230,9 +231,7 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
             seen: set[tuple[str, str]] = set()
             for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
                 if (key.tag, key.value) in seen:
-                    raise yaml.MarkedYAMLError(
-                        problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark
-                    )
+                    raise yaml.MarkedYAMLError(problem=f"duplicate key {key.value!r}", problem_mark=key.start_mark)
                 seen.add((key.tag, key.value))
             return super().construct_mapping(node, deep)
 
@@ -259,7 +258,7 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
         return {}
     if not isinstance(value, dict):
         raise RevisitError(f"{path} must hold keys and values such as `model: tiny`, not a {type(value).__name__}.")
-    return {"out" if key == "output" else key: read for key, read in value.items()}  # output: its name in version 0.1
+    return value
 
 
 def scope(

@@ -5,23 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from revisit.benchmarks.base import Benchmark
+from revisit.decoding.method import Method
 from revisit.decoding.registry import value_text
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
-
-
-class MethodInfo(Protocol):
-    """The part of a decoding method that the runner needs; methods themselves act inside an engine."""
-
-    @property
-    def name(self) -> str:
-        """Registry name."""
-
-    def settings(self) -> dict[str, Any]:
-        """Every setting, in JSON-ready form."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +22,7 @@ class Plan:
     """
 
     models: tuple[str, ...]
-    methods: tuple[Any, ...]
+    methods: tuple[Method, ...]
     benchmarks: tuple[Benchmark, ...]
     data: Mapping[str, Path]
     output: Path
@@ -46,7 +36,7 @@ class Plan:
     skip_bad_images: bool = False
     engine: str = "local"
     engine_options: Mapping[str, Any] = field(default_factory=dict)
-    tuned: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    tuned: Mapping[str, tuple[Method, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuses an empty grid, repeated cells and numbers that make no sense."""
@@ -75,7 +65,7 @@ class Plan:
         limits = [limit for limit in (self.limit, self.limits.get(benchmark.name)) if limit is not None]
         return min(limits, default=None)
 
-    def methods_for(self, model: str) -> tuple[Any, ...]:
+    def methods_for(self, model: str) -> tuple[Method, ...]:
         """The methods to run with one model."""
         return self.tuned.get(model, self.methods)
 
@@ -88,7 +78,7 @@ class Plan:
         return replace(self.decoding, max_new_tokens=self.max_new_tokens or benchmark.max_new_tokens)
 
 
-def label(method: MethodInfo) -> str:
+def label(method: Method) -> str:
     """The method's name with every setting that is not its default: what a table calls it."""
     try:
         defaults = type(method)().settings()

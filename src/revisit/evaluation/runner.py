@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from revisit.benchmarks.base import Benchmark, Item, PerUnit, Scores
 from revisit.benchmarks.io import hub
 from revisit.benchmarks.io.files import file_digest
+from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.evaluation import statistics
@@ -83,7 +84,7 @@ class GridCell:
     plan: Plan  # with one seed
     model: str
     engine: Engine
-    method: Any
+    method: Method
     benchmark: Benchmark
     questions: Questions
 

@@ -17,6 +17,7 @@ from revisit.evaluation.config import SCENES, EvalConfig
 from revisit.evaluation.plan import Plan, benchmark_label, label
 from revisit.evaluation.runner import Reporter, run
 from revisit.evaluation.store import digest, make_folder, read_answers, read_results, read_scores, slug
+from revisit.methods.revisit import ReVisiT
 from revisit.paper import catalog, figures, published
 from revisit.paper.ablation import Panel, ablate, all_methods, paper_panels, read_ablation
 from revisit.paper.catalog import Row
@@ -197,7 +198,7 @@ def _run_ablation(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
     sections = []
     for name in setup.names(row):
         plan = setup.plan(row, name, row.key)
-        base = next(m for m in plan.methods_for(plan.models[0]) if m.name == "revisit")
+        base = next(m for m in plan.methods_for(plan.models[0]) if isinstance(m, ReVisiT))
         panels = paper_panels(base) if row.key == "ablation" else {"layers": _vqav2_panel(base)}
         plan = dataclasses.replace(plan, methods=all_methods(panels), tuned={})
         results = ablate(plan, panels, reporter, command())
@@ -267,7 +268,6 @@ def _study(row: Row, subject: Subject, reporter: Reporter) -> tuple[str, dict[st
         from revisit.paper.words import vision_words
 
         return row.key, vision_words(subject, reporter), NO_CAPTIONS
-    from revisit.methods.revisit import ReVisiT
     from revisit.models.loading import describe_model
     from revisit.paper.cases import case_studies
 

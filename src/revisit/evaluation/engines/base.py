@@ -15,12 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.errors import unknown
 from revisit.evaluation.records import Answer
 
-if TYPE_CHECKING:
-    from revisit.decoding.batch import Decoded  # imports torch
+if TYPE_CHECKING:  # PIL and torch are slow to import
+    from PIL.Image import Image
+
+    from revisit.decoding.batch import Decoded
 
 ENGINES = ("local", "ray", "vllm")
 
@@ -69,7 +72,7 @@ class Engine(ABC):
 
     @abstractmethod
     def stream(
-        self, method: Any, decoding: Decoding, batches: Iterable[Sequence[Job]]
+        self, method: Method, decoding: Decoding, batches: Iterable[Sequence[Job]]
     ) -> Iterator[list[Answer | BadImage]]:
         """Every job's answer, or its unreadable image, in lists that may be stored as they come; the order is free."""
 
@@ -92,11 +95,13 @@ class BatchEngine(Engine):
     ahead = 2  # batches decoded in advance
 
     @abstractmethod
-    def answer(self, method: Any, decoding: Decoding, jobs: Sequence[Job], images: Sequence[list[Any]]) -> list[Answer]:
+    def answer(
+        self, method: Method, decoding: Decoding, jobs: Sequence[Job], images: Sequence[list[Image]]
+    ) -> list[Answer]:
         """One answer per job, each equal to what the job would get alone."""
 
     def stream(
-        self, method: Any, decoding: Decoding, batches: Iterable[Sequence[Job]]
+        self, method: Method, decoding: Decoding, batches: Iterable[Sequence[Job]]
     ) -> Iterator[list[Answer | BadImage]]:
         """Batch by batch, in order."""
         with ThreadPoolExecutor(self.threads, thread_name_prefix="images") as pool:
@@ -117,7 +122,8 @@ def ahead_of(source: Iterable[T], count: int) -> Iterator[T]:
 
 
 def answers_to(
-    decoded: Sequence[tuple[Job, list[Any] | BadImage]], answer: Callable[[list[Job], list[list[Any]]], list[Answer]]
+    decoded: Sequence[tuple[Job, list[Image] | BadImage]],
+    answer: Callable[[list[Job], list[list[Image]]], list[Answer]],
 ) -> list[Answer | BadImage]:
     """The answers to jobs with their decoded images: those whose images could be read are answered together."""
     good = [(job, images) for job, images in decoded if not isinstance(images, BadImage)]
@@ -125,7 +131,7 @@ def answers_to(
     return [*bad, *(answer([job for job, _ in good], [images for _, images in good]) if good else ())]
 
 
-def decode_images(job: Job, files: Sequence[bytes] | None = None) -> list[Any] | BadImage:
+def decode_images(job: Job, files: Sequence[bytes] | None = None) -> list[Image] | BadImage:
     """The job's images, in these bytes or on disk, as upright RGB pictures; or the first that cannot be read and why."""
     from revisit.models.images import open_image, read_image
 

@@ -9,9 +9,11 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from PIL.Image import Image
 
 import revisit
 from revisit.decoding.batch import Decoded, decode_prompts
+from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.evaluation.engines.base import BatchEngine, Job
@@ -19,6 +21,7 @@ from revisit.evaluation.environment import version
 from revisit.evaluation.identity import fingerprint, model_folder
 from revisit.evaluation.records import Answer
 from revisit.models.loading import load, resolve
+from revisit.models.types import Model, Processor
 
 
 class LocalEngine(BatchEngine):
@@ -38,7 +41,7 @@ class LocalEngine(BatchEngine):
         self.trust_remote_code, self.allow_incomplete = trust_remote_code, allow_incomplete
 
     @cached_property
-    def loaded(self) -> tuple[Any, Any]:
+    def loaded(self) -> tuple[Model, Processor]:
         """(model, processor)."""
         return load(
             self.name,
@@ -79,7 +82,9 @@ class LocalEngine(BatchEngine):
         """True in float32 on a CPU, where rows equal single runs; elsewhere rounding may go by the batch's shape."""
         return self.precision == "float32" and self.device == "cpu"
 
-    def answer(self, method: Any, decoding: Decoding, jobs: Sequence[Job], images: Sequence[list[Any]]) -> list[Answer]:
+    def answer(
+        self, method: Method, decoding: Decoding, jobs: Sequence[Job], images: Sequence[list[Image]]
+    ) -> list[Answer]:
         """Rows without a picture are decoded plainly: no method here has anything to say about them."""
         model, processor = self.loaded
         started = time.perf_counter()

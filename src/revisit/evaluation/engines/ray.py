@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
+from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, need
 from revisit.evaluation.engines.base import BadImage, Engine, Job, answers_to, decode_images
@@ -68,7 +69,7 @@ class RayEngine(Engine):
         return bool(self.local.batch_invariant(decoding))
 
     def stream(
-        self, method: Any, decoding: Decoding, batches: Iterable[Sequence[Job]]
+        self, method: Method, decoding: Decoding, batches: Iterable[Sequence[Job]]
     ) -> Iterator[list[Answer | BadImage]]:
         """Batches go to whichever worker is free; those of a worker that dies go to another."""
         pool = Actors(self, method, decoding)
@@ -98,7 +99,7 @@ def check_reachable(address: str | None) -> None:
 class Actors:
     """Ray actors as a `dispatch.Pool`."""
 
-    def __init__(self, engine: RayEngine, method: Any, decoding: Decoding) -> None:
+    def __init__(self, engine: RayEngine, method: Method, decoding: Decoding) -> None:
         self.engine, self.method, self.decoding = engine, method, decoding
         ray = engine.ray
         gpus = engine.gpus if engine.gpus is not None else int(ray.cluster_resources().get("GPU", 0) > 0)
@@ -144,7 +145,7 @@ class Worker:
         return self.engine.loaded is not None
 
     def answer(
-        self, method: Any, decoding: Decoding, jobs: Sequence[tuple[Job, list[bytes] | BadImage]]
+        self, method: Method, decoding: Decoding, jobs: Sequence[tuple[Job, list[bytes] | BadImage]]
     ) -> list[Answer | BadImage]:
         """The answers to one batch."""
         decoded = [(job, files if isinstance(files, BadImage) else decode_images(job, files)) for job, files in jobs]

@@ -9,10 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
+from PIL.Image import Image
+
+from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, need
 from revisit.evaluation.engines.base import BadImage, Engine, Job, answers_to, decode_images
 from revisit.evaluation.records import Answer
+from revisit.methods.revisit import ReVisiT
 
 TOGETHER = 128  # jobs handed to vLLM at once; it cuts its own batches
 
@@ -77,7 +81,7 @@ class VllmEngine(Engine):
         return self.dtype == "float32"
 
     def stream(
-        self, method: Any, decoding: Decoding, batches: Iterable[Sequence[Job]]
+        self, method: Method, decoding: Decoding, batches: Iterable[Sequence[Job]]
     ) -> Iterator[list[Answer | BadImage]]:
         """Many jobs at a time, so that the engine's batch stays full."""
         self.refuse(method, decoding)
@@ -91,7 +95,7 @@ class VllmEngine(Engine):
             yield self._answers(method, decoding, gathered)
 
     @staticmethod
-    def refuse(method: Any, decoding: Decoding) -> None:
+    def refuse(method: Method, decoding: Decoding) -> None:
         """Raises RevisitError for what vLLM cannot do here."""
         if method.name not in ("greedy", "revisit"):
             raise RevisitError(
@@ -99,16 +103,16 @@ class VllmEngine(Engine):
             )
         if decoding.num_beams > 1:
             raise RevisitError("--engine vllm has no beam search with ReVisiT: leave out --beams.")
-        if method.name == "revisit":
+        if isinstance(method, ReVisiT):
             from revisit.integrations.vllm.request import check, collectable
 
             check(method, collectable())
 
-    def _answers(self, method: Any, decoding: Decoding, jobs: Sequence[Job]) -> list[Answer | BadImage]:
+    def _answers(self, method: Method, decoding: Decoding, jobs: Sequence[Job]) -> list[Answer | BadImage]:
         return answers_to([(job, decode_images(job)) for job in jobs], partial(self._answer, method, decoding))
 
     def _answer(
-        self, method: Any, decoding: Decoding, jobs: Sequence[Job], images: Sequence[list[Any]]
+        self, method: Method, decoding: Decoding, jobs: Sequence[Job], images: Sequence[list[Image]]
     ) -> list[Answer]:
         from vllm import SamplingParams
 
@@ -142,7 +146,7 @@ class VllmEngine(Engine):
             for job, text, row, output in zip(jobs, decode_texts(self.processor, tokens), tokens, outputs, strict=True)
         ]
 
-    def _generate(self, jobs: Sequence[Job], images: Sequence[list[Any]], parameters: list[Any]) -> list[Any]:
+    def _generate(self, jobs: Sequence[Job], images: Sequence[list[Image]], parameters: list[Any]) -> list[Any]:
         """vLLM's outputs, one per job; half an answer is none."""
         from vllm.exceptions import VLLMValidationError
 
@@ -159,7 +163,7 @@ class VllmEngine(Engine):
             )
         return list(outputs)
 
-    def _prompt(self, job: Job, images: list[Any]) -> dict[str, Any]:
+    def _prompt(self, job: Job, images: list[Image]) -> dict[str, Any]:
         from revisit.models.prompts import chat_text
 
         text = chat_text(self.processor, job.prompt, len(images))
