@@ -108,8 +108,8 @@ def test_the_table_of_steps(decoded: tuple[Any, Trace]) -> None:
     ("content", "sentence"),
     [
         ("not json", "it is not JSON"),
-        ("[]", "no saved trace"),
-        ('{"rows": []}', "no saved trace"),
+        ("[]", "not a saved trace"),
+        ('{"rows": []}', "not a saved trace"),
         (json.dumps({**Trace().to_dict(), "schema": 99}), "format 99"),
         (json.dumps({**Trace().to_dict(), "schema": "1"}), "no `schema`, the number of its format"),
         ("[" * 100_000 + "]" * 100_000, "it is not JSON"),
@@ -135,8 +135,8 @@ DAMAGES: list[tuple[str, Any, str]] = [  # of the trace, its first row, or that 
     ("ids", [], "step 1 has lists of different lengths"),
     ("texts", [], "step 1 has lists of different lengths"),
     ("vision", [0.5], "step 1 has lists of different lengths"),
-    ("divergences", [[1.0, 2.0], [1.0]], "the divergences of step 1 are no table"),
-    ("divergences", [], "the divergences of step 1 are no table"),
+    ("divergences", [[1.0, 2.0], [1.0]], "rows.0.records.0.divergences: Value error, its lines"),
+    ("divergences", [], "rows.0.records.0.divergences: Value error, its lines"),
 ]
 
 

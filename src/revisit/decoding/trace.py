@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
 from revisit.errors import RevisitError, as_path, need
+from revisit.models.patch_maps import ImageGrid
 
 if TYPE_CHECKING:
+    import pandas
     from torch import Tensor
 
-    from revisit.models.patch_maps import ImageGrid
+    from revisit.models.types import Processor, Tokenizer
 
 SCHEMA = 1  # of saved traces
+
+
+def _read_table(value: object) -> Tensor:
+    import torch  # here, because settings and traces can be made without it
+
+    table = TypeAdapter(list[list[float]]).validate_python(value, strict=True)
+    if len({len(line) for line in table}) != 1:
+        raise ValueError("its lines have different lengths, or there are none")
+    return torch.tensor(table, dtype=torch.float32)
+
+
+if TYPE_CHECKING:
+    Table = Tensor
+else:
+    Table = Annotated[Any, PlainValidator(_read_table), PlainSerializer(lambda table: table.tolist())]
 
 
 @dataclass(repr=False)
@@ -34,7 +52,7 @@ class StepRecord:
     layer: int | None = None  # index into the decoder's hidden states: 0 is the projector's output
     index: int | None = None  # which vision token of the row, 0-based
     divergence: float | None = None
-    divergences: Tensor | None = None  # (layers, vision tokens), float32 on the CPU
+    divergences: Table | None = None  # (layers, vision tokens), float32 on the CPU
     weight: float | None = None  # of the vision side in the fusion
     text: str | None = None  # of the chosen token, where the tokenizer is known
     texts: list[str] | None = None  # of `ids`
@@ -55,6 +73,13 @@ class StepRecord:
         return f"StepRecord({self.step}: {chosen} of {self.set_size}{where}{', changed' if self.changed else ''})"
 
 
+def _check_lengths(record: StepRecord) -> StepRecord:
+    lists = [values for values in (record.base, record.vision, record.final, record.texts) if values is not None]
+    if not record.ids or any(len(values) != len(record.ids) for values in lists):
+        raise ValueError(f"step {record.step} has lists of different lengths, or none")
+    return record
+
+
 @dataclass(repr=False)
 class RowTrace:
     """Counters of one row (one beam of one item, in beam search)."""
@@ -64,7 +89,7 @@ class RowTrace:
     applied: int = 0  # steps where the method had something to decide and decided it
     changed: int = 0  # steps where its arg-max differs from the model's
     set_sizes: list[int] = field(default_factory=list)
-    records: list[StepRecord] = field(default_factory=list)
+    records: list[Annotated[StepRecord, AfterValidator(_check_lengths)]] = field(default_factory=list)
     grids: list[ImageGrid] = field(default_factory=list)  # one per image of the row, where the layout is known
 
     def __repr__(self) -> str:
@@ -110,12 +135,12 @@ class Trace:
             "largest_set_size": max(sizes, default=None),
         }
 
-    def add_text(self, tokenizer: Any) -> Trace:
-        """Fill in the text of every recorded token; `generate` does it for models that `revisit.load` loaded."""
-        tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    def add_text(self, tokenizer: Tokenizer | Processor) -> Trace:
+        """Fill in the text of every recorded token; `generate` does it wherever it finds the model's processor."""
+        decode = getattr(tokenizer, "tokenizer", tokenizer).decode
         records = [record for row in self.rows for record in row.records]
         ids = {token for record in records for token in (*record.ids, record.token) if token is not None}
-        text = {token: str(tokenizer.decode([token])) for token in ids}
+        text = {token: str(decode([token])) for token in ids}
         for record in records:
             record.text = None if record.token is None else text[record.token]
             record.texts = [text[token] for token in record.ids]
@@ -123,42 +148,28 @@ class Trace:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in JSON-ready form."""
-        return {
-            "schema": SCHEMA,
-            "record": self.record,
-            "candidates": self.candidates,
-            "method": self.method,
-            "layers": list(self.layers),
-            "summary": self.summary(),
-            "rows": [_row_to_dict(row) for row in self.rows],
-            "links": [link.to_dict() for link in self.links],
-        }
+        return {"schema": SCHEMA, **_adapter().dump_python(self), "summary": self.summary()}
 
     @classmethod
-    def from_dict(cls, data: Any) -> Trace:
-        """The trace that `to_dict` wrote, every value of the type that it must have."""
-        from pydantic import ValidationError
+    def from_dict(cls, data: object) -> Trace:
+        """The trace that `to_dict` wrote.
 
+        Raises:
+            RevisitError: If the data is not a trace, or a value has the wrong type.
+        """
         schema = data.get("schema") if isinstance(data, dict) else None
         if type(schema) is not int:
-            raise RevisitError("This is no saved trace: it has no `schema`, the number of its format.")
+            raise RevisitError("This is not a saved trace: it has no `schema`, the number of its format.")
         if schema != SCHEMA:
             raise RevisitError(f"This trace has format {schema}, and only {SCHEMA} is known: decode again.")
         try:
-            saved = _saved_trace().model_validate_json(json.dumps(data))
+            return _adapter().validate_json(json.dumps(data), strict=True)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise RevisitError(f"This is no saved trace, or a damaged one: {where}: {first['msg']}.") from None
+            raise RevisitError(f"This is not a saved trace, or it is damaged: {where}: {first['msg']}.") from None
         except (TypeError, ValueError, RecursionError) as error:
-            raise RevisitError(f"This is no saved trace ({type(error).__name__}: {error}).") from None
-        return cls(
-            **{
-                **dict(saved),
-                "rows": list(map(_row, saved.rows)),
-                "links": [cls.from_dict(link) for link in saved.links],
-            }
-        )
+            raise RevisitError(f"This is not a saved trace ({type(error).__name__}: {error}).") from None
 
     def save(self, path: str | Path) -> Path:
         """Write the trace as JSON; returns the path."""
@@ -180,13 +191,13 @@ class Trace:
         except OSError as error:
             raise RevisitError(f"The trace {path} could not be read: {error.strerror}.") from None
         except (ValueError, RecursionError) as error:
-            raise RevisitError(f"{path} is no saved trace: it is not JSON ({error}).") from None
+            raise RevisitError(f"{path} is not a saved trace: it is not JSON ({error}).") from None
         try:
             return cls.from_dict(data)
         except RevisitError as error:
             raise RevisitError(f"{path}: {error}") from None
 
-    def to_pandas(self) -> Any:
+    def to_pandas(self) -> pandas.DataFrame:
         """A table with one line per recorded step, counted from 1 in each row; needs pandas and `Trace(record=True)`."""
         need("pandas")
         import pandas
@@ -223,62 +234,7 @@ def _line(row: int, record: StepRecord) -> dict[str, Any]:
     }
 
 
-def _row_to_dict(row: RowTrace) -> dict[str, Any]:
-    made = {f.name: getattr(row, f.name) for f in dataclasses.fields(row)}
-    made["records"] = [
-        {
-            f.name: value.tolist() if f.name == "divergences" and value is not None else value
-            for f in dataclasses.fields(record)
-            for value in [getattr(record, f.name)]
-        }
-        for record in row.records
-    ]
-    made["grids"] = [dataclasses.asdict(grid) for grid in row.grids]
-    return made
-
-
-# -- reading --------------------------------------------------------------------------------------------------------
-
-
 @cache
-def _saved_trace() -> Any:
-    """The model of a saved trace: the fields of its dataclasses, tensors as lists, links as they are."""
-    from revisit.models.patch_maps import ImageGrid
-
-    grid = _model_of(ImageGrid)
-    record = _model_of(StepRecord, Tensor=list[list[float]])
-    row = _model_of(RowTrace, StepRecord=record, ImageGrid=grid)
-    return _model_of(Trace, RowTrace=row, Trace=dict[str, Any])
-
-
-def _model_of(cls: Any, **named: Any) -> Any:
-    """A strict model with the fields of a dataclass, whose annotations may use these names."""
-    from pydantic import ConfigDict, create_model
-
-    hints = get_type_hints(cls, localns=named)
-    required = {f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING}
-    fields: dict[str, Any] = {
-        f.name: (hints[f.name], ... if f.name in required else f.default) for f in dataclasses.fields(cls)
-    }
-    return create_model(cls.__name__, __config__=ConfigDict(strict=True), **fields)
-
-
-def _row(saved: Any) -> RowTrace:
-    from revisit.models.patch_maps import ImageGrid
-
-    records = [_record(record) for record in saved.records]
-    return RowTrace(**{**dict(saved), "records": records, "grids": [ImageGrid(**dict(grid)) for grid in saved.grids]})
-
-
-def _record(saved: Any) -> StepRecord:
-    lists = [values for values in (saved.base, saved.vision, saved.final, saved.texts) if values is not None]
-    if not saved.ids or any(len(values) != len(saved.ids) for values in lists):
-        raise RevisitError(f"This trace is damaged: step {saved.step} has lists of different lengths, or none.")
-    table = saved.divergences
-    if table is not None:
-        import torch
-
-        if len({len(line) for line in table}) != 1:
-            raise RevisitError(f"This trace is damaged: the divergences of step {saved.step} are no table.")
-        table = torch.tensor(table, dtype=torch.float32)
-    return StepRecord(**{**dict(saved), "divergences": table})
+def _adapter() -> TypeAdapter[Trace]:
+    """Reads and writes traces by the annotations of their dataclasses."""
+    return TypeAdapter(Trace)
