@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 import made_up
+import numpy as np
 import pytest
 from PIL import Image
 from rich.console import Console
@@ -41,7 +42,7 @@ def test_the_table_without_a_layout_numbers_the_tokens() -> None:
     answer = made_up.answer(3, 96)
     assert f"#{made_up.speaker(1, 96)}" in printed(terminal.table(answer, Layout(((4, 4),), 96, reason="unknown")))
     calm = made_up.plain_answer(5)
-    assert "moved nothing" in printed(terminal.table(calm))
+    assert "changed no step noticeably" in printed(terminal.table(calm))
 
 
 @pytest.mark.parametrize("ending", [".png", ".svg", ".pdf"])
@@ -88,3 +89,16 @@ def test_a_lens_as_a_picture_and_tables(tmp_path: Path) -> None:
     assert f"{float(maps[4, best, 0]):.1%}" in row
     assert f"{best // 4 + 1},{best % 4 + 1}" in row
     assert "the 3 of 16 patches with the most probable word" in printed(terminal.patches_table(seen, 0, 4, most=3))
+
+
+def test_the_selected_patch_is_bright_also_where_the_largest_divergence_is_selected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn: list[np.ndarray] = []
+    monkeypatch.setattr(figure, "_heat", lambda axes, layout, values, *_: drawn.append(values))
+    decode = made_up.decode()
+    figure.decode_figure(decode, steps=[1])
+    decode.answers[0].method["select"] = "max"
+    figure.decode_figure(decode, steps=[1])
+    assert (drawn[0] == -drawn[1]).all()
+    assert drawn[1] is decode.answers[0].steps[1].heat

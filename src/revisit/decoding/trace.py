@@ -137,10 +137,10 @@ class Trace:
 
     def add_text(self, tokenizer: Tokenizer | Processor) -> Trace:
         """Fill in the text of every recorded token; `generate` does it wherever it finds the model's processor."""
-        decode = getattr(tokenizer, "tokenizer", tokenizer).decode
+        words: Tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
         records = [record for row in self.rows for record in row.records]
         ids = {token for record in records for token in (*record.ids, record.token) if token is not None}
-        text = {token: str(decode([token])) for token in ids}
+        text = {token: words.decode([token]) for token in ids}
         for record in records:
             record.text = None if record.token is None else text[record.token]
             record.texts = [text[token] for token in record.ids]

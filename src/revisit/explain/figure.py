@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from revisit.errors import RevisitError
-from revisit.explain.record import label
+from revisit.explain.record import label, seeks_far
 from revisit.explain.tokens import printable
 from revisit.pages.document import check_writable
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from PIL.Image import Image
@@ -22,7 +24,11 @@ if TYPE_CHECKING:
     from revisit.explain.record import Decode, MethodOutput, TokenStep
     from revisit.models.geometry import Layout
 
-BASE, VISION, FINAL = "#4b6a8f", "#b08a12", "#b3410e"  # told apart also in gray and by most color-blind eyes
+BASE, VISION, FINAL = (
+    "#4b6a8f",
+    "#b08a12",
+    "#b3410e",
+)  # differ in lightness too, for gray prints and color-blind readers
 MAP = "inferno"
 STYLE: Any = {
     "font.size": 9,
@@ -64,11 +70,9 @@ def decode_figure(decode: Decode, answer: int = 0, steps: Sequence[int] | None =
         axes = bottom.subplots(len(chosen), 2, width_ratios=[1, 1.35], squeeze=False)
         for number, (left, right) in zip(chosen, axes, strict=True):
             step = shown.steps[number]
-            _image(left, decode, step)
-            said = f"step {number + 1}: {_word(step.text)}"
-            left.set_title(
-                said + (f"  (not {_word(step.instead_of)})" if step.instead_of else ""), fontsize=9, loc="left"
-            )
+            _image(left, decode, step, far=seeks_far(shown.method))
+            instead = f"  (not {_word(step.instead_of)})" if step.instead_of else ""
+            left.set_title(f"step {number + 1}: {_word(step.text)}{instead}", fontsize=9, loc="left")
             _bars(right, step)
         axes[0][1].legend(frameon=False, fontsize=8, loc="lower right")
     return figure
@@ -119,7 +123,7 @@ def save(figure: Figure, path: str | Path, dpi: int = 200) -> Path:
     return path
 
 
-def _image(axes: Axes, decode: Decode, step: TokenStep) -> None:
+def _image(axes: Axes, decode: Decode, step: TokenStep, *, far: bool) -> None:
     from matplotlib.patches import Rectangle
 
     region = decode.layout.region(step.index) if step.index is not None else None
@@ -128,7 +132,7 @@ def _image(axes: Axes, decode: Decode, step: TokenStep) -> None:
     axes.imshow(_gray(decode.images[number]) if heated else decode.images[number])
     axes.axis("off")
     if step.heat is not None and region is not None:
-        _heat(axes, decode.layout, -step.heat, region.image, region.view)
+        _heat(axes, decode.layout, step.heat if far else -step.heat, region.image, region.view)
     if region is not None:
         x0, y0, x1, y1 = region.box
         for width, color in ((3.2, "black"), (1.6, "white")):
@@ -145,8 +149,6 @@ def _heat(
     high: float | None = None,
 ) -> Any:
     """Draw values, one per vision token, over an image; large is bright."""
-    import numpy as np
-
     finite = values[np.isfinite(values)]
     low = float(finite.min()) if low is None else low
     high = float(finite.max()) if high is None else high
@@ -196,7 +198,5 @@ def _word(text: str) -> str:
 
 
 def _wrapped(text: str, width: int = 108) -> str:
-    import textwrap
-
     shown = "".join(c if c.isprintable() else " " for c in text)
     return "\n".join(textwrap.wrap(shown.replace("$", r"\$"), width)) or text

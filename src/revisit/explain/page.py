@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from revisit.explain.record import Decode, MethodOutput, TokenStep, own_settings
+from revisit.explain.record import Decode, MethodOutput, TokenStep, own_settings, seeks_far
 from revisit.pages.document import data_uri, script_page, write_page
 
 MOST_PATCHES = 5  # listed at every step
@@ -115,11 +115,6 @@ def method_payload(method: dict[str, Any]) -> dict[str, Any]:
         "method": method,
         "far": seeks_far(method),
     }
-
-
-def seeks_far(method: Mapping[str, Any]) -> bool:
-    """Whether the method seeks the vision token with the largest divergence, not the smallest."""
-    return method.get("select") == "max"
 
 
 def step_payload(step: TokenStep, method: Mapping[str, Any]) -> tuple[dict[str, Any], bytes | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
@@ -257,9 +257,14 @@ def _heat(record: StepRecord, method: dict[str, Any]) -> np.ndarray | None:
     if record.divergences is None:
         return None
     table = record.divergences.numpy()
-    if method.get("select") == "max":
+    if seeks_far(method):
         return np.where(np.isnan(table), -np.inf, table).max(0)  # type: ignore[no-any-return]
     return np.where(np.isnan(table), np.inf, table).min(0)  # type: ignore[no-any-return]
+
+
+def seeks_far(method: Mapping[str, Any]) -> bool:
+    """Whether the method seeks the vision token with the largest divergence, not the smallest."""
+    return method.get("select") == "max"
 
 
 def shift(base: Sequence[float], final: Sequence[float]) -> float:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
 from revisit.explain.record import own_settings
 from revisit.explain.tokens import printable
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from revisit.explain.lens import Lens
     from revisit.explain.record import MethodOutput, TokenStep
     from revisit.models.geometry import Layout
@@ -19,10 +21,6 @@ def table(
     answer: MethodOutput, layout: Layout | None = None, *, all_steps: bool = False, threshold: float = 0.1
 ) -> Table:
     """The steps at which the method mattered: it changed the best token, or moved at least `threshold` of probability."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
     kept = [
         (number, step)
         for number, step in enumerate(answer.steps, 1)
@@ -49,7 +47,7 @@ def table(
     for name in names:
         if not left_out.get(name):
             words = name.startswith(left)
-            # what a narrow terminal has no room for goes on in the next line; the step and its token are kept whole
+            # long entries wrap on narrow terminals, but not the step and its token
             made.add_column(
                 name, justify="left" if words else "right", overflow="fold", no_wrap=name in ("step", "token")
             )
@@ -67,7 +65,7 @@ def table(
             *(["" if step.weight is None else f"{step.weight:.2f}"] if adaptive else []),
         )
     if not kept:
-        made.show_header, made.caption = False, "The method moved nothing worth showing."
+        made.show_header, made.caption = False, "The method changed no step noticeably."
     return made
 
 
@@ -85,8 +83,6 @@ def place(step: TokenStep, layout: Layout | None) -> str:
 
 def words_table(lens: Lens, reading: int, layer: int) -> Table:
     """For each word of a set: how strongly the patches say it at a layer, and where most."""
-    from rich.table import Table
-
     read = lens.readings[reading]
     assert read.maps is not None
     maps = read.maps[layer]  # (tokens, words)
@@ -98,7 +94,7 @@ def words_table(lens: Lens, reading: int, layer: int) -> Table:
         caption_justify="left",
     )
     made.add_column("word")
-    for name in ("highest", "in patch (row, column)", "mean", "best word of so many patches"):
+    for name in ("highest", "in patch (row, column)", "mean", "patches with it as best word"):
         made.add_column(name, justify="right")
     winners = maps.argmax(-1)
     for number in sorted(range(len(read.words)), key=lambda n: -float(maps[:, n].max())):
@@ -115,9 +111,6 @@ def words_table(lens: Lens, reading: int, layer: int) -> Table:
 
 def patches_table(lens: Lens, reading: int, layer: int, most: int = 20) -> Table:
     """What the patches with the most probable words say at a layer."""
-    from rich.table import Table
-    from rich.text import Text
-
     read = lens.readings[reading]
     order = read.chance[layer, :, 0].argsort(descending=True)[:most].tolist()
     title = f"{read.name}, layer {lens.layers[layer]}: the {len(order)} of {lens.tokens} patches with the most probable word"

@@ -19,14 +19,18 @@ from revisit.benchmarks.base import Item
 from revisit.benchmarks.chair import PROMPT
 from revisit.benchmarks.chair_words import WORDS
 from revisit.benchmarks.io.files import find_image, read_json
+from revisit.decoding.loop import generate
+from revisit.decoding.trace import RowTrace, Trace
 from revisit.errors import RevisitError
 from revisit.evaluation.runner import Reporter, Silent
+from revisit.explain.prefill import layout_of
+from revisit.models.images import open_image
+from revisit.models.prompts import prepare
 from revisit.paper.objects import ObjectVocabulary
 from revisit.paper.study import Subject, track
 
 if TYPE_CHECKING:
     from revisit.decoding.method import Method
-    from revisit.decoding.trace import RowTrace
     from revisit.models.geometry import Layout
 
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels of the original image
@@ -134,7 +138,7 @@ def pointing(subject: Subject, settings: Sequence[str] = SETTINGS, reporter: Rep
     layers = [Count() for _ in range(depth + 1)]
     boxed = [item for item in subject.items if boxes.get(item.id)]
     for batch in track(reporter, "pointing", batches(boxed, subject.batch_size)):
-        layouts = [layout_of(subject, item) for item in batch]
+        layouts = [picture_layout(subject, item) for item in batch]
         criteria = [{name: Criteria.of(layout, here) for name, here in boxes[item.id].items()}
                     for item, layout in zip(batch, layouts, strict=True)]  # fmt: skip
         for text, method in [*methods.items(), ("", every_layer)]:
@@ -202,11 +206,6 @@ def batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
 
 def decode(subject: Subject, batch: Sequence[Item], method: Method) -> list[RowTrace]:
     """What the method did on each picture of a batch."""
-    from revisit.decoding.loop import generate
-    from revisit.decoding.trace import Trace
-    from revisit.models.images import open_image
-    from revisit.models.prompts import prepare
-
     model, processor = subject.loaded
     images = [[open_image(path) for path in item.images] for item in batch]
     inputs = prepare(processor, [item.prompt for item in batch], images, model.device)
@@ -215,20 +214,11 @@ def decode(subject: Subject, batch: Sequence[Item], method: Method) -> list[RowT
     return trace.rows
 
 
-def layout_of(subject: Subject, item: Item) -> Layout:
-    """Where the vision tokens of one picture lie."""
-    from revisit.models.geometry import layout
-    from revisit.models.images import open_image
-    from revisit.models.parts import ModelParts
-    from revisit.models.prompts import prepare
-    from revisit.taps.vision import vision_mask
-
+def picture_layout(subject: Subject, item: Item) -> Layout:
+    """Where the vision tokens of one picture lie; raises RevisitError if that is not known."""
     model, processor = subject.loaded
     images = [open_image(path) for path in item.images]
-    inputs = prepare(processor, [item.prompt], [images])
-    tokens = int(vision_mask(inputs["input_ids"], ModelParts.of(model).vision_ids).sum())
-    sizes = [image.size for image in images]
-    found = layout(model.config, getattr(processor, "image_processor", None), sizes, tokens, dict(inputs))
+    found = layout_of(model, processor, images, prepare(processor, [item.prompt], [images]))
     if not found.grids:
         raise RevisitError(f"Pointing cannot be measured with this model: {found.reason}")
     return found
