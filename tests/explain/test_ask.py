@@ -208,3 +208,15 @@ def test_a_model_loaded_by_name_is_released_and_its_patches_are_known(
     gc.collect()
     assert loaded[0]() is None
     assert '"says":[[' in answer.save(tmp_path / "page.html").read_text("utf-8")
+
+
+def test_ask_takes_no_reference_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recording reads what the fast step knows."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the reference step was taken")
+
+    monkeypatch.setattr("revisit.step.reference.refine", refuse)
+    answer = revisit.ask("tiny", sample("demo").path, compare_with="greedy", max_new_tokens=8)
+    assert answer.trace.summary()["applied"] > 0
+    assert any(step.heat is not None for step in answer.decode.answers[0].steps)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import AfterValidator, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
@@ -137,7 +137,7 @@ class Trace:
 
     def add_text(self, tokenizer: Tokenizer | Processor) -> Trace:
         """Fill in the text of every recorded token; `generate` does it wherever it finds the model's processor."""
-        words: Tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+        words = cast("Tokenizer", getattr(tokenizer, "tokenizer", tokenizer))
         records = [record for row in self.rows for record in row.records]
         ids = {token for record in records for token in (*record.ids, record.token) if token is not None}
         text = {token: words.decode([token]) for token in ids}
