@@ -49,7 +49,7 @@ def grid(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, s
         printed = revisit(
             *("eval", "--model", model, "--method", "greedy,revisit", "--set", "revisit.alpha=0.01", "--quiet"),
             *("--benchmark", "pope,vqav2", "--data", "scenes:unusual:2", "--limit", 6, "--max-new-tokens", 5),
-            *("--output", output),
+            *("--out", output),
         )
     return output, printed
 

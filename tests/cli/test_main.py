@@ -61,7 +61,7 @@ def test_version(run: Callable[..., Done]) -> None:
     ("command", "said"),
     [
         ("generate photo.png --max-new-tokens 2 --compare-with none --html .", "."),
-        ("scenes build photo.png --n 2", "photo.png is a file"),
+        ("scenes build photo.png --limit 2", "photo.png is a file"),
         ("export custom-generate photo.png", "photo.png"),
         ("compare photo.png", "photo.png is a file"),
         ("compare old", "old/results.json has format 99; this version reads 3"),
@@ -115,7 +115,7 @@ def test_a_missing_extra_that_nobody_checked_for(run: Callable[..., Done], monke
         name for name in sys.modules if name.startswith("revisit.embedded.") and name != "revisit.embedded.catalog"
     ]:
         monkeypatch.delitem(sys.modules, name)
-    assert "revisit-decoding[tiny]" in one_sentence(run("scenes", "build", "new", "--n", "1"))
+    assert "revisit-decoding[tiny]" in one_sentence(run("scenes", "build", "new", "--limit", "1"))
 
 
 def test_the_methods_of_a_command_line() -> None:
@@ -202,10 +202,10 @@ def png_uri(picture: Any) -> str:
 
 
 def test_the_same_option_has_the_same_name_everywhere() -> None:
-    """Where results go is --out, how many items --limit, how many together --batch-size; older names are not listed."""
+    """Where results go is --out, how many items --limit, how many together --batch-size."""
     import typer.main
 
-    from revisit.cli.main import RENAMED, app
+    from revisit.cli.main import app
 
     def options(command: Any, path: str = "") -> Iterator[tuple[str, str]]:
         for parameter in getattr(command, "params", []):
@@ -214,15 +214,10 @@ def test_the_same_option_has_the_same_name_everywhere() -> None:
             yield from options(inner, f"{path} {name}")
 
     listed = list(options(typer.main.get_command(app)))
-    assert [entry for entry in listed if entry[1].removeprefix("--") in RENAMED] == []
+    others = ("--output", "--n", "--batch", "--new-tokens")
+    assert [entry for entry in listed if entry[1] in others] == []
     for path in (" eval", " ablate", " demo", " compare", " report", " analyze projection"):
         assert (path, "--out") in listed
-
-
-def test_older_option_names_still_work(run: Callable[..., Done], tmp_path: Path) -> None:
-    assert run("scenes", "build", "new", "--n", "2").status == 0
-    assert len(list((tmp_path / "new/val2014").iterdir())) == 2
-    assert "new/results.json does not exist" in one_sentence(run("compare", "new", "--output", "table.md"))
 
 
 def test_nothing_is_drawn_where_nobody_looks(run: Callable[..., Done]) -> None:

@@ -120,7 +120,7 @@ def test_same_seed_same_folder(folder: Path, tmp_path: Path) -> None:
     from revisit.cli.main import app
 
     again = tmp_path / "again"
-    args = ["scenes", "build", str(again), "--split", "unusual", "--n", str(N), "--seed", "4"]
+    args = ["scenes", "build", str(again), "--split", "unusual", "--limit", str(N), "--seed", "4"]
     assert CliRunner().invoke(app, args).exit_code == 0
     assert {p.relative_to(again): p.read_bytes() for p in again.rglob("*") if p.is_file()} == {
         p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()

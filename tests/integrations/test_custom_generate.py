@@ -43,7 +43,7 @@ def test_transformers_loads_the_folder_and_decodes_with_it(tmp_path: Path) -> No
 def test_existing_files_are_kept(tmp_path: Path) -> None:
     write(tmp_path, ReVisiT())
     (tmp_path / "README.md").write_text("mine")
-    with pytest.raises(RevisitError, match="there already"):
+    with pytest.raises(RevisitError, match="exists; choose another folder"):
         write(tmp_path, ReVisiT())
     assert (tmp_path / "README.md").read_text() == "mine"
     write(tmp_path, ReVisiT(layers=(1, 2)), overwrite=True)

@@ -53,7 +53,7 @@ def test_generate_eval_and_compare_take_it(tmp_path: Path) -> None:
 
     output = tmp_path / "runs"
     evaluation = ("eval", "--method", f"greedy,{METHOD}:alpha=1", "--benchmark", "pope", "--data", "scenes:unusual:2")
-    run(*evaluation, "--limit", 4, "--max-new-tokens", 3, "--quiet", "--output", output)
+    run(*evaluation, "--limit", 4, "--max-new-tokens", 3, "--quiet", "--out", output)
     assert "blank-picture(alpha=1.0)" in run("compare", output)
     results = json.loads((output / "results.json").read_text())
     assert {cell["method"]["name"] for cell in results["cells"]} == {"greedy", "blank-picture"}

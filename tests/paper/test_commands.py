@@ -41,7 +41,7 @@ def command(root: Path, nltk_data: None) -> Callable[..., str]:
 def measured(root: Path, command: Callable[..., str]) -> Path:
     """A folder with three studies, made by the commands."""
     out = root / "out"
-    common = ["--data", SCENES, "--output", str(out), "-q"]
+    common = ["--data", SCENES, "--out", str(out), "-q"]
     for study in ("hallucinated-steps", "gt-vs-hal"):
         command("analyze", study, *common, "--max-new-tokens", "40")
     command("analyze", "projection", *common)
@@ -139,7 +139,7 @@ def test_case_studies_with_an_adaptive_weight_print_the_weight_of_each_step(
     out = root / "cases"
     command(
         *("analyze", "case-study", "--set", "weight=agreement", "--set", "alpha=0.1", "--data", SCENES),
-        *("--output", str(out), "--max-new-tokens", "40", "--count", "1000", "-q"),
+        *("--out", str(out), "--max-new-tokens", "40", "--count", "1000", "-q"),
     )
     (path,) = out.glob("studies/*.json")
     result = json.loads(path.read_text())["result"]

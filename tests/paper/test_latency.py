@@ -57,7 +57,16 @@ def test_memory_sees_a_large_tensor() -> None:
 
 
 def test_the_command_reports_every_method_on_a_stated_profile() -> None:
-    arguments = ["bench", "--random-weights", "qwen2.5-vl-toy", "--vision-tokens", "12", "--new-tokens", "5", "--json"]
+    arguments = [
+        "bench",
+        "--random-weights",
+        "qwen2.5-vl-toy",
+        "--vision-tokens",
+        "12",
+        "--max-new-tokens",
+        "5",
+        "--json",
+    ]
     arguments += ["--repeats", "1", "--median", "10", "--method", "revisit:layers=all", "--batch", "2"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output

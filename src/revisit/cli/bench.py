@@ -32,7 +32,7 @@ def bench(
     threads: int = typer.Option(None, min=1, help="CPU threads."),
     dtype: str = typer.Option(None, help="float32, float16 or bfloat16."),
     device: str = typer.Option("cpu", help="With --random-weights: cpu, cuda, ..."),
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+    as_json: bool = options.JSON,
 ) -> None:
     """Time methods beside plain decoding: first token, ms per token (mean ± deviation over repeats), peak extra memory.
 

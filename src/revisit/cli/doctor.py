@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -23,7 +23,7 @@ def doctor(
     image_size: str = typer.Option("640x480", help="Width and height of an image, for the model's vision tokens."),
     batch_size: int = typer.Option(1, min=1, help="Rows of a batch, for the memory of the vision states."),
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
-    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+    as_json: bool = options.JSON,
 ) -> None:
     """Check the installation, and what ReVisiT means for a model: vision tokens, layers, memory, what is refused.
 
@@ -86,11 +86,7 @@ def machine_rows() -> Iterator[Row]:
     if kernel.library() is not None:
         yield "ReVisiT's step on CPUs", "in C (compiled at installation)"
     else:
-        why = (
-            "the one in C is switched off by REVISIT_KERNEL"
-            if not settings.compiled_step()
-            else "there is none in C: no compiler was found, or it cannot be used"
-        )
+        why = "not compiled here" if settings.compiled_step() else "the one in C is switched off by REVISIT_KERNEL"
         yield "ReVisiT's step on CPUs", f"in torch ({why})"
     extras: dict[str, list[str]] = {}
     for package, extra in EXTRAS.items():
@@ -114,7 +110,7 @@ def _accelerators() -> Iterator[str]:
 
 
 def machine_traps() -> Iterator[str]:
-    """What will surprise on this machine, one sentence each."""
+    """Problems of this installation, one sentence each."""
     from importlib.util import find_spec
 
     from revisit import settings
@@ -172,7 +168,7 @@ def _print(machine: dict[str, str], traps: list[str], facts: ModelFacts | None) 
 
     console = Console()
 
-    def facts_table(title: str, rows: Any) -> None:
+    def facts_table(title: str, rows: Iterable[Row]) -> None:
         table = Table(
             title=title, title_justify="left", title_style="bold", box=None, show_header=False, padding=(0, 2, 0, 0)
         )
@@ -193,5 +189,5 @@ def _print(machine: dict[str, str], traps: list[str], facts: ModelFacts | None) 
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command."""
+    """Add the command."""
     app.command()(doctor)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import typer
 
+from revisit.cli import options
 from revisit.cli.tables import show
 
 
-def methods(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
+def methods(as_json: bool = options.JSON) -> None:
     """List the decoding methods: what each does, what it costs, where it comes from."""
     import dataclasses
     import json
@@ -36,7 +37,7 @@ def methods(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -
     show(table)
 
 
-def models(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
+def models(as_json: bool = options.JSON) -> None:
     """List the model families, and the layers the paper recommends for each."""
     import json
 
@@ -58,14 +59,12 @@ def models(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) ->
         table.add_row(f"[bold]{row['family']}[/]", f"{row['models']}{needs}", row["layers"])
     show(table)
     Console(soft_wrap=True).print(
-        "\n'tiny' is the model that ships with this package, 'smol' the one with SmolLM2 (extra `smol`). These families are decoded by "
-        "the tests. Other decoder-only models whose prompts hold "
-        "vision tokens work too: they are "
-        "found by what the model declares, and refused in one sentence where they cannot."
+        "\n'tiny' is the model that ships with this package, 'smol' the one with SmolLM2 (extra `smol`). The tests decode these "
+        "families. Other decoder-only models with vision tokens in their prompts work too; a model that cannot work is refused."
     )
 
 
-def benchmarks(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
+def benchmarks(as_json: bool = options.JSON) -> None:
     """List the benchmarks: their metrics, where their data comes from, and what answers on disk are scored against."""
     import dataclasses
     import json

@@ -13,9 +13,6 @@ import typer
 from revisit import settings
 from revisit.errors import EXTRAS, RevisitError, missing
 
-# Options of version 0.1 that have another name now; the old one is still understood, in every command.
-RENAMED = {"output": "out", "n": "limit", "batch": "batch-size", "new-tokens": "max-new-tokens"}
-
 app = typer.Typer(
     name="revisit",
     help="Decoding that keeps vision-language models honest about what they see.",
@@ -23,7 +20,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    context_settings={"token_normalize_func": lambda name: RENAMED.get(name, name)},
 )
 
 # Each module has `register(app)`, which adds its command(s).
@@ -53,13 +49,13 @@ COMMANDS = (
 @app.callback()
 def _options(
     version: bool = typer.Option(
-        False, "--version", is_eager=True, callback=lambda asked: _say_version(asked), help="Say which version this is."
+        False, "--version", is_eager=True, callback=lambda asked: _print_version(asked), help="Print the version."
     ),
 ) -> None:
     """Decoding that keeps vision-language models honest about what they see."""
 
 
-def _say_version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         import revisit
 
@@ -72,7 +68,7 @@ for _name in COMMANDS:
 
 
 def main(app: typer.Typer = app) -> None:
-    """Run the command line; anything the user can put right is one sentence on stderr and exit status 2."""
+    """Run the command line; an error that the user can fix is one sentence on stderr and exit status 2."""
     if not sys.stderr.isatty():
         settings.hide_progress_bars()
     _show_log()
@@ -85,24 +81,24 @@ def main(app: typer.Typer = app) -> None:
         if package not in EXTRAS:
             raise
         _end(str(missing(package)))
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the reader of the output has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
         if error.filename is None:
             raise
-        _end(f"{error.filename}: {error.strerror}; give another path, or make room for this one.")
+        _end(f"{error.filename}: {error.strerror}; use another path.")
 
 
 class _Stderr(logging.Handler):
-    """Prints on whatever stderr is at that moment."""
+    """Prints on the current stderr, which tests replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(f"revisit: {record.getMessage()}", file=sys.stderr)
 
 
 def _show_log() -> None:
-    """What the package logs goes to stderr: warnings always, the rest (such as where a model is) on terminals."""
+    """Send the package's log to stderr: warnings always, the rest on terminals only."""
     log = logging.getLogger("revisit")
     if not any(isinstance(handler, _Stderr) for handler in log.handlers):
         log.addHandler(_Stderr())

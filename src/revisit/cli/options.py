@@ -9,7 +9,7 @@ from revisit.models.prompts import DESCRIBE
 
 
 def a_seed(value: int) -> int:
-    """The seed, if generators take it; a range of the option would print its 19 digits in every help."""
+    """The seed, checked here because a range on the option would print 19 digits in every help."""
     if not 0 <= value <= MAX_SEED:
         raise typer.BadParameter(f"{value} is not in the range 0<=x<={MAX_SEED}.")
     return value
@@ -38,3 +38,4 @@ ALLOW_URL = typer.Option(False, "--allow-url", help="Fetch images from public ht
 LIMIT = typer.Option(None, min=1, help="Only the first items of each benchmark.")
 BATCH_SIZE = typer.Option(8, min=1, help="Answers made together; it does not change them in float32.")
 QUIET = typer.Option(False, "--quiet", "-q", help="No progress, only the results.")
+JSON = typer.Option(False, "--json", help="Print JSON.")

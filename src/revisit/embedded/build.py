@@ -1,6 +1,6 @@
 """Benchmarks made from held-out scenes, written in the official file formats.
 
-`revisit scenes build DIR --split usual|unusual --n N --seed S` writes this folder; nothing else is in it:
+`revisit scenes build DIR --split usual|unusual --limit N --seed S` writes this folder; nothing else is in it:
 
 ```
 DIR/

@@ -8,8 +8,8 @@ Put into a model's own folder (or hub repository), the same files make every `ge
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from revisit import __version__
 from revisit.decoding.method import Method
@@ -67,11 +67,18 @@ Needs `pip install revisit-decoding`.
 
 
 def write(
-    folder: Path, method: Method, *, settings: dict[str, Any] | None = None, overwrite: bool = False
+    folder: Path, method: Method, *, settings: Mapping[str, object] | None = None, overwrite: bool = False
 ) -> list[Path]:
-    """Write the folder; returns its files. Existing files are kept unless `overwrite`.
+    """Write the folder.
 
-    The files hold these settings of the method, all of them unless given; the others are left to each model's recommendation.
+    Args:
+        folder: Where to write.
+        method: The method.
+        settings: The settings to fix, by default all of the method's; the others are those recommended for each model.
+        overwrite: Replace existing files.
+
+    Returns:
+        The files.
     """
     settings = method.settings() if settings is None else settings
     files = {
@@ -83,16 +90,16 @@ def write(
     }
     present = [path for path in files if path.exists()]
     if present and not overwrite:
-        raise RevisitError(f"{present[0]} is there already; choose another folder, or say --overwrite.")
+        raise RevisitError(f"{present[0]} exists; choose another folder, or use --overwrite.")
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     return list(files)
 
 
-def _python(settings: dict[str, Any]) -> str:
-    """Settings as they stand in Python source; they are JSON-ready already."""
-    json.dumps(settings)  # refuses what could not be read back
+def _python(settings: Mapping[str, object]) -> str:
+    """Settings as Python source."""
+    json.dumps(dict(settings))  # raises for values that could not be read back
     return "{\n" + "".join(f"    {key!r}: {value!r},\n" for key, value in settings.items()) + "}"
 
 

@@ -1,4 +1,4 @@
-"""Who may ask: the Host header, the key, and bodies of bounded size that arrive in bounded time."""
+"""Access to the server: the Host header, the key, and bodies of bounded size and time."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(host: str, api_key: str | None, anonymous: bool) -> None:
-    """A server that others can reach needs a key, or an explicit word that it shall have none."""
+    """Raises RevisitError for a server that others can reach without a key, unless that is wanted."""
     if not is_loopback(host) and not api_key and not anonymous:
         raise RevisitError(
-            f"On {host!r} others could use this server: set REVISIT_API_KEY (or --api-key), or say --anonymous if that is wanted."
+            f"On {host!r} others could use this server: set REVISIT_API_KEY (or --api-key), or use --anonymous."
         )
 
 
 def allowed_hosts(host: str, more: Collection[str] = ()) -> tuple[str, ...]:
     """The names a server at `host` answers to: its own, those of this machine, and those its operator added.
 
-    "*" stands for any. A server at every address (0.0.0.0) answers to any name unless some were added: it has a key, or
-    was declared open to all.
+    "*" means any. A server at every address (0.0.0.0) answers to any name unless some were added, because it has a key or
+    is meant to be open.
     """
     everywhere = host in ("0.0.0.0", "::") and not more
     return ("*",) if everywhere else (*LOOPBACK, host.lower(), *(name.lower() for name in more))
@@ -67,13 +67,13 @@ def bearer(request: Request) -> str:
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
-def same_key(given: str, wanted: str) -> bool:
-    """Whether two keys are equal, in time that does not tell how much of them is."""
-    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), wanted.encode())
+def same_key(sent: str, expected: str) -> bool:
+    """Whether two keys are equal, compared in constant time."""
+    return hmac.compare_digest(sent.encode("utf-8", "surrogateescape"), expected.encode())
 
 
 def check_key(request: Request, api_key: str | None) -> None:
-    """Refuse requests without the key, where there is one."""
+    """Refuse requests without the server's key."""
     if api_key is not None and not same_key(bearer(request), api_key):
         raise ApiError(
             401, "The API key is missing or wrong; send it as 'Authorization: Bearer KEY'.", code="invalid_api_key"
@@ -100,7 +100,7 @@ class Bodies:
             self.held -= size
 
     def _declared(self, request: Request) -> int:
-        """What the request says of its size, and the most it can be where it says nothing."""
+        """The declared size of the body, or the largest allowed one if it is not declared."""
         declared = request.headers.get("content-length", "")
         if not declared:
             return self.limits.body_bytes
@@ -132,5 +132,5 @@ class Bodies:
 
 
 def is_json(request: Request) -> bool:
-    """Whether the request says that its body is JSON."""
+    """Whether the content type is JSON."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"

@@ -1,8 +1,8 @@
-"""Bounds on connections: how many, of whom, and how long a slow one is waited for.
+"""Limits on connections: how many, how many of one client, and how long a slow one may take.
 
-uvicorn bounds idle connections and the size of headers. What it does not bound is the time to send headers and bodies or
-to read an answer, the connections of one client, and connections that have not sent a whole request; those are bounded
-here, on top of its HTTP protocol. A few connections more than the bound are accepted for `/health` alone.
+uvicorn limits idle connections and the size of headers. It does not limit the time to send headers and bodies or to
+read an answer, nor the connections of one client or without a whole request; this module does, on top of its HTTP
+protocol. A few more connections are accepted for `/health` alone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import h11
 import uvicorn
 from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from revisit.errors import RevisitError
@@ -39,7 +40,7 @@ class ConnectionGuard:
         self.metrics.connections.set_function(lambda: len(self.open) + len(self.reserved))
 
     def admit(self, connection: GuardedProtocol) -> None:
-        """Take a connection in: as any other, or, where there is no room, for /health alone."""
+        """Accept a connection, for /health alone if there is no room."""
         client, most_of_client = connection.address, self.limits.client_connections
         if self.by_client[client] >= most_of_client:
             self._close_oldest([other for other in self.open if other.address == client])
@@ -49,7 +50,7 @@ class ConnectionGuard:
             self.open[connection] = None
             self.by_client[client] += 1
             return
-        connection.app = only_health(connection.app)
+        connection.app = only_health(connection.app)  # type: ignore[assignment,arg-type]
         if len(self.reserved) >= self.limits.health_connections:
             self._close_oldest(list(self.reserved))
         if len(self.reserved) < self.limits.health_connections:
@@ -139,10 +140,10 @@ class GuardedProtocol(H11Protocol):
         self.transport.abort()
 
 
-def only_health(app: Any) -> Any:
-    """The application for connections beyond the bound: /health is answered, everything else is told to come back."""
+def only_health(app: ASGIApp) -> ASGIApp:
+    """The application for connections beyond the bound: /health is answered, everything else gets status 503."""
 
-    async def limited(scope: Any, receive: Any, send: Any) -> None:
+    async def limited(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/health":
             await app(scope, receive, send)
         else:
@@ -170,7 +171,7 @@ def room(limits: Limits) -> tuple[int, int]:
     return backlog, most
 
 
-def configure(app: Any, limits: Limits, metrics: Metrics | None = None, **options: Any) -> uvicorn.Config:
+def configure(app: ASGIApp, limits: Limits, metrics: Metrics | None = None, **options: Any) -> uvicorn.Config:
     """uvicorn's settings for an application within these limits."""
     guard = ConnectionGuard(limits, metrics)
     protocol = type("Protocol", (GuardedProtocol,), {"guard": guard})
