@@ -42,9 +42,9 @@ def enable_vllm_plugin() -> None:
     os.environ["REVISIT_VLLM"] = "1"
 
 
-def vllm_layers() -> str:
-    """REVISIT_VLLM_LAYERS: the layers whose vision states vLLM keeps ("last" by default)."""
-    return os.environ.get("REVISIT_VLLM_LAYERS", "").strip() or "last"
+def vllm_layers() -> str | None:
+    """REVISIT_VLLM_LAYERS: the layers whose vision states vLLM keeps; None means what the model recommends."""
+    return os.environ.get("REVISIT_VLLM_LAYERS", "").strip() or None
 
 
 def vllm_pool_mb() -> float:

@@ -227,7 +227,7 @@ def test_the_bench_times_a_gpu_by_events_and_waits_for_none_of_them_before_the_e
     assert "tokens/s" in latency.show(rows)
     assert {
         place.split(":")[0] for (name, place), _ in log.places("wait").items() if name == "synchronize" and place
-    } == {"evaluation/latency.py"}
+    } == {"paper/latency.py"}
     assert sum(count for (name, _), count in log.places("wait").items() if name == "synchronize") == 2 * 4  # calls
 
 

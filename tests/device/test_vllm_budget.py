@@ -32,7 +32,8 @@ class Server:
         self.device = device
         self.generator = torch.Generator().manual_seed(0)
         weight = (torch.randn(VOCABULARY, WIDTH, generator=self.generator) * 0.75).to(device)
-        plan = Plan((IMAGE,), DEPTH, False, WIDTH, torch.float32, 400, 128)
+        described = SimpleNamespace(config=SimpleNamespace(model_type="llava"))
+        plan = Plan((IMAGE,), DEPTH, False, WIDTH, torch.float32, 400, 128, described)
         self.worker = Worker(
             plan,
             Pool(400, 128, WIDTH, torch.float32, device),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,13 +20,22 @@ from revisit.integrations import vllm
 from revisit.integrations.vllm.head import ShardedHead
 from revisit.integrations.vllm.plan import Plan
 from revisit.integrations.vllm.pool import Pool
-from revisit.integrations.vllm.request import LAYERS_SWITCH, admit, check, collectable, parse
+from revisit.integrations.vllm.request import LAYERS_SWITCH, admit, check, kept_layers, parse
 from revisit.integrations.vllm.worker import MASKED_LOGIT_GAP, Row, Worker
 from revisit.methods.revisit import ReVisiT
 from revisit.step import batched
 from revisit.step.reference import refine, scatter
 
 IMAGE, WIDTH, VOCABULARY, DEPTH, BLOCK = 9, 6, 40, 3, 128
+
+
+def described(model_type: str, revisit: dict[str, Any] | None = None) -> Any:
+    """What a recommendation reads of a model."""
+    generation = SimpleNamespace(revisit=revisit)
+    return SimpleNamespace(config=SimpleNamespace(model_type=model_type), generation_config=generation)
+
+
+LLAVA, QWEN = described("llava"), described("qwen2_5_vl")
 
 
 class Params:
@@ -39,16 +49,28 @@ class Params:
 @pytest.mark.parametrize("extra", [None, {}, {"other": 1}, {"revisit": None}, {"revisit": False}, {"revisit": 0}])
 def test_requests_that_ask_for_nothing_are_left_alone(extra: Any) -> None:
     params = Params(extra)
-    assert parse(extra) is None
-    admit(params)
+    assert parse(extra, LLAVA) is None
+    admit(params, LLAVA)
     assert params.skip_reading_prefix_cache is None
 
 
-def test_settings_come_as_a_mapping_a_json_string_or_one() -> None:
-    assert parse({"revisit": {"alpha": 0.1, "select": "max"}}) == ReVisiT(alpha=0.1, select="max")
-    assert parse({"revisit": json.dumps({"alpha": 0.1})}) == ReVisiT(alpha=0.1)
-    assert parse({"revisit": 1}) == parse({"revisit": True}) == parse({"revisit": "1"}) == ReVisiT()
-    assert parse({"revisit": {}}) == ReVisiT()
+def test_settings_come_as_a_mapping_or_in_a_string() -> None:
+    assert parse({"revisit": {"alpha": 0.1, "select": "max"}}, LLAVA) == ReVisiT(alpha=0.1, select="max")
+    for text in (json.dumps({"alpha": 0.1}), "revisit:alpha=0.1"):
+        assert parse({"revisit": text}, LLAVA) == ReVisiT(alpha=0.1)
+
+
+@pytest.mark.parametrize("value", [1, True, "1", "true", "revisit", {}, "{}"])
+def test_the_bare_name_means_what_is_recommended_for_the_model(value: Any) -> None:
+    assert parse({"revisit": value}, LLAVA) == ReVisiT()
+    assert parse({"revisit": value}, QWEN) == ReVisiT(layers="all")
+    own = described("llava", {"weight": "agreement", "neighbors": 8})
+    assert parse({"revisit": value}, own) == ReVisiT(weight="agreement", neighbors=8)
+
+
+def test_settings_come_on_top_of_the_recommendation_as_everywhere() -> None:
+    assert parse({"revisit": {"alpha": 0.1}}, QWEN) == ReVisiT(alpha=0.1, layers="all")
+    assert parse({"revisit": "revisit:layers=last"}, QWEN) == ReVisiT(layers="last")
 
 
 @pytest.mark.parametrize(
@@ -67,26 +89,31 @@ def test_settings_come_as_a_mapping_a_json_string_or_one() -> None:
 )
 def test_bad_settings_are_one_sentence(value: Any, part: str) -> None:
     with pytest.raises(ValueError, match=part):  # vLLM turns a ValueError into a 400
-        admit(Params({"revisit": value}))
+        admit(Params({"revisit": value}), LLAVA)
 
 
 def test_an_opted_in_request_reads_no_cached_prefix() -> None:
     params = Params({"revisit": {}})
-    admit(params)
+    admit(params, LLAVA)
     assert params.skip_reading_prefix_cache is True
 
 
-def test_the_server_says_which_layers_it_collects(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert collectable() == "last"
+def test_the_server_keeps_the_layers_that_its_model_recommends_or_that_it_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(LAYERS_SWITCH, raising=False)
+    assert kept_layers(QWEN) == "all"
+    assert kept_layers(described("llava", {"layers": [1, 3]})) == (1, 3)
+    assert kept_layers(LLAVA) == "last"
     monkeypatch.setenv(LAYERS_SWITCH, "1, 3")
-    assert collectable() == (1, 3)
-    check(ReVisiT(layers=(3,)), collectable())
-    check(ReVisiT(), collectable())
+    assert kept_layers(LLAVA) == (1, 3)
+    check(ReVisiT(layers=(3,)), kept_layers(LLAVA))
+    check(ReVisiT(), kept_layers(LLAVA))
     with pytest.raises(RevisitError, match="'1,3' only, not '2'"):
-        check(ReVisiT(layers=(2,)), collectable())
+        check(ReVisiT(layers=(2,)), kept_layers(LLAVA))
     monkeypatch.setenv(LAYERS_SWITCH, "some")
     with pytest.raises(RevisitError, match="comma-separated"):
-        collectable()
+        kept_layers(LLAVA)
 
 
 def test_installing_changes_nothing_for_those_who_do_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +137,7 @@ class Model:
     def __init__(self, blocks: int = 8, dtype: torch.dtype = torch.float32) -> None:
         torch.manual_seed(1)
         self.weight = torch.randn(VOCABULARY, WIDTH)
-        self.plan = Plan((IMAGE,), DEPTH, False, WIDTH, dtype, blocks, BLOCK)
+        self.plan = Plan((IMAGE,), DEPTH, False, WIDTH, dtype, blocks, BLOCK, LLAVA)
         pool = Pool(blocks, BLOCK, WIDTH, dtype, "cpu")
         self.worker = Worker(self.plan, pool, lambda: head(self.weight, 0, VOCABULARY), (1, DEPTH), nn.Identity())
 

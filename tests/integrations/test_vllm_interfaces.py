@@ -42,8 +42,8 @@ def test_the_processors_have_the_interfaces_of_their_runners() -> None:
     from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as Second
 
     for ours, theirs, methods in (
-        (v1.V1, First, ("__init__", "validate_params", "is_argmax_invariant", "update_state", "apply")),
-        (v2.V2, Second, ("__init__", "validate_params", "add_request", "apply")),
+        (v1.V1, First, ("__init__", "is_argmax_invariant", "update_state", "apply")),
+        (v2.V2, Second, ("__init__", "add_request", "apply")),
     ):
         for name in methods:
             assert names(getattr(ours, name)) == names(getattr(theirs, name)), (ours, name)
@@ -214,9 +214,9 @@ def scheduler(monkeypatch: pytest.MonkeyPatch) -> Any:
             return self.grammar_compile_error_reqs
 
     monkeypatch.setattr(hooks, "make_plan", lambda config: Model(blocks=4).plan)
-    hooks.extend(Scheduler, "_handle_blocked_waiting_request", hooks.waiting)
-    hooks.extend(Scheduler, "update_from_output", hooks.ending)
-    hooks.extend(Scheduler, "_handle_blocked_waiting_request", hooks.waiting)  # twice is once
+    hooks.extend(Scheduler, "_handle_blocked_waiting_request", hooks.wrap_blocked_waiting)
+    hooks.extend(Scheduler, "update_from_output", hooks.wrap_update_from_output)
+    hooks.extend(Scheduler, "_handle_blocked_waiting_request", hooks.wrap_blocked_waiting)  # twice is once
     return Scheduler()
 
 
@@ -260,7 +260,7 @@ def test_requests_that_failed_in_the_worker_are_ended(scheduler: Any) -> None:
             return output
 
     Runner.model.revisit = model.worker
-    hooks.extend(Runner, "sample_tokens", hooks.reporting)
+    hooks.extend(Runner, "sample_tokens", hooks.wrap_sample_tokens)
     model.add("a", [IMAGE] * 2 * BLOCK)
     at_once, on_its_way = SimpleNamespace(), SimpleNamespace(model_runner_output=SimpleNamespace())
     assert Runner().sample_tokens(at_once) is at_once
@@ -280,7 +280,7 @@ def test_a_request_that_can_never_fit_is_refused_where_it_is_admitted(monkeypatc
             return SimpleNamespace(prompt_token_ids=prompt)
 
     monkeypatch.setattr(hooks, "make_plan", lambda config: Model(blocks=4).plan)
-    hooks.extend(InputProcessor, "process_inputs", hooks.refusing)
+    hooks.extend(InputProcessor, "process_inputs", hooks.wrap_process_inputs)
     large, processor = [IMAGE] * (4 * BLOCK + 1), InputProcessor()
     assert processor.process_inputs("a", large, Params()).prompt_token_ids == large
     assert processor.process_inputs("b", large[1:], Params({"revisit": 1})).prompt_token_ids == large[1:]
@@ -327,6 +327,7 @@ def test_unknown_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"kv_transfer_config": object()}, "KV transfer"),
         ({"pipeline_parallel_size": 2}, None),
         ({"pipeline_parallel_size": 2, "layers": "all"}, "pipeline parallelism"),
+        ({"pipeline_parallel_size": 2, "layers": "", "model_type": "qwen2_5_vl"}, "pipeline parallelism"),
         ({"breakable": "1"}, "breakable CUDA graphs"),
         ({"breakable": "1", "enforce_eager": True}, None),
         ({"cudagraph_mode": "FULL"}, "cudagraph_mode FULL"),
@@ -345,7 +346,12 @@ def test_what_cannot_be_done_exactly_is_refused_at_start_up(
     eager = changes.pop("enforce_eager", False)
     config = SimpleNamespace(
         parallel_config=parallel,
-        model_config=SimpleNamespace(enable_prompt_embeds=False, enforce_eager=eager),
+        model_config=SimpleNamespace(
+            enable_prompt_embeds=False,
+            enforce_eager=eager,
+            hf_config=SimpleNamespace(model_type=changes.pop("model_type", "llava")),
+            try_get_generation_config=dict,
+        ),
         compilation_config=SimpleNamespace(cudagraph_mode=mode),
         **{"lora_config": None, "speculative_config": None, "kv_transfer_config": None, **changes},
     )

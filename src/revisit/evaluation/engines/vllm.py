@@ -17,6 +17,7 @@ from revisit.errors import RevisitError, need
 from revisit.evaluation.engines.base import BadImage, Engine, Job, answers_to, decode_images
 from revisit.evaluation.records import Answer
 from revisit.methods.revisit import ReVisiT
+from revisit.models.config import describe_model
 
 TOGETHER = 128  # jobs handed to vLLM at once; it cuts its own batches
 
@@ -94,8 +95,7 @@ class VllmEngine(Engine):
         if gathered:
             yield self._answers(method, decoding, gathered)
 
-    @staticmethod
-    def refuse(method: Method, decoding: Decoding) -> None:
+    def refuse(self, method: Method, decoding: Decoding) -> None:
         """Raises RevisitError for what vLLM cannot do here."""
         if method.name not in ("greedy", "revisit"):
             raise RevisitError(
@@ -104,9 +104,10 @@ class VllmEngine(Engine):
         if decoding.num_beams > 1:
             raise RevisitError("--engine vllm has no beam search with ReVisiT: leave out --beams.")
         if isinstance(method, ReVisiT):
-            from revisit.integrations.vllm.request import check, collectable
+            from revisit.integrations.vllm.request import check, kept_layers
 
-            check(method, collectable())
+            about = describe_model(self.name, self.trust_remote_code)
+            check(method, kept_layers(about))
 
     def _answers(self, method: Method, decoding: Decoding, jobs: Sequence[Job]) -> list[Answer | BadImage]:
         return answers_to([(job, decode_images(job)) for job in jobs], partial(self._answer, method, decoding))

@@ -17,7 +17,7 @@ from typing import Any
 
 from revisit.errors import RevisitError
 from revisit.integrations.vllm.plan import Plan, Reservations, make_plan
-from revisit.integrations.vllm.request import admit, parse
+from revisit.integrations.vllm.request import KEY, admit, parse
 
 FAILED = "revisit_failed"  # attribute of a runner's output: ids of requests that must be ended
 
@@ -36,9 +36,9 @@ def install() -> None:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.input_processor import InputProcessor
 
-    extend(InputProcessor, "process_inputs", refusing)
-    extend(Scheduler, "_handle_blocked_waiting_request", waiting)
-    extend(Scheduler, "update_from_output", ending)
+    extend(InputProcessor, "process_inputs", wrap_process_inputs)
+    extend(Scheduler, "_handle_blocked_waiting_request", wrap_blocked_waiting)
+    extend(Scheduler, "update_from_output", wrap_update_from_output)
 
 
 def plan_of(owner: Any) -> Plan:
@@ -49,7 +49,7 @@ def plan_of(owner: Any) -> Plan:
     return plan
 
 
-def refusing(process_inputs: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_process_inputs(process_inputs: Callable[..., Any]) -> Callable[..., Any]:
     """Requests with bad settings, or that could never be held, are refused where they are admitted: a 400."""
 
     def process(self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
@@ -58,7 +58,7 @@ def refusing(process_inputs: Callable[..., Any]) -> Callable[..., Any]:
         if not getattr(params, "extra_args", None):
             return process_inputs(self, request_id, prompt, params, *args, **kwargs)
         try:
-            method = admit(params)
+            method = admit(params, plan_of(self).model) if KEY in params.extra_args else None
             request = process_inputs(self, request_id, prompt, params, *args, **kwargs)
             if method is not None:
                 plan_of(self).check_fit(method, request.prompt_token_ids or [])
@@ -69,7 +69,7 @@ def refusing(process_inputs: Callable[..., Any]) -> Callable[..., Any]:
     return process
 
 
-def waiting(handle_blocked: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_blocked_waiting(handle_blocked: Callable[..., Any]) -> Callable[..., Any]:
     """A scheduler that passes over a request, without holding up those behind it, until there is room for its vision states."""
 
     def ready(self: Any, request: Any) -> bool:
@@ -96,16 +96,16 @@ def reserve(scheduler: Any, request: Any) -> bool:
 def needed(scheduler: Any, request: Any) -> int:
     """How many blocks of the pool a request needs; 0 if it did not opt in."""
     params = request.sampling_params
-    if params is None or not params.extra_args:
+    if params is None or KEY not in (params.extra_args or ()):
         return 0
     if not hasattr(request, "revisit_blocks"):
-        method = parse(params.extra_args)
+        method = parse(params.extra_args, plan_of(scheduler).model)
         prompt = request.prompt_token_ids or []
         request.revisit_blocks = 0 if method is None else plan_of(scheduler).blocks_of(method, prompt)
     return int(request.revisit_blocks)
 
 
-def ending(update_from_output: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_update_from_output(update_from_output: Callable[..., Any]) -> Callable[..., Any]:
     """Requests that failed in the worker are ended with vLLM's own error status."""
 
     def update(self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -115,7 +115,7 @@ def ending(update_from_output: Callable[..., Any]) -> Callable[..., Any]:
     return update
 
 
-def reporting(sample_tokens: Callable[..., Any]) -> Callable[..., Any]:
+def wrap_sample_tokens(sample_tokens: Callable[..., Any]) -> Callable[..., Any]:
     """A runner whose output names the requests that failed in this step."""
 
     def sample(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -19,9 +19,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from revisit.errors import RevisitError
 from revisit.integrations.vllm import ARCHITECTURES
 from revisit.integrations.vllm.head import ShardedHead
-from revisit.integrations.vllm.plan import make_plan
+from revisit.integrations.vllm.plan import describe, make_plan
 from revisit.integrations.vllm.pool import Pool
-from revisit.integrations.vllm.request import LAYERS_SWITCH, collectable
+from revisit.integrations.vllm.request import LAYERS_SWITCH, kept_layers
 from revisit.integrations.vllm.worker import Worker
 from revisit.models.families import FINAL_NORMS
 from revisit.models.layers import resolve_layers
@@ -81,8 +81,7 @@ def build_worker(model: Any, config: VllmConfig) -> Worker:
             "leave the plug-in out."
         )
     plan = make_plan(config)
-    wanted = collectable()
-    layers = tuple(sorted({*resolve_layers(wanted, plan.depth, plan.tied), plan.depth}))
+    layers = tuple(sorted({*resolve_layers(plan.kept, plan.depth, plan.tied), plan.depth}))
     if layers != (plan.depth,):
         if not hasattr(model, "set_aux_hidden_state_layers"):
             raise RevisitError(
@@ -126,8 +125,9 @@ def refuse(config: VllmConfig) -> None:
         or getattr(parallel, "prefill_context_parallel_size", 1) > 1,
         "speculative decoding": config.speculative_config is not None,
         "KV transfer (states of tokens computed elsewhere are not here)": config.kv_transfer_config is not None,
-        f"pipeline parallelism and {LAYERS_SWITCH} other than 'last'": parallel.pipeline_parallel_size > 1
-        and collectable() != "last",
+        f"pipeline parallelism and states of other layers than the last (set {LAYERS_SWITCH}=last)": parallel.pipeline_parallel_size
+        > 1
+        and kept_layers(describe(model)) != "last",
         "whole-model graphs for prefills (cudagraph_mode FULL; use FULL_AND_PIECEWISE)": replays_prefills(config),
         "breakable CUDA graphs (VLLM_USE_BREAKABLE_CUDAGRAPH; set it to 0)": vllm.envs.VLLM_USE_BREAKABLE_CUDAGRAPH
         and not model.enforce_eager,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 
 from revisit import settings
 from revisit.errors import RevisitError
-from revisit.integrations.vllm.request import collectable
+from revisit.integrations.vllm.request import kept_layers
 from revisit.methods.revisit import ReVisiT
 from revisit.models.layers import resolve_layers
 from revisit.models.parts import vision_token_ids
@@ -39,6 +40,8 @@ class Plan:
     dtype: torch.dtype  # of the states in the pool
     blocks: int  # in the pool
     block: int  # states of a block
+    model: object  # what a recommendation reads, see `request.parse`
+    kept: str | tuple[int, ...] = "last"  # layers that are kept besides the last
 
     def layers(self, method: ReVisiT) -> tuple[int, ...]:
         return resolve_layers(method.layers, self.depth, self.tied)
@@ -120,7 +123,9 @@ def make_plan(config: Any) -> Plan:
     depth, tied = int(text.num_hidden_layers), bool(getattr(text, "tie_word_embeddings", False))
     width = int(model.get_hidden_size())
     dtype = torch.float32 if current_platform.is_cpu() else model.dtype  # half precision is slow on CPUs
-    states = len({*resolve_layers(collectable(), depth, tied), depth})  # of one vision token, at most
+    about = describe(model)
+    kept = kept_layers(about)
+    states = len({*resolve_layers(kept, depth, tied), depth})  # of one vision token, at most
     declared = (getattr(model.hf_config, name, None) for name in TOKENS_OF_AN_IMAGE)
     megabytes = settings.vllm_pool_mb()
     room = int(megabytes * 2**20 / (width * dtype.itemsize))  # in states
@@ -131,4 +136,10 @@ def make_plan(config: Any) -> Plan:
         raise RevisitError(
             f"{POOL_SWITCH}={megabytes:g} has no room for {block} vision states of width {width}; make it larger."
         )
-    return Plan(vision_token_ids(model.hf_config), depth, tied, width, dtype, blocks, block)
+    return Plan(vision_token_ids(model.hf_config), depth, tied, width, dtype, blocks, block, about, kept)
+
+
+def describe(model_config: Any) -> object:
+    """What a method's recommendation reads of a model, from vLLM's configuration of it."""
+    declared = model_config.try_get_generation_config().get("revisit")
+    return SimpleNamespace(config=model_config.hf_config, generation_config=SimpleNamespace(revisit=declared))

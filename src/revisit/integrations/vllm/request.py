@@ -21,41 +21,48 @@ KEY = "revisit"
 LAYERS_SWITCH = "REVISIT_VLLM_LAYERS"
 
 
-def parse(extra_args: Mapping[str, Any] | None) -> ReVisiT | None:
-    """The settings under "revisit", or None if the request did not opt in.
+def parse(extra_args: Mapping[str, object] | None, model: object) -> ReVisiT | None:
+    """The method that a request asks for under "revisit", or None if it did not opt in.
 
-    They may be a mapping (from Python), a JSON object or `revisit:alpha=1e-3,layers=all` in a string (vLLM's HTTP interface
-    lets only strings, numbers and lists through), or true / 1 for the defaults.
+    As everywhere, what is recommended for the model holds, and settings come on top. They may be a mapping (from Python),
+    or a JSON object or `revisit:alpha=1e-3,layers=all` in a string (vLLM's HTTP interface lets only strings, numbers and
+    lists through); true, 1 and "revisit" are the recommendation itself.
+
+    Args:
+        extra_args: Those of the request's sampling parameters.
+        model: What a recommendation reads: `config.model_type` and `generation_config.revisit`.
     """
     value = None if extra_args is None else extra_args.get(KEY)
     if isinstance(value, str) and value.partition(":")[0].strip() == ReVisiT.name:
-        value = parse_entry(value)[1] or True
+        value = parse_entry(value)[1]
     elif isinstance(value, str):
         try:
             value = json.loads(value)
         except json.JSONDecodeError as error:
             raise RevisitError(
                 f"revisit: {value!r} is not JSON ({error.msg} at character {error.pos}); send an object in a string such as "
-                '"{\\"alpha\\": 1e-5}", or 1 for the defaults.'
+                '"{\\"alpha\\": 1e-5}", or 1 for what is recommended for the model.'
             ) from None
     if value is None or value is False or value == 0:
         return None
     if value is True or value == 1:
-        return ReVisiT()
+        value = {}
     if not isinstance(value, Mapping):
         raise RevisitError(
             f'revisit: {value!r} is no set of settings; send an object such as {{"alpha": 1e-5, "layers": "last"}} (over HTTP: as '
-            "a JSON string), or 1 for the defaults."
+            "a JSON string), or 1 for what is recommended for the model."
         )
-    return ReVisiT(**parse_settings(ReVisiT, dict(value)))
+    return ReVisiT.recommended(model, **parse_settings(ReVisiT, dict(value)))
 
 
-def collectable() -> str | tuple[int, ...]:
-    """The layers this server can look at beside the last: `REVISIT_VLLM_LAYERS`, "last" unless set.
+def kept_layers(model: object) -> str | tuple[int, ...]:
+    """The layers whose states this server keeps, besides the last: `REVISIT_VLLM_LAYERS`, or what the model recommends.
 
     Fixed for the server, because compiled models and captured graphs cannot change what they return per request.
     """
     text = settings.vllm_layers()
+    if text is None:
+        return ReVisiT.recommended(model).layers
     if text in LAYER_SETS:
         return text
     try:
@@ -68,7 +75,7 @@ def collectable() -> str | tuple[int, ...]:
 
 
 def check(method: ReVisiT, server: str | Sequence[int]) -> None:
-    """Raises RevisitError if the request wants layers that the server does not collect."""
+    """Raises RevisitError if the request wants layers that the server does not keep."""
     wanted = method.layers
     if wanted in ("last", server):
         return
@@ -77,15 +84,15 @@ def check(method: ReVisiT, server: str | Sequence[int]) -> None:
     here = server if isinstance(server, str) else ",".join(map(str, server))
     asked = wanted if isinstance(wanted, str) else ",".join(map(str, wanted))
     raise RevisitError(
-        f"revisit: this server collects vision states of layers {here!r} only, not {asked!r}; ask for 'last' or {here!r}, or start "
+        f"revisit: this server keeps vision states of layers {here!r} only, not {asked!r}; ask for 'last' or {here!r}, or start "
         f"it with {LAYERS_SWITCH}={asked}."
     )
 
 
-def admit(sampling_params: Any) -> ReVisiT | None:
+def admit(sampling_params: Any, model: object) -> ReVisiT | None:
     """A request's settings, checked; an opted-in request reads no cached prefix, because that would skip its image."""
-    method = parse(sampling_params.extra_args)
+    method = parse(sampling_params.extra_args, model)
     if method is not None:
-        check(method, collectable())
+        check(method, kept_layers(model))
         sampling_params.skip_reading_prefix_cache = True
     return method

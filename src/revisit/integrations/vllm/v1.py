@@ -9,8 +9,7 @@ from torch import Tensor
 from vllm.v1.sample.logits_processor.interface import BatchUpdate, LogitsProcessor
 
 from revisit.integrations.vllm import check_model, check_version
-from revisit.integrations.vllm.hooks import extend, reporting, worker_of
-from revisit.integrations.vllm.request import admit
+from revisit.integrations.vllm.hooks import extend, worker_of, wrap_sample_tokens
 
 
 def follow_v1() -> None:
@@ -19,7 +18,7 @@ def follow_v1() -> None:
 
     extend(GPUModelRunner, "_update_states", following_requests)
     extend(GPUModelRunner, "_prepare_inputs", following_batches)
-    extend(GPUModelRunner, "sample_tokens", reporting)
+    extend(GPUModelRunner, "sample_tokens", wrap_sample_tokens)
 
 
 def following_requests(update_states: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,15 +52,11 @@ def following_batches(prepare_inputs: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class V1(LogitsProcessor):
-    """`--logits-processors revisit.integrations.vllm:V1`: refuses models and settings early; logits are refined before."""
+    """`--logits-processors revisit.integrations.vllm:V1`: refuses models at start-up; changes no logits."""
 
     def __init__(self, vllm_config: Any, device: Any, is_pin_memory: bool) -> None:
         check_version()
         check_model(vllm_config)
-
-    @classmethod
-    def validate_params(cls, sampling_params: Any) -> None:
-        admit(sampling_params)
 
     def is_argmax_invariant(self) -> bool:
         return True

@@ -12,8 +12,7 @@ from torch import Tensor
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor
 
 from revisit.integrations.vllm import check_model, check_version
-from revisit.integrations.vllm.hooks import extend, reporting
-from revisit.integrations.vllm.request import admit
+from revisit.integrations.vllm.hooks import extend, wrap_sample_tokens
 
 
 @functools.cache
@@ -52,19 +51,15 @@ def follow_v2() -> None:
     """Extend the runner; called when it has made its model state."""
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-    extend(GPUModelRunner, "sample_tokens", reporting)
+    extend(GPUModelRunner, "sample_tokens", wrap_sample_tokens)
 
 
 class V2(LogitsProcessor):
-    """`--logits-processors revisit.integrations.vllm:V2`: refuses models and settings early; logits are refined before."""
+    """`--logits-processors revisit.integrations.vllm:V2`: refuses models at start-up; changes no logits."""
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
         check_version()
         check_model(vllm_config)
-
-    @classmethod
-    def validate_params(cls, sampling_params: Any) -> None:
-        admit(sampling_params)
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
         return False

@@ -178,7 +178,7 @@ class Worker:
         """A request enters; or enters again, and its prefill is computed again."""
         self.remove(name)
         try:
-            method = None if params is None else parse(params.extra_args)
+            method = None if params is None else parse(params.extra_args, self.plan.model)
             if method is None:
                 return
             request = Request(method, self.plan, prompt_ids or [], self.pool)
