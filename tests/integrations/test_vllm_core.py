@@ -77,9 +77,9 @@ def test_settings_come_on_top_of_the_recommendation_as_everywhere() -> None:
     ("value", "part"),
     [
         ("{alpha", "not JSON"),
-        ([1, 2], "no set of settings"),
-        (7, "no set of settings"),
-        ("7", "no set of settings"),
+        ([1, 2], "not a set of settings"),
+        (7, "not a set of settings"),
+        ("7", "not a set of settings"),
         ({"alhpa": 1}, "Did you mean 'alpha'"),
         ({"alpha": 3}, "at most 1"),
         ({"alpha": "x"}, "must be a number"),

@@ -25,7 +25,7 @@ POOL_SWITCH = "REVISIT_VLLM_POOL_MB"
 # How many tokens an image has, where a configuration says so: then images fill their blocks.
 TOKENS_OF_AN_IMAGE = ("image_seq_length", "mm_tokens_per_image")
 BLOCK, LARGEST_BLOCK = 512, 1024  # states, where one layer is collected, and where several are
-SMALLEST_BLOCK, FEWEST_BLOCKS = 64, 16  # blocks are smaller in a pool of so few
+SMALLEST_BLOCK, FEWEST_BLOCKS = 64, 16  # blocks are smaller in a pool with fewer
 PATIENCE = 64  # requests that may overtake one that waits for room
 
 
@@ -55,7 +55,7 @@ class Plan:
         return self.blocks_for(len(self.positions(prompt_ids)) * len(self.layers(method)))
 
     def blocks_for(self, states: int) -> int:
-        """How many blocks hold so many states."""
+        """How many blocks hold this many states."""
         return -(-states // self.block)
 
     def check_fit(self, method: ReVisiT, prompt_ids: Sequence[int]) -> None:
@@ -98,11 +98,16 @@ class Reservations:
 
 
 def block_size(image: int | None, layers: int, room: int) -> int:
-    """How many states a block holds, for images of so many tokens (None: they differ) at so many layers, in a pool with room for so many.
+    """How many states a block holds.
 
     For every block the candidates' rows of the LM head are gathered (written once and read twice), as many bytes as 3 · 64 states
     for 64 candidates; the last block of a request is read whole, however little is in it. So blocks are large where a
     request has many states, and hold whole images where these have one size.
+
+    Args:
+        image: Vision tokens of an image; None if that varies.
+        layers: Layers whose states are kept.
+        room: States that the pool has room for.
     """
     if image is None or image > LARGEST_BLOCK:
         size = BLOCK if layers == 1 else LARGEST_BLOCK

@@ -92,7 +92,7 @@ class Pool:
             lengths[numbers[-1:]] = count - self.size * (len(numbers) - 1)
         if 2 * len(every) >= front:
             return StateBlocks.pooled(self.states[:front], to_device(lengths, device), to_device(table, device))
-        place = np.full(front + 1, -1)  # -1, which stands for no block, stays -1
+        place = np.full(front + 1, -1)  # -1 means no block, and stays -1
         place[every] = np.arange(len(every))
         chosen = self.states[to_device(every, device)]
         return StateBlocks.pooled(chosen, to_device(lengths[every], device), to_device(place[table], device))

@@ -49,7 +49,7 @@ def parse(extra_args: Mapping[str, object] | None, model: object) -> ReVisiT | N
         value = {}
     if not isinstance(value, Mapping):
         raise RevisitError(
-            f'revisit: {value!r} is no set of settings; send an object such as {{"alpha": 1e-5, "layers": "last"}} (over HTTP: as '
+            f'revisit: {value!r} is not a set of settings; send an object such as {{"alpha": 1e-5, "layers": "last"}} (over HTTP: as '
             "a JSON string), or 1 for what is recommended for the model."
         )
     return ReVisiT.recommended(model, **parse_settings(ReVisiT, dict(value)))

@@ -17,7 +17,7 @@ from revisit.integrations.vllm.hooks import extend, wrap_sample_tokens
 
 @functools.cache
 def following(base: type | None) -> type:
-    """A model-state class that tells the model's `Worker` about requests and about every batch."""
+    """A model-state class that passes requests and batches on to the model's `Worker`."""
     if base is None:
         from vllm.v1.worker.gpu.model_states.default import DefaultModelState as base  # type: ignore[no-redef]
 
