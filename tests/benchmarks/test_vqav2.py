@@ -16,7 +16,7 @@ from revisit.errors import RevisitError
 def test_every_golden_string():
     cases = golden("vqav2")["normalisation"]
     for case in cases:
-        text = vqav2.prepare(case["raw"])
+        text = vqav2.one_line(case["raw"])
         assert text == case["prepared"]
         assert vqav2.strip_punctuation(text) == case["after_punct"], case
         assert vqav2.normalize(text) == case["normalised"], case

@@ -13,8 +13,8 @@ import pytest
 import uvicorn
 
 import families
-from revisit.explain.prefill import layout_of
 from revisit.methods.revisit import ReVisiT
+from revisit.models.geometry import layout_of
 from revisit.models.prompts import prepare
 from revisit.serve.app import Service, build
 from revisit.serve.decoder import Decoder

@@ -73,7 +73,7 @@ def _contractions() -> dict[str, str]:
 CONTRACTIONS = _contractions()
 
 
-def prepare(text: str) -> str:
+def one_line(text: str) -> str:
     """Newlines and tabs made blanks, ends stripped; done to every answer and prediction."""
     return text.replace("\n", " ").replace("\t", " ").strip()
 
@@ -115,7 +115,7 @@ def simple(matches: Sequence[bool]) -> float:
 
 def prepared(prediction: str, answers: Sequence[str], always: bool = False) -> tuple[str, list[str]]:
     """Prediction and answers as they are compared: normalized only if the answers differ, or `always`."""
-    said, truths = prepare(prediction), [prepare(answer) for answer in answers]
+    said, truths = one_line(prediction), [one_line(answer) for answer in answers]
     if always or len(set(truths)) > 1:
         cleaned = {truth: normalize(truth) for truth in set(truths)}
         return normalize(said), [cleaned[truth] for truth in truths]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from revisit.cli.tables import show
-from revisit.models.prompts import DESCRIBE
+from revisit.models import DESCRIBE
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
@@ -127,7 +127,9 @@ def generate(
         if stream:
             from transformers import TextStreamer
 
-            streaming["streamer"] = TextStreamer(processor.tokenizer, skip_prompt=True, skip_special_tokens=True)
+            streaming["streamer"] = TextStreamer(
+                cast("Any", processor.tokenizer), skip_prompt=True, skip_special_tokens=True
+            )
         started = time.perf_counter()
         with ExitStack() as stack:
             if html or is_embedded(model):
@@ -158,7 +160,7 @@ def generate(
             unfamiliar += [group[n] for n in unfamiliar_images(model, seen, len(group))]
         if recorded:
             from revisit.explain import page, record
-            from revisit.explain.prefill import layout_of
+            from revisit.models.geometry import layout_of
 
             answer = record.answer_of(processor.tokenizer, new_tokens(output, inputs)[0].tolist(), trace)
             layout = layout_of(loaded, processor, pictures[number], inputs)

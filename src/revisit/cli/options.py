@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from revisit.decoding.settings import MAX_BEAMS, MAX_SEED
-from revisit.models.prompts import DESCRIBE
+from revisit.models import DESCRIBE
 
 
 def a_seed(value: int) -> int:

@@ -60,14 +60,14 @@ def add_branch(run: Run, inputs: dict[str, Any] | None, *, stacked: bool) -> Bra
         kwargs = {**run.model_kwargs, CACHE: copy.deepcopy(run.model_kwargs.get(CACHE))}
         branch = Branch(run.input_ids, kwargs, run.generation_config)
     else:
-        branch = Branch(*prepare(run, inputs))
+        branch = Branch(*loop_arguments(run, inputs))
     if not isinstance(run.loop_model, Branches):
         run.loop_model = Branches(run)
     run.loop_model.add(branch, stacked)
     return branch
 
 
-def prepare(run: Run, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Any], Any]:
+def loop_arguments(run: Run, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Any], Any]:
     """A prompt as generate() prepares it for its loop: encoded images, positions, cache, repeated for beams."""
 
     def hand_back(

@@ -14,11 +14,11 @@ from revisit.embedded.familiar import NOTICE, advice
 from revisit.errors import RevisitError, as_path, need
 from revisit.explain import figure, page
 from revisit.explain.record import Decode, MethodOutput, TokenStep, explain, label
+from revisit.models import DESCRIBE
 from revisit.models.config import name_of
 from revisit.models.images import open_image
 from revisit.models.loading import load
 from revisit.models.processors import processor_of
-from revisit.models.prompts import DESCRIBE
 from revisit.pages.document import data_uri
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def ask(
     """
     if not isinstance(question, str) or not question.strip():
         raise RevisitError(f"The question must be a text that asks something, not {question!r}.")
-    given = list(image) if isinstance(image, (list, tuple)) else [image]
+    given: list[Any] = list(image) if isinstance(image, (list, tuple)) else [image]
     if not given:
         raise RevisitError("No image was given: ask needs at least one.")
     if objects is not None and (

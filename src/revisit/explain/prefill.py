@@ -13,15 +13,11 @@ from torch import Tensor
 from revisit.embedded.familiar import unlike_scenes
 from revisit.errors import RevisitError
 from revisit.models.config import is_embedded
-from revisit.models.geometry import layout
 from revisit.models.parts import Head, ModelParts, describe
 from revisit.taps.vision import Capture, no_image, vision_mask
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    from revisit.models.geometry import Layout
-    from revisit.models.types import Inputs, Model, Processor
+    from revisit.models.types import Inputs, Model
 
 
 class PrefillStates:
@@ -89,13 +85,6 @@ def watch_prefill(
 
         capture.after_forward(model, finish)
         yield found
-
-
-def layout_of(model: Model, processor: Processor, images: Sequence[Image], inputs: Inputs) -> Layout:
-    """Where the vision tokens of one prompt lie on its images."""
-    tokens = int(vision_mask(inputs["input_ids"][:1], ModelParts.of(model).vision_ids).sum())
-    sizes = [image.size for image in images]
-    return layout(model.config, getattr(processor, "image_processor", None), sizes, tokens, dict(inputs))
 
 
 def unfamiliar_images(model_name: str, seen: PrefillStates, images: int) -> tuple[int, ...]:

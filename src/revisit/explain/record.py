@@ -16,10 +16,11 @@ from revisit.decoding.loop import generate
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
 from revisit.explain.lens import whole_vocabulary
-from revisit.explain.prefill import PrefillStates, layout_of, unfamiliar_images, watch_prefill
+from revisit.explain.prefill import PrefillStates, unfamiliar_images, watch_prefill
 from revisit.explain.tokens import token_text, token_texts
 from revisit.methods import get, value_text
 from revisit.models.config import name_of
+from revisit.models.geometry import layout_of
 from revisit.models.prompts import new_tokens, prepare
 
 if TYPE_CHECKING:

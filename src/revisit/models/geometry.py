@@ -11,9 +11,12 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from revisit.models import families
+from revisit.models.parts import vision_token_ids
 from revisit.models.patch_maps import (
     ONE_VIEW,
     TILED_BY_IMAGE_SIZES,
@@ -28,7 +31,12 @@ from revisit.models.patch_maps import (
     place,
 )
 
-__all__ = ["ImageGrid", "Layout", "Region", "Size", "grids", "layout"]
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from revisit.models.types import Inputs, Model, Processor
+
+__all__ = ["ImageGrid", "Layout", "Region", "Size", "grids", "layout", "layout_of"]
 
 
 @dataclass(frozen=True)
@@ -94,6 +102,15 @@ def layout(
         reason=f"{len(sizes)} image(s) of these sizes make {said} vision tokens in a {config.model_type} model, but "
         f"the prompt has {tokens}; were they processed with other settings than the image processor's?",
     )
+
+
+def layout_of(model: Model, processor: Processor, images: Sequence[Image], inputs: Inputs) -> Layout:
+    """Where the vision tokens of one prompt lie on its images."""
+    tokens = int(
+        torch.isin(inputs["input_ids"][:1], torch.tensor(vision_token_ids(model.config)).to(inputs["input_ids"])).sum()
+    )
+    sizes = [image.size for image in images]
+    return layout(model.config, processor.image_processor, sizes, tokens, dict(inputs))
 
 
 def grids(config: Any, runs: Sequence[Sequence[int]], inputs: dict[str, Any]) -> list[list[ImageGrid]]:

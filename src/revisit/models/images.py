@@ -1,4 +1,4 @@
-"""Opening pictures the way a person sees them: upright, in RGB, and never a surprise in size."""
+"""Opens images as upright RGB, with a size limit."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from revisit.models.types import ImageLike
 
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 200_000_000
@@ -24,16 +26,19 @@ MAX_SCANS = 100  # of a JPEG: each is a pass over the whole picture, however few
 WEB_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 FORMATS = (*WEB_FORMATS, "TIFF")
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"}
-ImageSource: TypeAlias = "str | Path | bytes | bytearray | memoryview | Image | Any"  # Any: whatever is an array
 
 
-def open_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image:
-    """The picture in a file (its path, or opened), in bytes, in an array or in a `PIL.Image`: upright, in RGB.
+def open_image(source: ImageLike, *, max_pixels: int = MAX_PIXELS) -> Image:
+    """Open an image as upright RGB.
 
-    Raises RevisitError where it cannot be read.
+    Args:
+        source: A path, a data URI, encoded bytes, an open file, a PIL image, or an array. Arrays are (height, width) or
+            (height, width, channels) with 1, 3 or 4 channels, tensors also (channels, height, width); they hold 8- or 16-bit
+            integers, or real numbers from 0 to 1 (or to 255).
+        max_pixels: Refuse larger images.
 
-    Arrays are (height, width) or (height, width, 1, 3 or 4 channels), tensors also (channels, height, width); they hold
-    8- or 16-bit integers, or real numbers from 0 to 1 (or to 255).
+    Raises:
+        RevisitError: The image cannot be read, or is too large.
     """
     from PIL import Image
 

@@ -9,13 +9,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import torch
+from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText
+from transformers.utils import logging as bars
+from transformers.utils.hub import cached_file
 
 from revisit.errors import RevisitError, did_you_mean
 from revisit.models import checkpoint
 from revisit.models.checkpoint import brief
 from revisit.models.config import EMBEDDED, describe_model, embedded_folder, load_config, resolve
 from revisit.models.processors import ATTRIBUTE, load_processor
+from revisit.models.types import Model, Processor
 
 __all__ = [
     "EMBEDDED",
@@ -35,34 +41,46 @@ ARGUMENTS = (
     *("max_memory", "offload_folder", "low_cpu_mem_usage"),
     *HUB,
 )
+DeviceMap: TypeAlias = "str | int | torch.device | dict[str, Any]"
 _log = logging.getLogger(__name__)
 
 
 def load(
     name_or_path: str | Path = EMBEDDED,
     *,
-    dtype: Any = None,
-    device_map: Any = None,
+    dtype: torch.dtype | str | None = None,
+    device_map: DeviceMap | None = None,
     trust_remote_code: bool = False,
     allow_incomplete: bool = False,
     **kwargs: Any,
-) -> tuple[Any, Any]:
-    """(model, processor) from a local folder or a hub id, ready to generate.
+) -> tuple[Model, Processor]:
+    """Load a vision-language model and its processor, ready to generate.
 
-    The model is on the GPU if there is one, unless `device_map` says otherwise. Weights come from safetensors only, no
-    remote code runs unless asked, and a checkpoint with missing, left-over or non-finite tensors is refused unless
-    `allow_incomplete`. Without a `dtype`, a CPU gets float32 (half precision is slow there) and an accelerator the
-    checkpoint's own. Other arguments go to `from_pretrained`, so quantized models load as they do in transformers.
+    Only safetensors weights are read.
+
+    Args:
+        name_or_path: A hub id, a folder, or the name of an embedded model ("tiny", "smol").
+        dtype: Precision of the weights. By default float32 on a CPU, where half precision is slow, and the checkpoint's own
+            on an accelerator.
+        device_map: Where the model goes. By default the GPU if there is one.
+        trust_remote_code: Whether code from the model's repository may run.
+        allow_incomplete: Whether to accept a checkpoint with missing, unexpected or non-finite tensors.
+        **kwargs: Passed to transformers' `from_pretrained`, so quantized models load as they do there.
+
+    Returns:
+        The model, in evaluation mode, and its processor, which pads on the left. The model carries the processor as
+        `model.revisit_processor`, for methods that need it.
+
+    Raises:
+        RevisitError: There is no such model, it takes no images, or its files are damaged.
     """
-    import torch
-
     name = resolve(name_or_path)
     dtype = as_dtype(dtype) if isinstance(dtype, str) and dtype != "auto" else dtype
-    device_map = _device_map(device_map, quantized=bool(kwargs.get("quantization_config")))
+    quantized = bool(kwargs.get("quantization_config"))
+    device_map = _device_map(device_map, quantized=quantized)
     if dtype is None:
-        plain_cpu = device_map is None and not kwargs.get("quantization_config")
-        dtype = torch.float32 if plain_cpu else "auto"
-    hub = _hub_arguments(kwargs)
+        dtype = torch.float32 if device_map is None and not quantized else "auto"
+    hub = {name: kwargs[name] for name in HUB if name in kwargs}
     config = load_config(name, trust_remote_code=trust_remote_code, **hub)
     _check_takes_images(name, config, trust_remote_code)
     _check_files(name, hub, quantized=bool(getattr(config, "quantization_config", None)))
@@ -79,29 +97,23 @@ def load(
     return model.eval(), processor
 
 
-def placement(model: Any) -> str:
+def placement(model: Model) -> str:
     """Where a model is and in which precision, for people: "cuda:0 (NVIDIA A100), bfloat16"."""
-    import torch
-
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
     names = [f"{d} ({torch.cuda.get_device_name(d)})" if d.startswith("cuda") else d for d in devices]
     return f"{', '.join(names)}, {str(model.dtype).removeprefix('torch.')}"
 
 
-def as_dtype(name: str) -> Any:
+def as_dtype(name: str) -> torch.dtype:
     """The torch type of this name."""
-    import torch
-
     kind = getattr(torch, name, None)
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
         raise RevisitError(f"The type of the weights must be float32, float16, bfloat16 or auto, not {name!r}.")
     return kind
 
 
-def _device_map(asked: Any, *, quantized: bool) -> Any:
+def _device_map(asked: DeviceMap | None, *, quantized: bool) -> DeviceMap | None:
     """The device map to load with: the GPU if there is one and nothing was asked; refused where there is none."""
-    import torch
-
     if asked is None:
         return "cuda" if torch.cuda.is_available() and not quantized else None
     for place in asked.values() if isinstance(asked, dict) else [asked]:
@@ -111,12 +123,10 @@ def _device_map(asked: Any, *, quantized: bool) -> Any:
     return asked
 
 
-def check_device(place: Any, what: str, such_as: str) -> None:
+def check_device(place: object, what: str, such_as: str) -> None:
     """Raises RevisitError unless torch knows this device, and has it if it is a GPU."""
-    import torch
-
     try:
-        device = torch.device(place)
+        device = torch.device(place)  # type: ignore[call-overload]
     except (RuntimeError, TypeError, ValueError):
         raise RevisitError(f"There is no device {str(place)[:60]!r}: give {such_as} as the {what}.") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -129,8 +139,6 @@ def check_device(place: Any, what: str, such_as: str) -> None:
 
 def _check_takes_images(name: str, config: Any, trust_remote_code: bool) -> None:
     """Refuses text models; those with code of their own, where that may run, decide for themselves."""
-    from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-
     own_code = trust_remote_code and hasattr(config, "auto_map")
     if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not own_code:
         raise RevisitError(
@@ -145,8 +153,6 @@ def _check_files(name: str, hub: dict[str, Any], quantized: bool) -> None:
     if folder.is_dir():
         checkpoint.check_folder(folder, quantized)
         return
-    from transformers.utils.hub import cached_file
-
     found = cached_file(
         name,
         checkpoint.INDEX,
@@ -165,8 +171,6 @@ def _local(name: str, hub: dict[str, Any]) -> Path:
 
 def _from_pretrained(name: str, *, device_map: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
     """(model, what transformers says about the loading); raises RevisitError for every failure."""
-    from transformers import AutoModelForImageTextToText
-
     move_to = None
     if isinstance(device_map, str) and device_map != "auto" and importlib.util.find_spec("accelerate") is None:
         device_map, move_to = None, device_map  # only accelerate loads straight onto a device
@@ -191,8 +195,6 @@ def _from_pretrained(name: str, *, device_map: Any, **kwargs: Any) -> tuple[Any,
 @contextmanager
 def _no_bar_in_pipes() -> Iterator[None]:
     """Keeps transformers' progress bar out of logs and pipes."""
-    from transformers.utils import logging as bars
-
     hide = bars.is_progress_bar_enabled() and not sys.stderr.isatty()
     if hide:
         bars.disable_progress_bar()
@@ -201,7 +203,3 @@ def _no_bar_in_pipes() -> Iterator[None]:
     finally:
         if hide:
             bars.enable_progress_bar()
-
-
-def _hub_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {name: kwargs[name] for name in HUB if name in kwargs}

@@ -15,11 +15,10 @@ from revisit.models.types import Model, Processor
 ATTRIBUTE = "revisit_processor"  # of a model
 
 
-def load_processor(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:
+def load_processor(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Processor:
     """The processor of a model, padding on the left as batched generation needs.
 
-    Processors that own a video processor cannot be built where torchvision is missing; there a version for images
-    only is made of the same class.
+    A processor that has a video processor cannot be built without torchvision; a subclass for images only takes its place.
     """
     name = resolve(name_or_path)
     config = load_config(name, trust_remote_code=trust_remote_code, **kwargs)
@@ -41,7 +40,7 @@ def load_processor(name_or_path: str | Path, *, trust_remote_code: bool = False,
     tokenizer.padding_side = "left"
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return processor
+    return processor  # type: ignore[no-any-return]
 
 
 def processor_of(model: Model, needed_by: str = "This") -> Processor:

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any
 from revisit.errors import RevisitError
 from revisit.models import families, templates
 from revisit.models.checkpoint import brief
-from revisit.models.images import ImageSource, open_image
+from revisit.models.images import open_image
 from revisit.models.loading import check_device
 
 if TYPE_CHECKING:
+    import torch
     from PIL.Image import Image
+    from torch import Tensor
+    from transformers import BatchFeature, GenerationConfig
+
+    from revisit.models.types import ImageLike, Inputs, Processor
 
 
-DESCRIBE = "Please describe this image in detail."  # what is asked unless somebody says otherwise
-
-
-def chat_text(processor: Any, prompt: str, images: int = 1, system: str | None = None) -> str:
+def chat_text(processor: Processor, prompt: str, images: int = 1, system: str | None = None) -> str:
     """The prompt as the model's chat template writes it, pictures first, ready for the answer."""
     if getattr(processor, "chat_template", None) is None:
         token = getattr(processor, "image_token", "<image>")
@@ -34,15 +36,25 @@ def chat_text(processor: Any, prompt: str, images: int = 1, system: str | None =
 
 
 def prepare(
-    processor: Any,
+    processor: Processor,
     prompts: str | Sequence[str],
-    images: ImageSource | Sequence[ImageSource | Sequence[ImageSource]] | None = None,
-    device: Any = None,
-) -> Any:
-    """Left-padded model inputs for one prompt and its images, or for a batch of prompts, each with its own.
+    images: ImageLike | Sequence[ImageLike | Sequence[ImageLike] | None] | None = None,
+    device: torch.device | str | int | None = None,
+) -> BatchFeature:
+    """Turn prompts and images into left-padded model inputs, through the model's own chat template.
 
-    An image is whatever `open_image` takes. With one prompt, `images` is an image, a list of them, or None; with a list
-    of prompts, a list with one of these for each.
+    Args:
+        processor: The model's processor.
+        prompts: One prompt, or a list of them for a batch.
+        images: With one prompt, an image, a list of images, or None. With a list of prompts, a list with one of these for
+            each prompt. An image is anything that `open_image` takes.
+        device: Where the inputs go; the CPU by default.
+
+    Returns:
+        What the processor returns, for `generate(model, **inputs)`.
+
+    Raises:
+        RevisitError: An image cannot be read, a prompt contains the model's image token, or the lists do not match.
     """
     prompts, given = _paired(processor, prompts, images)
     if device is not None:
@@ -55,7 +67,7 @@ def prepare(
     return encode(processor, texts, pictures, device)
 
 
-def _paired(processor: Any, prompts: Any, images: Any) -> tuple[list[str], list[list[ImageSource]]]:
+def _paired(processor: Processor, prompts: object, images: object) -> tuple[list[str], list[list[ImageLike]]]:
     """The prompts and, for each, its list of images; raises RevisitError for other arguments."""
     if not hasattr(processor, "image_processor"):
         raise RevisitError(
@@ -81,13 +93,18 @@ def _paired(processor: Any, prompts: Any, images: Any) -> tuple[list[str], list[
     return list(prompts), [_images_of_one(own) for own in batch]
 
 
-def _images_of_one(images: Any) -> list[ImageSource]:
+def _images_of_one(images: Any) -> list[ImageLike]:
     if images is None:
         return []
     return list(images) if isinstance(images, (list, tuple)) else [images]
 
 
-def encode(processor: Any, texts: Sequence[str], images: Sequence[Sequence[Image]], device: Any = None) -> Any:
+def encode(
+    processor: Processor,
+    texts: Sequence[str],
+    images: Sequence[Sequence[Image]],
+    device: torch.device | str | int | None = None,
+) -> BatchFeature:
     """Model inputs for texts that already hold their image placeholders."""
     nested = [list(pictures) for pictures in images]
     special = any(text.startswith(str(bos)) for text in texts) if (bos := _bos(processor)) else False
@@ -103,20 +120,20 @@ def encode(processor: Any, texts: Sequence[str], images: Sequence[Sequence[Image
         raise
     except Exception as error:  # processors raise many kinds
         raise RevisitError(f"The model's processor cannot make inputs of this prompt: {brief(error)}") from error
-    return inputs if device is None else inputs.to(device)
+    return inputs if device is None else inputs.to(device)  # type: ignore[no-any-return]
 
 
-def vision_texts(processor: Any) -> tuple[str, ...]:
+def vision_texts(processor: Processor) -> tuple[str, ...]:
     """Texts that the processor would take for an image or a video."""
     found = {str(getattr(processor, name)) for name in families.VISION_TOKENS if getattr(processor, name, None)}
     return tuple(sorted(found - {""}))
 
 
-def _bos(processor: Any) -> str | None:
+def _bos(processor: Processor) -> str | None:
     return getattr(getattr(processor, "tokenizer", None), "bos_token", None)
 
 
-def new_tokens(output: Any, inputs: Any) -> Any:
+def new_tokens(output: Any, inputs: Inputs) -> Tensor:
     """The generated part of what `generate` returned, (rows, new)."""
     sequences = output if not hasattr(output, "sequences") else output.sequences
     if not hasattr(sequences, "shape") or not hasattr(inputs, "keys") or "input_ids" not in inputs:
@@ -124,17 +141,17 @@ def new_tokens(output: Any, inputs: Any) -> Any:
             "Generated texts are read from what generate returned and the inputs it was given: answers(processor, output, inputs), not "
             f"from {type(output).__name__} and {type(inputs).__name__}."
         )
-    return sequences[:, inputs["input_ids"].shape[1] :]
+    return sequences[:, inputs["input_ids"].shape[1] :]  # type: ignore[no-any-return]
 
 
-def answers(processor: Any, output: Any, inputs: Any) -> list[str]:
+def answers(processor: Processor, output: Any, inputs: Inputs) -> list[str]:
     """The generated texts, without special tokens or surrounding blanks."""
     if not hasattr(processor, "batch_decode"):
         raise RevisitError(f"The first argument must be the model's processor, not {type(processor).__name__}.")
     return [text.strip() for text in processor.batch_decode(new_tokens(output, inputs), skip_special_tokens=True)]
 
 
-def end_tokens(generation_config: Any) -> set[int]:
+def end_tokens(generation_config: GenerationConfig) -> set[int]:
     """The ids that end an answer."""
     ids = generation_config.eos_token_id
     return set(ids) if isinstance(ids, (list, tuple)) else set() if ids is None else {ids}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 if TYPE_CHECKING:
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     # A path, encoded bytes, an open file, a PIL image, or an array of pixels (height, width, 3).
-    ImageLike: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO | Image | np.ndarray | Tensor
+    ImageLike: TypeAlias = (
+        str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | Image | np.ndarray | Tensor
+    )
     # What a processor returns: `input_ids`, `attention_mask`, `pixel_values` and whatever else the model takes.
     Inputs: TypeAlias = Mapping[str, Any]
 
@@ -27,6 +29,10 @@ class Model(Protocol):
     generation_config: Any
     device: torch.device
     dtype: torch.dtype
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def get_decoder(self) -> Any: ...
 
     def generate(self, *args: Any, **kwargs: Any) -> Any: ...
 

@@ -23,7 +23,7 @@ from revisit.decoding.loop import generate
 from revisit.decoding.trace import RowTrace, Trace
 from revisit.errors import RevisitError
 from revisit.evaluation.runner import Reporter, Silent
-from revisit.explain.prefill import layout_of
+from revisit.models.geometry import layout_of
 from revisit.models.images import open_image
 from revisit.models.prompts import prepare
 from revisit.paper.objects import ObjectVocabulary

@@ -234,7 +234,8 @@ def make_traces(columns: Columns, samples: Sequence[Sample], folder: Path, count
         methods = [as_method(entry["method"]) for entry in used][::-1]  # the method before the baseline
         images = [open_image(path) for path in sample.item.images]
         decode = explain(
-            *loaded[1:],
+            loaded[1],
+            loaded[2],
             images,
             sample.prompt,
             methods,

@@ -12,9 +12,10 @@ from pydantic import JsonValue
 
 from revisit.decoding.trace import Trace
 from revisit.explain.page import images_payload, method_payload, step_payload, words_payload
-from revisit.explain.prefill import PrefillStates, layout_of, watch_prefill
+from revisit.explain.prefill import PrefillStates, watch_prefill
 from revisit.explain.record import Decode, MethodOutput, TokenStep, step_of
 from revisit.explain.tokens import TokenTexts
+from revisit.models.geometry import layout_of
 from revisit.serve.replies import Json
 from revisit.serve.requests import ChatRequest
 

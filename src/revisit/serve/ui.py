@@ -19,7 +19,7 @@ from revisit import methods
 from revisit.decoding.registry import value_text
 from revisit.embedded import samples
 from revisit.errors import RevisitError
-from revisit.models.prompts import DESCRIBE
+from revisit.models import DESCRIBE
 from revisit.models.types import Model
 from revisit.pages.document import data_uri, script_page
 from revisit.serve.access import check_host
