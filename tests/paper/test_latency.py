@@ -67,7 +67,7 @@ def test_the_command_reports_every_method_on_a_stated_profile() -> None:
         "5",
         "--json",
     ]
-    arguments += ["--repeats", "1", "--median", "10", "--method", "revisit:layers=all", "--batch", "2"]
+    arguments += ["--repeats", "1", "--median", "10", "--method", "revisit:layers=all", "--batch-size", "2"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout.splitlines()[-1])
