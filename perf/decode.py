@@ -18,9 +18,11 @@ from typing import Any
 import torch
 
 import revisit
+from random_models import Profile, random_inputs, random_model
 from revisit import ReVisiT
 from revisit.paper import latency
-from revisit.paper.latency import Profile
+from revisit.report.document import Section
+from revisit.report.terminal import print_section
 
 GREEDY = revisit.methods.get("greedy")
 
@@ -42,7 +44,7 @@ def same(model: Any, inputs: Any, profile: Profile, name: str, method: ReVisiT, 
             revisit.generate(
                 model,
                 **inputs,
-                method=latency.Timed(way, profile),
+                method=latency.Timed(way, profile.at),
                 do_sample=False,
                 max_new_tokens=tokens,
                 **options,
@@ -59,7 +61,9 @@ def prefill(model: Any, inputs: Any, profile: Profile, repeats: int = 9) -> None
     for _ in range(repeats):
         for name, method in methods.items():
             started = time.perf_counter()
-            revisit.generate(model, **inputs, method=latency.Timed(method, profile), do_sample=False, max_new_tokens=1)
+            revisit.generate(
+                model, **inputs, method=latency.Timed(method, profile.at), do_sample=False, max_new_tokens=1
+            )
             times[name].append(time.perf_counter() - started)
     medians = {name: statistics.median(taken[1:]) for name, taken in times.items()}
     for name, median in medians.items():
@@ -77,7 +81,7 @@ def main() -> None:
     parser.add_argument("--part", action="append", choices=["single", "prefill", "batch", "beams"], default=None)
     arguments = parser.parse_args()
     tokens, parts = arguments.tokens, arguments.part or ["single", "prefill", "batch", "beams"]
-    model = latency.random_model(arguments.shape)
+    model = random_model(arguments.shape)
     largest = model.config.get_text_config().vocab_size // 20
     usual = Profile(median=64, steps=tokens, largest=largest)
     even, wide = (Profile(median=min(size, largest), spread=0, steps=tokens) for size in (64, 512))
@@ -85,7 +89,7 @@ def main() -> None:
     print(f"usual: {usual.describe()}\nwide: {wide.describe()}", flush=True)
 
     def run(batch: int, plans: dict[str, Any], new: int, **options: Any) -> None:
-        inputs = latency.random_inputs(model, arguments.vision_tokens, batch=batch)
+        inputs = random_inputs(model, arguments.vision_tokens, batch=batch)
         for name, (method, _) in plans.items():
             if isinstance(method, ReVisiT) and "each" not in name:
                 same(model, inputs, usual, name, method, min(new, arguments.checked), **options)
@@ -100,16 +104,21 @@ def main() -> None:
                 **options,
             )
         )
-        print(f"batch {batch}, {options or 'greedy search'}, {new} tokens\n{latency.show(rows)}", flush=True)
+        title = f"Batch {batch}, {options or 'greedy search'}, {new} tokens"
+        print_section(Section(title, [latency.bench_table(rows, "Ratios are to greedy.")]))
 
     last, every = ReVisiT(layers="last"), ReVisiT(layers="all")
     adaptive = ReVisiT(layers="last", weight="agreement", neighbors=8)
-    both = {"greedy": (GREEDY, usual), "last": (last, usual), "all": (every, usual)}
+    both = {"greedy": (GREEDY, usual.at), "last": (last, usual.at), "all": (every, usual.at)}
     if "single" in parts:
-        more = {"last, adaptive": (adaptive, usual), "all, 64 each": (every, even), "all, 512 each": (every, wide)}
+        more = {
+            "last, adaptive": (adaptive, usual.at),
+            "all, 64 each": (every, even.at),
+            "all, 512 each": (every, wide.at),
+        }
         run(1, {**both, **more}, tokens)
     if "prefill" in parts:
-        prefill(model, latency.random_inputs(model, arguments.vision_tokens), usual)
+        prefill(model, random_inputs(model, arguments.vision_tokens), usual)
     if "batch" in parts:
         for batch in (1, 8):
             run(batch, both, tokens)

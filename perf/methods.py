@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 import revisit
+from random_models import random_inputs, random_model
 from revisit import APC, CODE, ICD, M3ID, PAI, RITUAL, SID, VCD, AvisC, Chain, DeCo, DoLa, ReVisiT
 from revisit.decoding.method import Method
 from revisit.paper import latency
@@ -89,8 +90,8 @@ def main() -> None:
     parser.add_argument("--method", action="append", help="only these (by registry name); all by default")
     parser.add_argument("--check", action="store_true", help="exit with status 1 if a limit is exceeded")
     options = parser.parse_args()
-    model = latency.random_model(options.shape)
-    single, double = (latency.random_inputs(model, options.vision_tokens, batch=n * options.rows) for n in (1, 2))
+    model = random_model(options.shape)
+    single, double = (random_inputs(model, options.vision_tokens, batch=n * options.rows) for n in (1, 2))
     chosen = plans(options.method, single, double, "stacked" if options.rows == 1 else "sequential")
     for label in chosen.keys() & CONTRASTIVE.keys():
         same_tokens(model, single, label, CONTRASTIVE[label], 4)

@@ -19,9 +19,12 @@ import torch
 from torch import Tensor
 
 import revisit
+from random_models import Profile, random_inputs, random_model
 from revisit import ReVisiT
 from revisit.models.layers import resolve_layers
 from revisit.paper import latency
+from revisit.report.document import Section
+from revisit.report.terminal import print_section
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,12 @@ class Published(ReVisiT):
         return refine
 
 
-def same(model: Any, inputs: Any, profile: latency.Profile, layers: str, tokens: int) -> None:
+def same(model: Any, inputs: Any, profile: Profile, layers: str, tokens: int) -> None:
     """Both give the same tokens and the same best scores, or nothing is measured."""
     options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
     kept = []
     for method in (Published(layers=layers), ReVisiT.official(layers=layers)):
-        timed = latency.Timed(method, profile)
+        timed = latency.Timed(method, profile.at)
         out = revisit.generate(
             model, **inputs, method=timed, output_scores=True, return_dict_in_generate=True, **options
         )
@@ -87,9 +90,9 @@ def main() -> None:
     parser.add_argument("--checked", type=int, default=20, help="tokens that must be identical first")
     parser.add_argument("--median", type=int, default=64)
     arguments = parser.parse_args()
-    model = latency.random_model(arguments.shape)
-    inputs = latency.random_inputs(model, arguments.vision_tokens)
-    profile = latency.Profile(median=arguments.median, steps=max(arguments.tokens, 40), largest=2000)
+    model = random_model(arguments.shape)
+    inputs = random_inputs(model, arguments.vision_tokens)
+    profile = Profile(median=arguments.median, steps=max(arguments.tokens, 40), largest=2000)
     print(f"{arguments.shape}, {arguments.vision_tokens} vision tokens, {torch.get_num_threads()} threads")
     print(profile.describe())
     for layers in ("last", "all"):
@@ -103,13 +106,13 @@ def main() -> None:
         timings = latency.measure(
             model,
             inputs,
-            {name: (method, profile) for name, method in methods.items()},
+            {name: (method, profile.at) for name, method in methods.items()},
             new_tokens=arguments.tokens,
             repeats=arguments.repeats,
             warmups=arguments.warmups,
         )
         rows = latency.table(timings)
-        print(latency.show(rows))
+        print_section(Section(f"Layers: {layers}", [latency.bench_table(rows, "Ratios are to greedy.")]))
         peer = rows[1]
         for row in rows[2:]:
             memory = peer["extra_memory_mib"] / max(row["extra_memory_mib"], 1)  # a process's size cannot be read finer

@@ -15,8 +15,9 @@ import time
 import torch
 from torch import Tensor
 
+from random_models import Profile
 from revisit.models.head import LinearHead
-from revisit.paper.latency import Memory, Profile
+from revisit.paper.latency import Memory
 from revisit.step.rule import Rule
 from revisit.step.states import PaddedStates
 from step import check, ways

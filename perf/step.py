@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from random_models import Profile
 from revisit.models.head import LinearHead
-from revisit.paper.latency import Profile
 from revisit.step import reference
 from revisit.step.batched import BatchedStep
 from revisit.step.choose import Step

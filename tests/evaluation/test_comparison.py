@@ -24,9 +24,9 @@ from revisit.evaluation import statistics
 from revisit.evaluation.comparison import Row, Table, Value, compare_folder, ranks
 from revisit.evaluation.records import sealed
 from revisit.evaluation.runner import run
-from revisit.report.comparisons import stars
-from revisit.report.tables import to_csv, to_html, to_latex, to_markdown
-from revisit.report.terminal import print_comparison
+from revisit.report.comparisons import WRITERS, comparison_section, stars, to_csv
+from revisit.report.document import section_markdown
+from revisit.report.terminal import print_section
 
 METHODS = (Shift(0), Shift(1), Shift(2))
 
@@ -103,13 +103,13 @@ def table() -> Table:
 
 
 def test_markdown(table: Table) -> None:
-    text = to_markdown([table])
-    assert "| method | F1 ↑ | CHAIR_i ↓ |" in text
-    assert "| greedy | <u>80.0</u> | <u>10.0</u> |" in text
-    assert "| revisit | **85.0** | **7.0** |" in text
+    text = WRITERS["markdown"]([table])
+    assert "| Method | F1 ↑ | CHAIR_i ↓ |" in text
+    assert "| greedy | <u>80.0</u> [78.0, 82.0] | <u>10.0</u> |" in text
+    assert "| revisit | **85.0** | **7.0** [6.0, 8.0] |" in text
     assert "| <b> | 10.0 | - |" in text
-    assert r"| revisit |  | -3.0 [-4.0, -2.0], p 0.0008\*\*\* |" in text
-    assert "- a note" in text
+    assert r"| revisit | – | -3.0 [-4.0, -2.0] p 8.00e-04\*\*\* |" in text
+    assert "a note" in text
 
 
 def test_csv_is_unrounded(table: Table) -> None:
@@ -123,12 +123,13 @@ def test_csv_is_unrounded(table: Table) -> None:
 
 
 def test_latex(table: Table) -> None:
-    text = to_latex([table])
+    text = WRITERS["latex"]([table])
     assert r"org/m\&m" in text
-    assert r"revisit & \textbf{85.0} & \textbf{7.0}$^{***}$ \\" in text
-    assert r"greedy & \underline{80.0} & \underline{10.0} \\" in text
+    assert r"revisit & \textbf{85.0} & \textbf{7.0} {\footnotesize [6.0, 8.0]} \\" in text
+    assert r"revisit & – & -3.0 {\footnotesize [-4.0, -2.0], p 8.00e-04***} \\" in text
+    assert r"greedy & \underline{80.0} {\footnotesize [78.0, 82.0]} & \underline{10.0} \\" in text
     assert r"CHAIR\_i $\downarrow$" in text
-    assert text.count(r"\begin{tabular}{lrr}") == 1
+    assert text.count(r"\begin{tabular}{lrr}") == 2  # values, differences
 
 
 def test_html_is_whole_and_needs_nothing(table: Table) -> None:
@@ -138,20 +139,21 @@ def test_html_is_whole_and_needs_nothing(table: Table) -> None:
             self.open: list[str] = []
 
         def handle_starttag(self, tag: str, attrs: object) -> None:
-            if tag not in ("meta", "link"):
+            if tag not in ("meta", "link", "br"):
                 self.open.append(tag)
 
         def handle_endtag(self, tag: str) -> None:
             assert self.open.pop() == tag
 
-    text = to_html([table])
+    text = WRITERS["html"]([table])
     check = Check()
     check.feed(text)
     assert check.open == []
-    assert re.findall(r'(?:src|href)="([^"]*)"', text) == ["data:,"]  # the page's empty icon
+    assert re.findall(r'(?:src|href)="([^"]*)"', text) == ["data:,", "#chair---org-m-m"]  # the page's empty icon
     assert not re.search(r"url\(|@import|<script", text)
-    assert "<td>&lt;b&gt;</td>" in text
-    assert "<b>7.0</b><small>[6.0, 8.0]</small><small>-3.0 [-4.0, -2.0], p = 0.0008***</small>" in text
+    assert ">&lt;b&gt;</td>" in text
+    assert "<b>7.0</b><small>[6.0, 8.0]</small>" in text
+    assert "-3.0<small>[-4.0, -2.0]<br>p 8.00e-04***</small>" in text
 
 
 def test_different_items_are_refused_or_intersected_with_a_note(tmp_path: Path) -> None:
@@ -276,14 +278,14 @@ def test_seeds_in_every_form_of_output(sampled: Path) -> None:
     tables = compare_folder(sampled, resamples=99)
     vowels = tables[0].rows[0].values["vowels"]
     shown = f"{100 * vowels.value:.1f} ± {100 * vowels.std:.1f}"
-    markdown = to_markdown(tables)
+    markdown = WRITERS["markdown"](tables)
     assert shown in markdown
     assert "| shift | 5 | " in markdown
-    assert shown in to_html(tables)
-    latex = to_latex(tables)
-    assert rf"\,{{\footnotesize$\pm${100 * vowels.std:.1f}}}" in latex
-    assert latex.count(r"\quad{\footnotesize seed") == 6
-    assert r"Mean $\pm$ standard deviation over 3 seeds." in latex
+    assert shown in WRITERS["html"](tables)
+    latex = WRITERS["latex"](tables)
+    assert shown.replace("±", r"$\pm$") in latex
+    assert latex.count(r"shift & 5 & ") == 1
+    assert r"Mean $\pm$ standard deviation over the seeds 0, 1, 5" in latex
     rows = list(csv.DictReader(io.StringIO(to_csv(tables))))
     assert [row["seed"] for row in rows if row["method"] == "shift" and row["metric"] == "vowels"] == [
         "",
@@ -312,10 +314,11 @@ def test_a_terminal_gets_drawn_tables_and_a_pipe_markdown(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = compare_folder(folder, resamples=99)
-    print_comparison(tables)
-    assert capsys.readouterr().out == to_markdown(tables) + "\n"
+    section = comparison_section(tables[0])
+    print_section(section)
+    assert capsys.readouterr().out == section_markdown(section) + "\n\n"
     text = io.StringIO()
-    print_comparison(tables, Console(file=text, force_terminal=True, width=200, color_system=None))
+    print_section(section, Console(file=text, force_terminal=True, width=200, color_system=None))
     drawn = text.getvalue()
     assert "| ---" not in drawn
     assert "vowels ↓" in drawn

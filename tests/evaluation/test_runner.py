@@ -30,8 +30,8 @@ from revisit.evaluation.runner import job_seed, run
 from revisit.evaluation.statistics import wilson
 from revisit.evaluation.store import read_results, unfinished
 from revisit.evaluation.verify import verify
+from revisit.report.comparisons import WRITERS, to_csv
 from revisit.report.sample_browser import read_samples
-from revisit.report.tables import to_csv, to_markdown
 
 SCRIPT = Path(__file__).with_name("fake_grid.py")
 
@@ -558,7 +558,7 @@ def test_methods_answered_by_other_weights_are_not_compared(tmp_path: Path, data
     tables = compare_folder(output, resamples=99)
     assert [table.variant for table in tables] == ["weights aaaaaaaa", "weights bbbbbbbb"]
     assert [[row.method for row in table.rows] for table in tables] == [["shift"], ["shift(by=3)"]]
-    assert "letters · m1, weights aaaaaaaa" in to_markdown(tables)
+    assert "letters · m1, weights aaaaaaaa" in WRITERS["markdown"](tables)
 
 
 def test_tables_of_other_lengths_say_so(tmp_path: Path, data: Path) -> None:

@@ -21,7 +21,7 @@ from revisit.errors import RevisitError
 from revisit.evaluation.comparison import compare_folder
 from revisit.evaluation.runner import run
 from revisit.evaluation.verify import verify
-from revisit.paper.run_report import gather
+from revisit.paper.folder_report import gather
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
 from fake_grid import HashEngine, lines_of, make_plan, write_items

@@ -123,9 +123,11 @@ def test_a_second_ablation_asks_nothing(root: Path, measured: Path, command: Cal
     ("words", "message"),
     [
         (["analyze", "projection", "--model", "nowhere/none"], "Say where the pictures are"),
+        (["analyze", "projecton"], "Did you mean 'projection'"),
+        (["analyze", "projection", "--set", "alpha=1"], "--set has no meaning for projection"),
         (["ablate", "e"], "Unknown panel 'e'"),
         (["analyze", "projection", "--data", "scenes:unsual:3"], "Did you mean 'unusual'"),
-        (["report", "nowhere"], "is no folder"),
+        (["report", "nowhere"], "is not a folder"),
     ],
 )
 def test_bad_input_is_one_sentence(words: list[str], message: str) -> None:

@@ -71,7 +71,7 @@ def test_boxes_are_read_by_category(tmp_path: Path) -> None:
     (tmp_path / "instances_val2014.json").write_text(json.dumps(told))
     assert read_boxes(tmp_path) == {"3": {"dog": [(1.0, 2.0, 4.0, 6.0)]}}
     (tmp_path / "instances_val2014.json").write_text("[]")
-    with pytest.raises(RevisitError, match="no file of COCO instances"):
+    with pytest.raises(RevisitError, match="not a file of COCO instances"):
         read_boxes(tmp_path)
     (tmp_path / "instances_val2014.json").unlink()
     with pytest.raises(RevisitError, match="which holds the objects' boxes"):

@@ -66,16 +66,15 @@ def test_counts_by_hand() -> None:
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
-def test_states_are_the_models_own_with_and_without_the_norm(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, processor = families.build(family)
+def test_states_are_the_models_own_with_and_without_the_norm(family: str) -> None:
+    model, _ = families.build(family)
     inputs = families.inputs(family, ["what is it?"], [[families.picture(2)]])
-    monkeypatch.setattr("revisit.models.prompts.prepare", lambda *_: inputs)
-    states = States(model, processor)
+    states = States(model)
     projected: list[int] = []  # positions that the model itself projects onto the vocabulary
     handle = model.get_output_embeddings().register_forward_hook(
         lambda _m, _a, out: projected.append(out[..., 0].numel())
     )
-    by_layer, raw = states.of("what is it?", [families.picture(2)])
+    by_layer, raw = states.of(inputs)
     handle.remove()
     assert projected == [1]
     with torch.inference_mode():

@@ -20,9 +20,9 @@ from revisit.evaluation.config import EvalConfig
 from revisit.methods.revisit import ReVisiT
 from revisit.methods.vcd import VCD
 from revisit.paper import catalog, published
+from revisit.paper.published import Measured, comparison_table, verdict
 from revisit.paper.reproduce import _parts, _values
 from revisit.paper.stand_in import stand_in_data
-from revisit.paper.verdicts import Ours, comparison_table, verdict
 
 
 def command(*arguments: str) -> list[str]:
@@ -55,16 +55,16 @@ def test_estimates_follow_from_items_tokens_and_published_times() -> None:
     ("theirs", "ours", "expected"),
     [
         (50.0, None, "not run"),
-        (50.0, Ours(51.0), "no interval"),
-        (50.0, Ours(51.0, 49.0, 53.0), "inside"),
-        (50.0, Ours(52.0, 50.04, 53.0), "inside"),  # 50.0 may be 50.049
-        (50.0, Ours(52.0, 50.06, 53.0), "outside"),
-        (81.16, Ours(82.0, 81.17, 83.0), "outside"),
-        (81.16, Ours(82.0, 81.164, 83.0), "inside"),
-        (80.0, Ours(100.0, 100.0, 100.0), "no interval"),  # every item counts alike: nothing to resample
+        (50.0, Measured(51.0), "no interval"),
+        (50.0, Measured(51.0, 49.0, 53.0), "inside"),
+        (50.0, Measured(52.0, 50.04, 53.0), "inside"),  # 50.0 may be 50.049
+        (50.0, Measured(52.0, 50.06, 53.0), "outside"),
+        (81.16, Measured(82.0, 81.17, 83.0), "outside"),
+        (81.16, Measured(82.0, 81.164, 83.0), "inside"),
+        (80.0, Measured(100.0, 100.0, 100.0), "no interval"),  # every item counts alike: nothing to resample
     ],
 )
-def test_verdicts(theirs: float, ours: Ours | None, expected: str) -> None:
+def test_verdicts(theirs: float, ours: Measured | None, expected: str) -> None:
     assert verdict(theirs, ours) == expected
 
 
@@ -72,7 +72,7 @@ def test_the_mean_over_subjects_is_the_papers_overall() -> None:
     metric = {"value": 0.5, "low": 0.4, "high": 0.6, "show": 100}
     cell = {"metrics": {"macro": metric, "Art_Theory/accuracy": {**metric, "value": 0.25}}}
     found = _values(cell, ["Overall", "Art Theory", "Music"])
-    assert found == {"Overall": Ours(50.0, 40.0, 60.0), "Art Theory": Ours(25.0, 40.0, 60.0)}
+    assert found == {"Overall": Measured(50.0, 40.0, 60.0), "Art Theory": Measured(25.0, 40.0, 60.0)}
 
 
 def test_many_metrics_are_grouped_by_what_they_are() -> None:
@@ -85,7 +85,7 @@ def test_many_metrics_are_grouped_by_what_they_are() -> None:
 
 def test_a_table_counts_its_verdicts() -> None:
     theirs = {"greedy": {"F1": 80.0}, "revisit": {"F1": 81.0}, "vcd": {"F1": 70.0}}
-    ours = {"greedy": {"F1": Ours(80.5, 79.0, 82.0)}, "revisit": {"F1": Ours(90.0, 89.0, 91.0)}}
+    ours = {"greedy": {"F1": Measured(80.5, 79.0, 82.0)}, "revisit": {"F1": Measured(90.0, 89.0, 91.0)}}
     table = comparison_table(theirs, ours, "Made up.")
     assert table.caption == "Made up. 1 inside, 1 not run, 1 outside."
     assert [str(getattr(cell, "text", cell)) for cell in table.rows[1]] == ["ReVisiT", "81.00", "90.00", "+9.00"]
@@ -94,7 +94,7 @@ def test_a_table_counts_its_verdicts() -> None:
 
 def test_the_last_printed_digit_is_that_of_the_column() -> None:
     """44.40 in a column of two decimals is not 44.4, which may be 44.449."""
-    ours = {"greedy": {"aAcc": Ours(46.0, 44.43, 48.0)}}
+    ours = {"greedy": {"aAcc": Measured(46.0, 44.43, 48.0)}}
     alone = comparison_table({"greedy": {"aAcc": 44.4}}, ours, "Alone.")
     assert alone.caption == "Alone. 1 inside."
     among = comparison_table({"greedy": {"aAcc": 44.4}, "vcd": {"aAcc": 44.77}}, ours, "Among others.")

@@ -78,7 +78,7 @@ def test_ranks_leave_the_likeliest_token_out(monkeypatch: pytest.MonkeyPatch) ->
         def logits(self, states: torch.Tensor) -> Any:
             yield logits[states[:, 0]]
 
-    monkeypatch.setattr("revisit.models.images.open_image", lambda path: path)
+    monkeypatch.setattr("revisit.paper.study.open_image", lambda path: path)
     found = steps._measure(Fake(), kept, vocabulary, end)
     assert [step.rank for step, _ in found] == [0, 1, 2]
     assert all(step.best == "bench" for step, _ in found)

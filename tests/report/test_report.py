@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import shutil
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,14 +17,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
 from fake_grid import HashEngine, Shift, make_plan, write_items
 
 from revisit import ReVisiT, RevisitError
-from revisit.evaluation.records import AblationRecord
+from revisit.cli import analyze
+from revisit.evaluation.records import AblationRecord, sealed
 from revisit.evaluation.runner import run
 from revisit.evaluation.store import write_record
-from revisit.paper import published
+from revisit.paper import published, sections, studies
+from revisit.paper.folder_report import build, gather
 from revisit.paper.objects import recalls
-from revisit.paper.run_report import build, gather
 from revisit.paper.study import Subject, save
 from revisit.report.document import Cell, Document, Section, Table, Text, to_html, to_markdown, write
+from revisit.report.run_report import provenance_of_cells
 
 ENVIRONMENT: dict[str, Any] = {
     "argv": ["revisit", "x"],
@@ -44,6 +48,10 @@ def layer(number: int, norm: bool, hits: list[int]) -> dict[str, Any]:
     }
 
 
+POINTED = {
+    name: {"share": share, "low": share - 0.05, "high": share + 0.05}
+    for name, share in (("touches", 0.51), ("touches_chance", 0.21), ("inside", 0.41), ("inside_chance", 0.11))
+}
 STUDIES: dict[str, dict[str, Any]] = {
     "hallucinated-steps": {
         "captions": 50,
@@ -85,6 +93,25 @@ STUDIES: dict[str, dict[str, Any]] = {
         "chance": [{"k": k, "recall": k / 100} for k in (1, 5, 10, 30)],
         "final_layer": 1,
         "layers": [layer(n, norm, [4 + n, 10, 20, 40]) for n in (0, 1) for norm in (False, True)],
+    },
+    "pointing": {
+        "pictures": 5,
+        "settings": [{"setting": "revisit:layers=0", "steps": 12, **POINTED}],
+        "layers": [{"layer": 3, "steps": 12, **POINTED}],
+    },
+    "vision-words": {
+        "image": "7",
+        "ground_truth": ["cat"],
+        "tokens": [17],
+        "rows": [{"word": "cat", "tokens": [{"full": [-2.0, 13.5], "words": [-0.5, 60.7]}]}],
+    },
+    "latency": {
+        "protocol": {"warmups": 6, "repeats": 3},
+        "images": 5,
+        "rows": [
+            {"method": "greedy", "ms": 20.0, "sd": 1.0, "first": 90.0, "first_sd": 2.0, "images": 5},
+            {"method": "revisit", "ms": 20.4, "sd": 1.0, "first": 91.0, "first_sd": 2.0, "images": 5},
+        ],
     },
     "case-study": {
         "images": 5,
@@ -161,7 +188,7 @@ def document(folder: Path) -> Document:
 def test_every_part_is_there_with_its_command(document: Document, folder: Path) -> None:
     titles = [section.title for section in document.sections]
     assert titles[0] == "Main results"
-    for wanted in ("letters", "Latency", "Ablations", "Analyses", "Case studies", "How it was made"):
+    for wanted in ("letters", "Ablations", "Analyses", "Provenance"):
         assert wanted in titles
     text = to_markdown(document)
     for shown in (
@@ -172,6 +199,41 @@ def test_every_part_is_there_with_its_command(document: Document, folder: Path) 
     values = json.loads((folder / "run" / "results.json").read_text())["cells"]
     for cell in values:
         assert f"{100 * cell['metrics']['vowels']['value']:.1f}" in text
+
+
+def test_every_stored_study_is_drawn(document: Document) -> None:
+    assert set(STUDIES) == set(sections.STUDIES) == {*studies.STUDIES, "latency"} == {*analyze.OPTIONS, "latency"}
+    titles = [section.title for section in document.sections]
+    for title, _ in sections.STUDIES.values():
+        assert f"{title} · m1 · scenes" in titles
+    text = to_markdown(document)
+    assert "| revisit:layers=0 | 12 | 51.0 [46.0, 56.0] |" in text
+
+
+def test_time_is_shown_only_if_the_latency_protocol_measured_it(document: Document, folder: Path) -> None:
+    text = to_markdown(document)
+    assert text.count("ms/token") == 1
+    assert "| ReVisiT | 20.40 ± 1.00 | 1.02× | 91.0 ± 2.0 |" in text
+    assert "ms/token" not in to_markdown(
+        build(folder / "run", resamples=99)
+    )  # answers have seconds, which are not shown
+
+
+def test_a_stopped_run_is_named_first_with_its_command(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "run", tmp_path / "run")
+    path = tmp_path / "run" / "results.json"
+    results = json.loads(path.read_text())
+    stopped = results["cells"][-1]
+    stopped["status"] = "unfinished"
+    path.write_text(json.dumps(sealed({**results, "status": "running"})))
+    first = build(tmp_path, resamples=99).sections[0]
+    assert first.title == "Incomplete"
+    (table,) = (block for block in first.blocks if isinstance(block, Table))
+    name, how_many, which, command = table.rows[0]
+    assert (name, how_many) == ("run", "1 of 4")
+    assert str(which).startswith(f"m2 · shift(by=1) · letters: {stopped['answers']} of 30 answers")
+    assert command == shlex.join(stopped["provenance"]["argv"])
+    assert build(folder / "run", resamples=99).sections[0].title == "Main results"
 
 
 def test_the_page_stands_alone_and_is_well_formed(document: Document) -> None:
@@ -191,7 +253,7 @@ def test_figures_are_written_in_both_formats(document: Document, tmp_path: Path)
     files = write(document, tmp_path)
     assert {path.suffix for path in files} == {".html", ".md", ".svg", ".png"}
     names = [figure.name for figure in document.figures()]
-    assert len(set(names)) == len(names) == 6  # two models' latency, a panel, three studies
+    assert len(set(names)) == len(names) == 4  # a panel, three studies
     for path in files:
         head = path.read_bytes()[:200]
         assert head.startswith(b"\x89PNG") if path.suffix == ".png" else len(head) > 100
@@ -215,7 +277,7 @@ def test_published_figures_are_marked_and_only_on_request(document: Document, fo
 def test_a_folder_with_nothing_in_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RevisitError, match="nothing to report"):
         gather(tmp_path)
-    with pytest.raises(RevisitError, match="is no folder"):
+    with pytest.raises(RevisitError, match="is not a folder"):
         gather(tmp_path / "absent")
 
 
@@ -230,16 +292,14 @@ def test_tables_of_one_folder_name_the_commands_that_made_their_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two commands wrote to one output: each benchmark's table is followed by its own."""
-    from revisit.paper.run_report import made_cells
-
     data = write_items(tmp_path / "data", 8)
     for by, words in ((0, ["revisit", "eval", "first"]), (1, ["revisit", "eval", "second"])):
         monkeypatch.setattr(sys, "argv", words)
         plan = make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(by),))
         results = run(plan, engine_for=HashEngine)
     first, second = results["cells"]
-    assert [made.command for made in made_cells([first])] == ["revisit eval first"]
-    assert [made.command for made in made_cells([second, second])] == ["revisit eval second"]
+    assert [made.command for made in provenance_of_cells([first])] == ["revisit eval first"]
+    assert [made.command for made in provenance_of_cells([second, second])] == ["revisit eval second"]
 
 
 def test_an_ablation_does_not_hide_other_results_of_its_folder(tmp_path: Path) -> None:

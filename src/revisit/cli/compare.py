@@ -33,8 +33,8 @@ def compare(
     from revisit.evaluation.comparison import compare_folder
     from revisit.evaluation.store import read_results, unfinished
     from revisit.pages.document import check_writable
-    from revisit.report.tables import SUFFIXES, WRITERS
-    from revisit.report.terminal import print_comparison
+    from revisit.report.comparisons import SUFFIXES, WRITERS, comparison_section
+    from revisit.report.terminal import print_section
 
     need("scipy", "statsmodels")
     if test not in ("permutation", "bootstrap"):
@@ -51,7 +51,8 @@ def compare(
     wanted = [part.strip() for entry in metric for part in entry.split(",")]
     tables = compare_folder(folder, baseline, wanted, intersect, test, resamples)  # type: ignore[arg-type]
     if out is None and format_ is None:
-        print_comparison(tables)
+        for table in tables:
+            print_section(comparison_section(table))
         return
     text = WRITERS[kind](tables)
     if out is None:

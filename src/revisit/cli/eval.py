@@ -110,7 +110,8 @@ def evaluate(
     from revisit.evaluation.config import load_config
     from revisit.evaluation.runner import run
     from revisit.evaluation.store import read_results, unfinished
-    from revisit.report.terminal import print_comparison
+    from revisit.report.comparisons import comparison_section
+    from revisit.report.terminal import print_section
 
     if schema:
         print_schemas()
@@ -141,7 +142,8 @@ def evaluate(
     comparison = compare_folder(plan.output, problems=problems)
     if notice := unfinished(read_results(plan.output)):  # of an earlier command with this --out
         print(notice)
-    print_comparison(comparison)
+    for table in comparison:
+        print_section(comparison_section(table))
     for problem in problems:
         print(f"revisit: {problem}", file=sys.stderr)
     print(f"Answers and results: {plan.output}; more with `revisit compare {quote(str(plan.output))}`.")

@@ -15,7 +15,7 @@ def report(
         None, "--out", "-o", help="Where to write report.html, report.md and figures/; the folder itself."
     ),
     published: bool = typer.Option(
-        False, "--published", help="Print the paper's own figures beside, marked as published."
+        False, "--published", help="Also print the paper's own numbers, marked as published."
     ),
     title: str = typer.Option("ReVisiT: results", help="Heading of the report."),
     resamples: int = typer.Option(4999, min=99, help="Draws of the paired tests."),
@@ -26,7 +26,7 @@ def report(
     """
     need("scipy", "statsmodels", "matplotlib")
     from revisit.evaluation.store import make_folder
-    from revisit.paper.run_report import build
+    from revisit.paper.folder_report import build
     from revisit.report.document import write
 
     document = build(folder, beside=published, title=title, resamples=resamples)

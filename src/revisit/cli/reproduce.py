@@ -111,14 +111,14 @@ def _models(names: str | None, model: str | None) -> dict[str, str]:
 
 def _listing() -> Any:
     from revisit.paper.catalog import ROWS
-    from revisit.report.document import Section, Table, rows_of
+    from revisit.report.document import Section, Table
 
     lines = [
         (row.key, row.where, row.title, ", ".join(row.models), row.benchmark, f"{row.items:,}", row.data)
         for row in ROWS.values()
     ]
     heads = ("Name", "In the paper", "What", "Models", "Benchmark", "Items", "Data")
-    table = Table(heads, rows_of(lines), "Every one runs with `revisit reproduce NAME`.", left=5)
+    table = Table(heads, lines, "Every one runs with `revisit reproduce NAME`.", left=5)
     return Section("The paper's tables and figures", [table])
 
 
@@ -127,7 +127,7 @@ def _plan(rows: Any, chosen: dict[str, str], model: str | None, limit: int | Non
     from revisit.evaluation.presets import OPEN
     from revisit.models.config import OF_SCENES
     from revisit.paper.catalog import A6000, MODELS, estimate
-    from revisit.report.document import Section, Table, Text, rows_of
+    from revisit.report.document import Section, Table, Text
 
     lines: list[tuple[str, ...]] = []
     hours, seen = 0.0, set()
@@ -166,7 +166,7 @@ def _plan(rows: Any, chosen: dict[str, str], model: str | None, limit: int | Non
     notes = [
         Text(f"Left open by the paper: {sentence}") for sentence in OPEN if sentence.partition(":")[0] not in titles
     ]
-    return Section("Plan", [Table(heads, rows_of(lines), "What will be run.", left=2), Text(text), *notes])
+    return Section("Plan", [Table(heads, lines, "What will be run.", left=2), Text(text), *notes])
 
 
 def _run(

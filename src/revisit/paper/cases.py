@@ -10,31 +10,27 @@ import math
 from collections import Counter
 from typing import Any
 
+from revisit.decoding.loop import generate
 from revisit.decoding.trace import StepRecord, Trace
-from revisit.evaluation.runner import Reporter, Silent
+from revisit.evaluation.runner import Reporter
 from revisit.methods.revisit import ReVisiT
-from revisit.paper.objects import ObjectVocabulary
+from revisit.models.prompts import new_tokens
 from revisit.paper.study import Subject, track
 
 ROWS = 20
 
 
-def case_studies(subject: Subject, method: ReVisiT, count: int = 4, reporter: Reporter | None = None) -> dict[str, Any]:
+def case_studies(subject: Subject, method: ReVisiT, count: int, reporter: Reporter) -> dict[str, Any]:
     """How often each kind of change happened, and the `count` corrections in which the model alone was surest."""
-    from revisit.decoding.loop import generate
-    from revisit.models.images import open_image
-    from revisit.models.prompts import new_tokens, prepare
-
-    reporter = reporter or Silent()
     model, processor = subject.loaded
-    vocabulary = ObjectVocabulary.of(processor.tokenizer)
+    vocabulary = subject.vocabulary
     names = dict(zip(vocabulary.ids, vocabulary.words, strict=True))
     changes: Counter[str] = Counter()
     steps = 0
     found: list[tuple[bool, float, dict[str, Any]]] = []
     for item in track(reporter, "case studies", subject.items):
         shown = {vocabulary.ids[place] for place in vocabulary.places(item.meta["ground_truth"])}
-        inputs = prepare(processor, [item.prompt], [[open_image(path) for path in item.images]], model.device)
+        inputs = subject.inputs([item])
         trace = Trace(record=True)
         output = generate(
             model, **inputs, method=method, trace=trace, do_sample=False, max_new_tokens=subject.max_new_tokens

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from revisit.errors import RevisitError
-from revisit.evaluation.runner import Reporter, Silent
-from revisit.paper.objects import ObjectVocabulary
-from revisit.paper.study import Subject, spoken, track
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from revisit.evaluation.runner import Reporter
+from revisit.evaluation.statistics import holm
+from revisit.paper.forcing import Forced
+from revisit.paper.steps import select
+from revisit.paper.study import Subject, images, spoken, track
 
 Floats = NDArray[np.float64]
 
@@ -49,8 +50,6 @@ class Maxima:
 
 def maxima(logits: Tensor, shown: Tensor) -> Tensor:
     """Largest probability, in percent, of a shown and of an absent word.  (n, words), (words,) -> (n, 2)"""
-    import torch
-
     p = 100 * logits.double().softmax(-1)
     return torch.stack([p[:, shown].amax(-1), p[:, ~shown].amax(-1)], dim=-1)
 
@@ -70,8 +69,6 @@ def signed_rank(differences: Floats) -> tuple[float, float]:
 
 def compare(settings: dict[str, Maxima]) -> list[dict[str, Any]]:
     """One row per set of tokens: averages, medians, tests; Holm's correction is over the sets, for each quantity."""
-    from revisit.evaluation.statistics import holm
-
     quantities = ("with_image", "without_image", "delta")
     tests = {q: [signed_rank(getattr(m, q)) for m in settings.values()] for q in quantities}
     adjusted = {q: holm([p for _, p in found]) for q, found in tests.items()}
@@ -98,17 +95,11 @@ def compare(settings: dict[str, Maxima]) -> list[dict[str, Any]]:
     return rows
 
 
-def gt_vs_hal(subject: Subject, reporter: Reporter | None = None) -> dict[str, Any]:
+def gt_vs_hal(subject: Subject, reporter: Reporter) -> dict[str, Any]:
     """The study: all tokens, tokens of hallucinated captions, hallucinated steps; with the image and without it."""
-    from revisit.models.images import open_image
-    from revisit.models.prompts import end_tokens
-    from revisit.paper.forcing import Forced
-    from revisit.paper.steps import select
-
-    reporter = reporter or Silent()
     captions = subject.captions(reporter)
     model, processor = subject.loaded
-    vocabulary, end = ObjectVocabulary.of(processor.tokenizer), end_tokens(model.generation_config)
+    vocabulary, end = subject.vocabulary, subject.end
     chosen = select(captions, processor.tokenizer, vocabulary, end)
     steps: dict[str, list[int]] = {}
     for caption, mention in chosen.kept:
@@ -122,11 +113,10 @@ def gt_vs_hal(subject: Subject, reporter: Reporter | None = None) -> dict[str, A
         if not bool(shown.any()) or bool(shown.all()) or not tokens:
             skipped += 1
             continue
-        images = [open_image(path) for path in caption.item.images]
         ids = vocabulary.tensor(forced.parts.head.device)
         parts = []
         for states in (forced.states, forced.states_without):
-            found = states(caption.item.prompt, images, tokens)
+            found = states(caption.item.prompt, images(caption.item), tokens)
             parts.append(maxima(forced.object_logits(found, ids).cpu(), shown).numpy())
         rows = np.concatenate(parts, axis=1)  # (tokens, 4)
         everywhere.append(rows)

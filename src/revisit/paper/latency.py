@@ -1,220 +1,58 @@
-"""How long decoding takes with a method and without: the protocol, random models of real shapes, stated profiles.
+"""How long decoding takes with a method and without: the protocol of `revisit bench` and `revisit reproduce latency`.
 
-A call is timed from outside: the moment every token is known gives the time to the first token and the interval of
-each further one; on a GPU by events in its queue, for which nothing waits before the call has ended. The method's own
-time, spent inside its logits processor, is measured beside it: it is what the method adds, and noise of the machine does
-not hide it. Methods take turns within every repeat, so that a slow minute of the machine is everybody's; the processor
-time of a step is noted too, which neighbors on the machine inflate less.
+A call is timed from outside: the moment at which every token is known gives the time to the first token and the interval
+of each further one, on a GPU by events in its queue, so that nothing waits before the call ends. The method's own time,
+spent inside its logits processor, is measured too: it is what the method adds, and is not hidden by the machine's noise.
+Methods take turns within every repeat, so that a slow minute of the machine affects all of them. The processor time of a
+step is recorded as well, because other processes inflate it less.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
+import ctypes
+import gc
+import json
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 from transformers import StoppingCriteria
 
-import revisit
+from revisit.benchmarks.base import Item
+from revisit.decoding.loop import generate
 from revisit.decoding.method import Method
 from revisit.decoding.trace import Trace
-from revisit.errors import RevisitError, unknown
+from revisit.errors import RevisitError
+from revisit.evaluation.records import checksum, compact
+from revisit.evaluation.runner import Reporter
+from revisit.evaluation.store import digest, disk_error, make_folder
+from revisit.models.types import Model
+from revisit.paper.study import Subject, track
+from revisit.report.document import Table
 
 if TYPE_CHECKING:
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
-    from revisit.models.types import Processor
+    from revisit.models.types import Inputs, Processor
 
-Moment = Any  # seconds of the host's clock, or an event in the queue of a GPU
-
-# -- random models of real shapes ---------------------------------------------------------------------------------
-
-_QWEN_TOWER = {"depth": 1, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "fullatt_block_indexes": [0]}
-_QWEN_IDS = {
-    "image_token_id": 151655,
-    "video_token_id": 151656,
-    "vision_start_token_id": 151652,
-    "vision_end_token_id": 151653,
-}
-
-
-def _qwen(layers: int, width: int, inner: int, heads: int, kv: int, vocabulary: int, tied: bool) -> dict[str, Any]:
-    """A Qwen2.5-VL text model; the vision tower is a stub, so that all time is the text model's."""
-    return {
-        "model_type": "qwen2_5_vl",
-        "text_config": {
-            "num_hidden_layers": layers,
-            "hidden_size": width,
-            "intermediate_size": inner,
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv,
-            "vocab_size": vocabulary,
-            "tie_word_embeddings": tied,
-            "max_position_embeddings": 32768,
-            "bos_token_id": 0,
-            "eos_token_id": 1,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 1e6,
-                "mrope_section": [width // heads // 2 - 2 * (3 * width // heads // 16)]
-                + 2 * [3 * width // heads // 16],
-            },
-        },
-        "vision_config": {**_QWEN_TOWER, "out_hidden_size": width},
-        "tie_word_embeddings": tied,
-        **(_QWEN_IDS if vocabulary > 151655 else {n: i + 4 for i, n in enumerate(_QWEN_IDS)}),
-    }
-
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen2.5-vl-toy": _qwen(4, 64, 128, 4, 2, 5000, True),
-    "qwen2.5-vl-0.5b": _qwen(24, 896, 4864, 14, 2, 151936, True),
-    "qwen2.5-vl-0.5b-untied": _qwen(24, 896, 4864, 14, 2, 151936, False),
-    "qwen2.5-vl-3b": _qwen(36, 2048, 11008, 16, 2, 151936, True),
-    "qwen2.5-vl-7b": _qwen(28, 3584, 18944, 28, 4, 152064, False),
-}
-
-
-def random_model(shape: str | Path, *, dtype: torch.dtype = torch.float32, device: Any = "cpu", seed: int = 0) -> Any:
-    """A model with random weights from a built-in shape's name or a config.json (or the folder that holds one)."""
-    from transformers import AutoConfig, AutoModelForImageTextToText
-
-    path = Path(shape)
-    if str(shape) in SHAPES:
-        config = AutoConfig.for_model(**SHAPES[str(shape)])
-    elif path.exists():
-        try:
-            config = AutoConfig.from_pretrained(path)
-        except (OSError, ValueError) as error:
-            reason = str(error).split("\n")[0].rstrip(".")
-            raise RevisitError(f"{shape} is no configuration of a model ({reason}).") from None
-    else:
-        raise unknown("shape (or path of a config.json)", str(shape), SHAPES)
-    torch.manual_seed(seed)
-    with torch.device(device):
-        model = AutoModelForImageTextToText.from_config(config, dtype=dtype)
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = 0
-    return model.eval()
-
-
-def random_inputs(
-    model: Any, vision_tokens: int, text_tokens: int = 32, batch: int = 1, seed: int = 0
-) -> dict[str, Any]:
-    """A prompt with one random image of `vision_tokens` tokens in each row.
-
-    Qwen-VL shapes get pixels; other families a prompt of embeddings, which is all that the text model ever sees.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    config, text = model.config, model.config.get_text_config()
-    before, after = 4, text_tokens - 4
-    if config.model_type in ("qwen2_vl", "qwen2_5_vl"):
-        vision = config.vision_config
-        merge = vision.spatial_merge_size
-        high = max(h for h in range(1, math.isqrt(vision_tokens) + 1) if vision_tokens % h == 0)
-        grid = torch.tensor([[1, high * merge, vision_tokens // high * merge]]).repeat(batch, 1)
-        channels = getattr(vision, "in_channels", 3) * vision.temporal_patch_size * vision.patch_size**2
-        pixels = torch.randn(batch * vision_tokens * merge**2, channels, generator=generator)
-        words = torch.randint(20, text.vocab_size // 2, (batch, before + after), generator=generator)
-        image = torch.full((batch, vision_tokens), config.image_token_id)
-        ids = torch.cat([words[:, :before], image, words[:, before:]], dim=1).to(model.device)
-        return {
-            "input_ids": ids,
-            "attention_mask": torch.ones_like(ids),
-            "pixel_values": pixels.to(model.device, model.dtype),
-            "image_grid_thw": grid.to(model.device),
-            "mm_token_type_ids": (ids == config.image_token_id).int(),
-        }
-    length = before + vision_tokens + after
-    embeddings = torch.randn(batch, length, text.hidden_size, generator=generator).to(model.device, model.dtype)
-    mask = torch.zeros(batch, length, dtype=torch.bool, device=model.device)
-    mask[:, before : before + vision_tokens] = True
-    return {"inputs_embeds": embeddings, "attention_mask": torch.ones_like(mask).long(), "vision_mask": mask}
-
-
-# -- what a random model says -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Next-token logits with plausible sets of stated sizes, in place of a random model's, which are flat.
-
-    The set sizes, for alpha = 1e-5, are log-normal: `median`, with `spread` the standard deviation of their logarithm
-    (0 makes every step alike), at most `largest`. Logits are a word-frequency prior, −`zipf`·ln(rank + 2.7), plus Gumbel
-    noise of each step's own, scaled until the step has its size; so frequent tokens come back and rare ones are new.
-    With the default exponent 83 % of the 64 best and 85 % of the 512 best tokens of a step were among the best of an
-    earlier one, over 200 steps; of SmolLM2-135M-Instruct's, describing a scene, 77 % and 88 % were.
-    """
-
-    median: int = 64
-    spread: float = 1.3
-    largest: int = 8000
-    zipf: float = 1.5
-    steps: int = 200
-    seed: int = 0
-    made: dict[int, Tensor] = field(default_factory=dict, repr=False, compare=False)
-
-    ALPHA: ClassVar[float] = 1e-5
-
-    def sizes(self) -> list[int]:
-        """The size of the plausible set at each step."""
-        quantiles = (torch.arange(self.steps, dtype=torch.float64) + 0.5) / self.steps
-        normal = torch.special.ndtri(quantiles)[
-            torch.randperm(self.steps, generator=torch.Generator().manual_seed(self.seed))
-        ]
-        return [max(1, min(self.largest, round(self.median * math.exp(self.spread * z)))) for z in normal.tolist()]
-
-    def logits(self, vocabulary: int) -> Tensor:
-        """(steps, V), made once."""
-        if vocabulary not in self.made:
-            generator = torch.Generator().manual_seed(self.seed)
-            rank = torch.randperm(vocabulary, generator=generator)
-            prior = -self.zipf * torch.log(rank + 2.7)
-            rows = []
-            for size in self.sizes():
-                noise = -torch.log(-torch.log(torch.rand(vocabulary, generator=generator).clamp(1e-9, 1 - 1e-7)))
-                words = prior + noise
-                size = min(size, vocabulary - 1)
-                top = words.topk(size + 1).values
-                edge = 0.5 * (top[-1] + top[-2])
-                rows.append((words - top[0]) * (-math.log(self.ALPHA) / (top[0] - edge)))
-            self.made[vocabulary] = torch.stack(rows)
-        return self.made[vocabulary]
-
-    def at(self, step: int, like: Tensor) -> Tensor:
-        """Logits of one step in the shape of the model's (B, V); rows of a batch are at different steps."""
-        table = self.logits(like.shape[-1])
-        if table.device != like.device:
-            table = self.made[like.shape[-1]] = table.to(like.device)
-        return torch.stack([table[(step + 37 * row) % self.steps] for row in range(len(like))])
-
-    def describe(self) -> str:
-        """The profile in words, with the quantiles it really has."""
-        sizes = sorted(self.sizes())
-        cuts = "/".join(str(sizes[min(len(sizes) - 1, int(q * len(sizes)))]) for q in (0.1, 0.5, 0.9, 1.0))
-        return (
-            f"plausible-set sizes at alpha {self.ALPHA:g}: 10 % / median / 90 % / largest = {cuts} over {self.steps} steps; "
-            f"tokens drawn by word frequency (Zipf exponent {self.zipf:g})"
-        )
-
-
-# -- timing -------------------------------------------------------------------------------------------------------
+Moment: TypeAlias = "float | torch.cuda.Event"  # seconds of the host's clock, or an event in the queue of a GPU
+Script: TypeAlias = Callable[[int, Tensor], Tensor]  # (step, the model's logits) -> the logits that take their place
 
 
 @dataclass(frozen=True)
 class Timed(Method):
-    """A method, timed from inside, whose model says what the profile says (or what it likes)."""
+    """A method, timed from inside; `script` replaces the model's logits, outside the measured time."""
 
     inner: Method
-    profile: Profile | None = None
+    script: Script | None = None
     spans: list[tuple[Moment, Moment]] = field(default_factory=list, compare=False)  # inside the method, step by step
     busy: list[float] = field(default_factory=list, compare=False)  # the same in processor time of all threads
 
@@ -222,10 +60,6 @@ class Timed(Method):
 
     def settings(self) -> dict[str, Any]:
         return self.inner.settings()
-
-    @property
-    def needs_processor(self) -> bool:
-        return self.inner.needs_processor
 
     def bind(self, processor: Processor) -> Timed:
         return replace(self, inner=self.inner.bind(processor))
@@ -236,8 +70,8 @@ class Timed(Method):
 
         def timed(input_ids: Tensor, logits: Tensor) -> Tensor:
             nonlocal step
-            if self.profile is not None:
-                logits = self.profile.at(step, logits)
+            if self.script is not None:
+                logits = self.script(step, logits)
             step += 1
             started, busy = now(logits.device), time.process_time()
             scores = refine(input_ids, logits)
@@ -249,13 +83,13 @@ class Timed(Method):
 
 
 def wait(device: torch.device) -> None:
-    """Let the device finish what was queued, where it has a queue."""
+    """Waits until a GPU has finished what was queued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def now(device: torch.device) -> Moment:
-    """This moment of the host, or, for a GPU, the moment when its queue gets here."""
+    """This moment of the host, or, for a GPU, the moment at which its queue gets here."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -265,17 +99,21 @@ def now(device: torch.device) -> Moment:
 
 def seconds(start: Moment, end: Moment) -> float:
     """Between two moments that have passed."""
-    return float(end - start) if isinstance(start, float) else float(start.elapsed_time(end)) / 1e3
+    if isinstance(start, float):
+        assert isinstance(end, float)
+        return end - start
+    assert not isinstance(end, float)
+    return float(start.elapsed_time(end)) / 1e3
 
 
 class _Clock(StoppingCriteria):
-    """Never stops anything; notes when each token was known."""
+    """Never stops decoding; records when each token is known."""
 
     def __init__(self) -> None:
         self.times: list[Moment] = []
         self.busy: list[float] = []
 
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Any:
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Any:
         self.times.append(now(input_ids.device))
         self.busy.append(time.process_time())
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
@@ -310,14 +148,14 @@ class Timing:
 
 
 def time_call(
-    model: Any, inputs: dict[str, Any], method: Method, timing: Timing, profile: Profile | None, **kw: Any
+    model: Model, inputs: Inputs, method: Method, timing: Timing, script: Script | None = None, **kw: Any
 ) -> Any:
-    """Run one call, add what it took to `timing`, and return what it generated."""
-    clock, timed, trace = _Clock(), Timed(method, profile), Trace()
+    """Runs one call, adds what it took to `timing`, and returns what it generated."""
+    clock, timed, trace = _Clock(), Timed(method, script), Trace()
     memory = Memory(model.device)
     wait(model.device)
     started = now(model.device)
-    out = revisit.generate(model, **inputs, method=timed, trace=trace, stopping_criteria=[clock], **kw)
+    out = generate(model, **inputs, method=timed, trace=trace, stopping_criteria=[clock], **kw)
     wait(model.device)
     timing.rows = len(out)
     timing.peak = max(timing.peak, memory.peak())
@@ -333,31 +171,31 @@ def time_call(
 
 
 def measure(
-    model: Any,
-    inputs: dict[str, Any],
-    methods: dict[str, tuple[Method, Profile | None]],
+    model: Model,
+    inputs: Inputs,
+    methods: Mapping[str, tuple[Method, Script | None]],
     *,
     new_tokens: int,
     repeats: int = 3,
     warmups: int = 1,
     **generate_kwargs: Any,
 ) -> list[Timing]:
-    """Time every method, taking turns; the first one is what the others are compared with."""
+    """Times every method, taking turns; the others are compared with the first one."""
     if new_tokens < 3:
         raise RevisitError("Timing needs at least 3 new tokens.")
     options: dict[str, Any] = {"do_sample": False, "min_new_tokens": new_tokens, "max_new_tokens": new_tokens}
     timings = {label: Timing(label) for label in methods}
     for repeat in range(-warmups, repeats):
-        for label, (method, profile) in methods.items():
+        for label, (method, script) in methods.items():
             warm = repeat < 0
             timing = Timing(label) if warm else timings[label]
             length = {"min_new_tokens": 4, "max_new_tokens": 4} if warm else {}
-            time_call(model, inputs, method, timing, profile, **{**options, **length, **generate_kwargs})
+            time_call(model, inputs, method, timing, script, **{**options, **length, **generate_kwargs})
     return list(timings.values())
 
 
 class Memory:
-    """The most memory that was needed since this was made, beyond what was in use then."""
+    """The peak of memory since the object was created, beyond what was in use then."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -386,10 +224,7 @@ def _status(name: str) -> int:
 
 
 def _trim() -> None:
-    """Give freed memory back to the system, so that it is not taken for memory in use."""
-    import ctypes
-    import gc
-
+    """Gives freed memory back to the system, so that it does not count as memory in use."""
     gc.collect()
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -428,20 +263,11 @@ def table(timings: Sequence[Timing]) -> list[dict[str, Any]]:
     return rows
 
 
-def show(rows: Sequence[dict[str, Any]]) -> str:
-    """The table as text."""
-    head = (
-        "method",
-        "first token",
-        "×",
-        "ms/token",
-        "×",
-        "tokens/s",
-        "own ms/step",
-        "1 + own/rest",
-        "same in CPU time",
-        "extra MiB",
-        "set median/max",
+def bench_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
+    """The rows of `table` as `revisit bench` prints them."""
+    heads = (
+        *("method", "first token", "×", "ms/token", "×", "tokens/s", "own ms/step", "1 + own/rest", "same in CPU time"),
+        *("extra MiB", "set median/max"),
     )
     lines = [
         (
@@ -459,6 +285,98 @@ def show(rows: Sequence[dict[str, Any]]) -> str:
         )
         for row in rows
     ]
-    widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
-    made = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in (head, *lines)]
-    return "\n".join(line.rstrip() for line in made)
+    return Table(heads, lines, caption)
+
+
+# -- over many pictures --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How many pictures are timed, and how often each."""
+
+    images: int = 300
+    warmups: int = 6
+    repeats: int = 3
+    max_new_tokens: int = 512
+
+
+def time_methods(
+    subject: Subject, methods: Mapping[str, Method], protocol: Protocol, reporter: Reporter
+) -> dict[str, Any]:
+    """Milliseconds per token and to the first token of every method: mean and deviation over the pictures.
+
+    Every picture is stored when it is measured, so a killed measurement resumes with the next one.
+    """
+    items = subject.items[: protocol.images]
+    about = {"protocol": asdict(protocol), "methods": {name: [m.name, m.settings()] for name, m in methods.items()}}
+    path = make_folder(Path(subject.output) / "latency") / f"{digest([about, subject.settings()])[:12]}.jsonl"
+    done = _stored(path)
+    todo = [item for item in items if item.id not in done]
+    if todo:
+        _warm_up(subject, todo[0], methods, protocol)
+    for item in track(reporter, f"latency of {len(methods)} methods", todo):
+        row = {"image": item.id, "times": _measure(subject, item, methods, protocol)}
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(compact({**row, "check": checksum(row)}) + "\n")
+        except OSError as error:
+            raise disk_error(error, path) from error
+        done[item.id] = row["times"]
+    return {**about, "images": len(items), "rows": _summary([done[item.id] for item in items], list(methods))}
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    """What was measured before, without incomplete lines."""
+    found = {}
+    for line in path.read_text("utf-8", errors="replace").splitlines() if path.exists() else []:
+        try:
+            row = json.loads(line)
+            check = row.pop("check")
+        except (ValueError, AttributeError, KeyError):
+            continue
+        if check == checksum(row):
+            found[row["image"]] = row["times"]
+    return found
+
+
+def _warm_up(subject: Subject, item: Item, methods: Mapping[str, Method], protocol: Protocol) -> None:
+    inputs = subject.inputs([item])
+    for _ in range(protocol.warmups):
+        for name, method in methods.items():
+            time_call(subject.loaded[0], inputs, method, Timing(name), do_sample=False, max_new_tokens=8)
+
+
+def _measure(subject: Subject, item: Item, methods: Mapping[str, Method], protocol: Protocol) -> dict[str, Any]:
+    """Method -> milliseconds to the first token and per further token, one of each per repeat."""
+    inputs = subject.inputs([item])
+    timings = {name: Timing(name) for name in methods}
+    length = protocol.max_new_tokens
+    for _ in range(protocol.repeats):
+        for name, method in methods.items():
+            time_call(subject.loaded[0], inputs, method, timings[name], do_sample=False, max_new_tokens=length)
+    return {
+        name: {
+            "first": [round(1000 * seconds, 4) for seconds in timing.first],
+            "per_token": [round(1000 * fmean(run), 4) for run in timing.intervals if run],
+        }
+        for name, timing in timings.items()
+    }
+
+
+def _summary(rows: list[dict[str, Any]], methods: list[str]) -> list[dict[str, Any]]:
+    found = []
+    for name in methods:
+        per_token = [fmean(row[name]["per_token"]) for row in rows if row[name]["per_token"]]
+        first = [fmean(row[name]["first"]) for row in rows]
+        found.append(
+            {
+                "method": name,
+                "ms": fmean(per_token) if per_token else None,
+                "sd": stdev(per_token) if len(per_token) > 1 else 0.0,
+                "first": fmean(first),
+                "first_sd": stdev(first) if len(first) > 1 else 0.0,
+                "images": len(per_token),
+            }
+        )
+    return found

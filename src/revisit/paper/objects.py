@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from revisit.benchmarks.chair_words import WORDS
 from revisit.errors import RevisitError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from revisit.evaluation.statistics import wilson
 
 
 def word_token(tokenizer: Any, word: str) -> int | None:
@@ -57,16 +58,12 @@ class ObjectVocabulary:
 
     def mask(self, truth: Iterable[str]) -> Tensor:
         """True at the synonyms of these categories.  -> (words,)"""
-        import torch
-
         inside = torch.zeros(len(self.words), dtype=torch.bool)
         inside[self.places(truth)] = True
         return inside
 
-    def tensor(self, device: Any = None) -> Tensor:
+    def tensor(self, device: torch.device | str | None = None) -> Tensor:
         """The token ids.  -> (words,)"""
-        import torch
-
         return torch.tensor(self.ids, device=device)
 
     def summary(self) -> dict[str, int]:
@@ -79,8 +76,6 @@ def best_rank(logits: Tensor, targets: Tensor, without_top: bool = False) -> Ten
 
     (rows, V) and ids (n,) -> (rows,) whole numbers; V where no target is left.
     """
-    import torch
-
     chosen = logits[:, targets]  # (rows, n)
     if without_top:
         top = logits.argmax(-1, keepdim=True)  # (rows, 1)
@@ -94,8 +89,6 @@ def best_rank(logits: Tensor, targets: Tensor, without_top: bool = False) -> Ten
 
 def recalls(hits: Sequence[int], units: int, ks: Sequence[int]) -> list[dict[str, float]]:
     """At-least-one recall@k with its 95 % Wilson interval, for each k."""
-    from revisit.evaluation.statistics import wilson
-
     rows = []
     for k, count in zip(ks, hits, strict=True):
         low, high = wilson(count, units)

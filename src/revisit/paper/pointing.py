@@ -13,25 +13,24 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from revisit.benchmarks.base import Item
 from revisit.benchmarks.chair import PROMPT
 from revisit.benchmarks.chair_words import WORDS
 from revisit.benchmarks.io.files import find_image, read_json
 from revisit.decoding.loop import generate
+from revisit.decoding.method import Method
 from revisit.decoding.trace import RowTrace, Trace
 from revisit.errors import RevisitError
-from revisit.evaluation.runner import Reporter, Silent
-from revisit.models.geometry import layout_of
-from revisit.models.images import open_image
-from revisit.models.prompts import prepare
+from revisit.evaluation.runner import Reporter
+from revisit.evaluation.statistics import stratified_interval
+from revisit.methods import as_method
+from revisit.methods.revisit import ReVisiT
+from revisit.models.geometry import Layout, layout_of
+from revisit.models.parts import ModelParts
 from revisit.paper.objects import ObjectVocabulary
-from revisit.paper.study import Subject, track
-
-if TYPE_CHECKING:
-    from revisit.decoding.method import Method
-    from revisit.models.geometry import Layout
+from revisit.paper.study import Subject, images, track
 
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels of the original image
 Boxes = dict[str, list[Box]]  # category -> its boxes in one picture
@@ -90,8 +89,6 @@ class Count:
 
     def row(self, **names: Any) -> dict[str, Any]:
         """Shares of all steps with 95 % intervals over pictures; None where nothing was counted."""
-        from revisit.evaluation.statistics import stratified_interval
-
         total = sum(self.steps.values())
         row: dict[str, Any] = {**names, "pictures": len(self.steps), "steps": int(total)}
         for name, counted in self.sums.items():
@@ -113,26 +110,21 @@ class BoxedPictures(Subject):
         """The pictures, each with the question that CHAIR asks."""
         found = [
             Item(str(entry["id"]), PROMPT, (find_image(self.folder, str(entry["file_name"]), "val2014", "images"),), {})
-            for told in _instances(self.folder).values()
-            for entry in told["images"]
+            for notes in _instances(self.folder).values()
+            for entry in notes["images"]
         ]
         if not found:
             raise RevisitError(f"{self.folder} lists no pictures.")
         return found[: self.limit]
 
 
-def pointing(subject: Subject, settings: Sequence[str] = SETTINGS, reporter: Reporter | None = None) -> dict[str, Any]:
+def pointing(subject: Subject, settings: Sequence[str], reporter: Reporter) -> dict[str, Any]:
     """The study: one row per setting, and one per layer for the steps of a decode that looks at every layer."""
-    from revisit.methods import as_method
-    from revisit.methods.revisit import ReVisiT
-    from revisit.models.parts import ModelParts
-
-    reporter = reporter or Silent()
     boxes = read_boxes(subject.folder)
-    model, processor = subject.loaded
+    model = subject.loaded[0]
     depth = ModelParts.of(model).depth
     every_layer = ReVisiT.recommended(model, layers=tuple(range(depth + 1)))
-    vocabulary = ObjectVocabulary.of(processor.tokenizer)
+    vocabulary = subject.vocabulary
     methods: dict[str, Method] = {text: as_method(text, model) for text in settings}
     counts = {text: Count() for text in methods}
     layers = [Count() for _ in range(depth + 1)]
@@ -165,8 +157,6 @@ def pointing(subject: Subject, settings: Sequence[str] = SETTINGS, reporter: Rep
 
 def check_settings(settings: Sequence[str]) -> None:
     """Raises RevisitError unless every setting names ReVisiT: other methods select no patch."""
-    from revisit.methods import as_method
-
     for text in settings:
         if as_method(text).name != "revisit":
             raise RevisitError(f"Pointing measures ReVisiT alone, which selects a patch at every step, not {text!r}.")
@@ -175,16 +165,16 @@ def check_settings(settings: Sequence[str]) -> None:
 def read_boxes(folder: Path) -> dict[str, Boxes]:
     """The annotated boxes of every picture, by its id: COCO's instances file, or that of generated scenes."""
     boxes: dict[str, Boxes] = {}
-    for path, told in _instances(folder).items():
+    for path, notes in _instances(folder).items():
         try:
-            names = {category["id"]: str(category["name"]) for category in told["categories"]}
-            for entry in told["annotations"]:
+            names = {category["id"]: str(category["name"]) for category in notes["categories"]}
+            for entry in notes["annotations"]:
                 x, y, width, height = map(float, entry["bbox"])
                 here = boxes.setdefault(str(entry["image_id"]), {})
                 name = names[entry["category_id"]]
                 here.setdefault(WORDS.get(name, name), []).append((x, y, x + width, y + height))
         except (ValueError, KeyError, TypeError) as error:
-            raise RevisitError(f"{path} is no file of COCO instances ({type(error).__name__}: {error}).") from error
+            raise RevisitError(f"{path} is not a file of COCO instances ({type(error).__name__}: {error}).") from error
     return boxes
 
 
@@ -193,9 +183,9 @@ def _instances(folder: Path) -> dict[Path, dict[str, Any]]:
     if not found:
         raise RevisitError(f"{folder} has no instances_*.json, which holds the objects' boxes; pointing needs it.")
     files = {path: read_json(path) for path in found}
-    for path, told in files.items():
-        if not isinstance(told, dict) or not {"images", "annotations", "categories"} <= set(told):
-            raise RevisitError(f"{path} is no file of COCO instances: it lacks images, annotations or categories.")
+    for path, notes in files.items():
+        if not isinstance(notes, dict) or not {"images", "annotations", "categories"} <= set(notes):
+            raise RevisitError(f"{path} is not a file of COCO instances: it lacks images, annotations or categories.")
     return files
 
 
@@ -206,19 +196,15 @@ def batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
 
 def decode(subject: Subject, batch: Sequence[Item], method: Method) -> list[RowTrace]:
     """What the method did on each picture of a batch."""
-    model, processor = subject.loaded
-    images = [[open_image(path) for path in item.images] for item in batch]
-    inputs = prepare(processor, [item.prompt for item in batch], images, model.device)
     trace = Trace(record=True)
-    generate(model, **inputs, method=method, trace=trace, do_sample=False, max_new_tokens=subject.max_new_tokens)
+    options = {"do_sample": False, "max_new_tokens": subject.max_new_tokens}
+    generate(subject.loaded[0], **subject.inputs(batch), method=method, trace=trace, **options)
     return trace.rows
 
 
 def picture_layout(subject: Subject, item: Item) -> Layout:
     """Where the vision tokens of one picture lie; raises RevisitError if that is not known."""
-    model, processor = subject.loaded
-    images = [open_image(path) for path in item.images]
-    found = layout_of(model, processor, images, prepare(processor, [item.prompt], [images]))
+    found = layout_of(*subject.loaded, images(item), subject.inputs([item]))
     if not found.grids:
         raise RevisitError(f"Pointing cannot be measured with this model: {found.reason}")
     return found

@@ -11,12 +11,12 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from revisit.evaluation.runner import Reporter, Silent
+from revisit.evaluation.runner import Reporter
 from revisit.models.parts import Head, ModelParts, describe
 from revisit.paper.forcing import last_logits
 from revisit.paper.objects import ObjectVocabulary, best_rank, recalls
@@ -24,6 +24,9 @@ from revisit.paper.study import Subject, track
 from revisit.step.reference import CHUNK_NUMBERS
 from revisit.taps.hooks import Hooks, normed
 from revisit.taps.vision import Capture, no_image, vision_mask
+
+if TYPE_CHECKING:
+    from revisit.models.types import Inputs, Model
 
 KS = (1, 5, 10, 30)
 CURVE = (1, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50, 70, 100)
@@ -65,16 +68,13 @@ def ranks(
 class States:
     """The vision states of one picture at every layer, and of the last layer before its norm too."""
 
-    def __init__(self, model: Any, processor: Any) -> None:
-        self.model, self.processor = model, processor
+    def __init__(self, model: Model) -> None:
+        self.model = model
         self.parts = ModelParts.of(model)
 
     @torch.inference_mode()
-    def of(self, prompt: str, images: Sequence[Any]) -> tuple[dict[int, Tensor], Tensor]:
+    def of(self, inputs: Inputs) -> tuple[dict[int, Tensor], Tensor]:
         """(hidden state index -> (tokens, d), the last layer's output before the final norm (tokens, d))."""
-        from revisit.models.prompts import prepare
-
-        inputs = prepare(self.processor, [prompt], [list(images)], self.model.device)
         mask = vision_mask(inputs["input_ids"], self.parts.vision_ids)
         if not bool(mask.any()):
             raise no_image(self.model)
@@ -104,19 +104,14 @@ class States:
                 yield (layer, True), normed(norm, states).to(states.device)
 
 
-def projection(subject: Subject, reporter: Reporter | None = None) -> dict[str, Any]:
+def projection(subject: Subject, reporter: Reporter) -> dict[str, Any]:
     """The study: recall@k per layer, with and without the final norm, over both vocabularies, with Wilson intervals."""
-    from revisit.models.images import open_image
-
-    reporter = reporter or Silent()
-    items = subject.items
-    model, processor = subject.loaded
-    vocabulary, states = ObjectVocabulary.of(processor.tokenizer), States(model, processor)
+    items, vocabulary, states = subject.items, subject.vocabulary, States(subject.loaded[0])
     counts: dict[tuple[int, bool], Counts] = {}
     units = empty = 0
     for item in track(reporter, "vision tokens", items):
         truth = vocabulary.places(item.meta["ground_truth"])
-        by_layer, raw = states.of(item.prompt, [open_image(path) for path in item.images])
+        by_layer, raw = states.of(subject.inputs([item]))
         units += len(raw)
         if not truth:  # nothing to be found: all its tokens are misses
             empty += len(raw)

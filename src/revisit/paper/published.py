@@ -1,11 +1,16 @@
-"""The paper's own figures, shipped as data so that a report can print them beside ours; they are never ours."""
+"""The paper's own numbers, shipped as data, and tables that compare measured values with them."""
 
 from __future__ import annotations
 
 import functools
 import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
+
+from revisit.report.document import Cell, Table
 
 NAMES = {
     "greedy": "Greedy",
@@ -26,7 +31,7 @@ def _data() -> dict[str, Any]:
 
 
 def source() -> str:
-    """Where the figures were printed."""
+    """Where the numbers were published."""
     return str(_data()["source"])
 
 
@@ -36,5 +41,67 @@ def table(name: str) -> Any:
 
 
 def names() -> tuple[str, ...]:
-    """The tables there are."""
+    """The names of all tables."""
     return tuple(_data()["tables"])
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measured value on the printed scale, with its 95 % interval where there is one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def verdict(theirs: float, measured: Measured | None, digits: int | None = None) -> str:
+    """`inside`, `outside`, `no interval` or `not run`; a published value is known to half of its last printed digit.
+
+    `digits` is the number of printed decimals, if the number itself does not show it. An interval without width, which
+    resampling gives when all items are alike, counts as none.
+    """
+    if measured is None:
+        return "not run"
+    low, high = measured.low, measured.high
+    if low is None or high is None or math.isnan(low) or low == high:
+        return "no interval"
+    half = 0.5 * 10.0 ** -(decimals(theirs) if digits is None else digits)
+    return "inside" if low - half <= theirs <= high + half else "outside"
+
+
+def decimals(value: float) -> int:
+    """The number of decimals of a published number, at least one."""
+    text = repr(float(value))
+    return max(1, len(text.partition(".")[2])) if "e" not in text else 1
+
+
+def comparison_table(
+    theirs: Mapping[str, Mapping[str, float]],
+    ours: Mapping[str, Mapping[str, Measured]],
+    caption: str,
+    folded: bool = False,
+    first: str = "Method",
+) -> Table:
+    """Rows by method or setting; for every metric the published value, the measured one with its interval, difference and verdict."""
+    metrics = list(next(iter(theirs.values())))
+    # a column has as many decimals as its longest number: 29.4 among 31.05 is 29.40
+    digits = {metric: max(decimals(values[metric]) for values in theirs.values()) for metric in metrics}
+    lines: list[list[Cell | str]] = []
+    counts: dict[str, int] = {}
+    for name, values in theirs.items():
+        line: list[Cell | str] = [NAMES.get(name, name)]
+        for metric in metrics:
+            value, own = values[metric], ours.get(name, {}).get(metric)
+            found = verdict(value, own, digits[metric])
+            counts[found] = counts.get(found, 0) + 1
+            line.append(f"{value:.2f}")
+            if own is None:
+                line += ["–", "not run"]
+                continue
+            bounds = "" if found == "no interval" else f"[{own.low:.2f}, {own.high:.2f}]"
+            line += [Cell(f"{own.value:.2f}", small=bounds), Cell(f"{own.value - value:+.2f}", small=found)]
+        lines.append(line)
+    summary = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
+    heads = (first, *("published", "ours", "difference") * len(metrics))
+    groups = tuple((metric, 3) for metric in metrics)
+    return Table(heads, lines, f"{caption} {summary}.", groups=groups, folded=folded)

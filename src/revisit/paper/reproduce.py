@@ -1,31 +1,37 @@
-"""One command a table: runs what a row of the paper needs and prints our numbers beside the published ones.
+"""One command per table: runs what a row of the paper needs and prints measured numbers next to the published ones.
 
-Everything is stored below one folder by the resumable runner (`runs/`, `ablation/`, …), so a killed command goes on, and tables that
+Everything is stored below one folder by the resumable runner (`runs/`, `ablation/`, …): a killed command resumes, and tables that
 need the same answers share them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from revisit.benchmarks.base import Item, Metric
+from revisit.benchmarks.base import Item
 from revisit.evaluation.config import SCENES, EvalConfig
 from revisit.evaluation.plan import Plan, benchmark_label, label
 from revisit.evaluation.runner import Reporter, run
 from revisit.evaluation.store import digest, make_folder, read_answers, read_results, read_scores, slug
-from revisit.methods.revisit import ReVisiT
+from revisit.explain import page
+from revisit.explain.record import explain
 from revisit.paper import catalog, figures, published
 from revisit.paper.ablation import Panel, ablate, all_methods, paper_panels, read_ablation
 from revisit.paper.catalog import Row
-from revisit.paper.sections import ablation_sections, chosen_metrics, made, number, study_section
-from revisit.paper.study import NO_CAPTIONS, Subject, command, read_study, save
-from revisit.paper.timing import Protocol, time_methods
-from revisit.paper.verdicts import Ours, comparison_table
-from revisit.report.document import Block, Cell, Document, Section, Table, Text, rows_of
+from revisit.paper.figures import Panel as Plot
+from revisit.paper.figures import Series
+from revisit.paper.latency import Protocol, time_methods
+from revisit.paper.published import NAMES, Measured, comparison_table
+from revisit.paper.sections import ablation_sections, chosen_metrics, provenance, study_section
+from revisit.paper.studies import Choices, run_study
+from revisit.paper.study import Subject, command, images, read_study, save
+from revisit.report.comparisons import ranked
+from revisit.report.document import Block, Cell, Document, Section, Table, Text
 
 EXAMPLES = 3  # pictures of a qualitative figure
 
@@ -94,7 +100,7 @@ def reproduce(rows: Sequence[Row], setup: Setup, reporter: Reporter) -> Document
         reporter.note(f"{row.key}: {row.title} ({row.where})")
         sections.append(Section(f"{row.title} ({row.where})", [Text(_lead(row, setup))]))
         sections += RUNNERS[row.kind](row, setup, reporter)
-    lead = "Our numbers beside the paper's. A published value is inside where our 95 % interval holds it, outside where it does not."
+    lead = "Measured numbers next to the paper's. A published value is inside if the measured 95 % interval contains it, otherwise outside."
     if setup.stand_in:
         model = next(iter(setup.models.values()))
         lead += f" Here {model} stands in for all models of the paper: the way is tested, and differences say nothing about the paper."
@@ -165,7 +171,7 @@ def _cells(plan: Plan, reporter: Reporter) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _values(cell: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, Ours]:
+def _values(cell: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, Measured]:
     """Our printed values with their intervals, by the paper's names of the metrics."""
     if cell is None:
         return {}
@@ -177,18 +183,19 @@ def _values(cell: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, O
         if metric is not None and metric["value"] is not None:
             show = metric["show"]
             low, high = (None if metric[end] is None else metric[end] * show for end in ("low", "high"))
-            found[name] = Ours(metric["value"] * show, low, high)
+            found[name] = Measured(metric["value"] * show, low, high)
     return found
 
 
 def _model_figure(data: Mapping[str, Any], ours: Mapping[str, Mapping[str, Any]]) -> Block:
-    rows = []
-    for model, methods in data.items():
-        own = {m: _values(ours.get(model, {}).get(m), ["F1"]).get("F1") for m in methods}
-        rows.append(
-            (model, {m: values["F1"] for m, values in methods.items()}, {m: v.value for m, v in own.items() if v})
-        )
-    return figures.f1_by_model("f1-by-model", rows)
+    kinds = {"greedy": "greedy", "revisit": "ReVisiT"}
+    series = []
+    for method, title in kinds.items():
+        own = [_values(ours.get(model, {}).get(method), ["F1"]).get("F1") for model in data]
+        marks = [math.nan if found is None else found.value for found in own]
+        series.append(Series(f"{title}, published", [data[model][method]["F1"] for model in data], marks=marks))
+    caption = "Object-level F1 on CHAIR by model, plain decoding and ReVisiT; bars are the paper's values, marks are measured."
+    return figures.bars("f1-by-model", caption, list(data), [Plot(series, xlabel="CHAIR F1 (%)")])
 
 
 # -- ablations -----------------------------------------------------------------------------------------------------
@@ -221,12 +228,12 @@ def _panel_verdicts(row: Row, panels: Mapping[str, Panel], results: Mapping[str,
     blocks: list[Block] = []
     for key, panel in panels.items():
         if row.key == "ablation":
-            told, metrics = published.table("ablation")["panels"][key], ["CHAIRs", "CHAIRi", "F1"]
+            paper, metrics = published.table("ablation")["panels"][key], ["CHAIRs", "CHAIRi", "F1"]
         else:
-            told = [{**entry, "token_max": entry[model]} for entry in published.table("ablation_vqav2")]
+            paper = [{**entry, "token_max": entry[model]} for entry in published.table("ablation_vqav2")]
             metrics = ["token_max"]
         values, ours = {}, {}
-        for entry in told:
+        for entry in paper:
             settings = {name: entry[name] for name in panel.settings}
             method = next((m for m in panel.methods if all(getattr(m, k) == v for k, v in settings.items())), None)
             name = ", ".join(f"{k} {v}" for k, v in settings.items())
@@ -242,53 +249,28 @@ def _panel_verdicts(row: Row, panels: Mapping[str, Panel], results: Mapping[str,
 def _run_study(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
     sections = []
     for name in setup.names(row):
-        subject = setup.subject(row, name)
-        study, result, extra = _study(row, subject, reporter)
-        section = study_section(read_study(save(subject, study, result, extra)), beside=True)
-        section.blocks = [*section.blocks, *_study_verdicts(row, result)]
+        name_of_study = "case-study" if row.key == "token-tables" else row.key
+        study = read_study(run_study(name_of_study, setup.subject(row, name), Choices(), reporter))
+        section = study_section(study, beside=True)
+        section.blocks += _study_verdicts(row, study["result"])
         sections.append(section)
     return sections
 
 
-def _study(row: Row, subject: Subject, reporter: Reporter) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """The study's name, what it gives and what is told about its settings."""
-    if row.key == "hallucinated-steps":
-        from revisit.paper.steps import hallucinated_steps
-
-        return row.key, hallucinated_steps(subject, reporter), {}
-    if row.key == "gt-vs-hal":
-        from revisit.paper.grounding import gt_vs_hal
-
-        return row.key, gt_vs_hal(subject, reporter), {}
-    if row.key == "projection":
-        from revisit.paper.projection import projection
-
-        return row.key, projection(subject, reporter), NO_CAPTIONS
-    if row.key == "vision-words":
-        from revisit.paper.words import vision_words
-
-        return row.key, vision_words(subject, reporter), NO_CAPTIONS
-    from revisit.models.loading import describe_model
-    from revisit.paper.cases import case_studies
-
-    method = ReVisiT.recommended(describe_model(subject.model).config.model_type)
-    return "case-study", case_studies(subject, method, 4, reporter), {"method": label(method)}
-
-
 def _study_verdicts(row: Row, result: Mapping[str, Any]) -> list[Block]:
     """The study's published numbers with a verdict each, where they have an interval."""
-    told = published.table(row.published)
+    paper = published.table(row.published)
     if row.key == "hallucinated-steps":
-        values = {f"top-{r['k']}": {"recall@k": r["recall"]} for r in told["recall"]}
+        values = {f"top-{r['k']}": {"recall@k": r["recall"]} for r in paper["recall"]}
         ours = {f"top-{r['k']}": {"recall@k": _share(r)} for r in result["recall"]}
     elif row.key == "projection":
-        values = {f"top-{r['k']}": {kind: r[kind][0] for kind in ("full", "objects")} for r in told["recall"]}
+        values = {f"top-{r['k']}": {kind: r[kind][0] for kind in ("full", "objects")} for r in paper["recall"]}
         last = next(r for r in result["layers"] if r["layer"] == result["final_layer"] and r["norm"])
         ours = {f"top-{k}": {kind: _share(_at(last[kind], k)) for kind in ("full", "objects")} for k in (1, 5, 10, 30)}
     elif row.key == "gt-vs-hal":
         columns = ("gt_with", "hal_with", "gt_without", "hal_without")
-        values = {r["setting"]: {c: r[c] for c in columns} for r in told["rows"]}
-        ours = {r["setting"]: {c: Ours(r[c]) for c in columns if r[c] is not None} for r in result["rows"]}
+        values = {r["setting"]: {c: r[c] for c in columns} for r in paper["rows"]}
+        ours = {r["setting"]: {c: Measured(r[c]) for c in columns if r[c] is not None} for r in result["rows"]}
     else:
         return []
     return [comparison_table(values, ours, "Verdicts (%).", first="What")]
@@ -298,8 +280,8 @@ def _at(rows: Sequence[Mapping[str, Any]], k: int) -> Mapping[str, Any]:
     return next(row for row in rows if row["k"] == k)
 
 
-def _share(row: Mapping[str, float]) -> Ours:
-    return Ours(100 * row["recall"], 100 * row["low"], 100 * row["high"])
+def _share(row: Mapping[str, float]) -> Measured:
+    return Measured(100 * row["recall"], 100 * row["low"], 100 * row["high"])
 
 
 # -- latency -------------------------------------------------------------------------------------------------------
@@ -307,50 +289,29 @@ def _share(row: Mapping[str, float]) -> Ours:
 
 def _run_latency(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
     protocol = Protocol(images=min(row.items, setup.limit or row.items))
-    sections, points = [], {}
+    paper, chair = published.table("latency"), published.table("chair")
+    sections, panels = [], []
     for name in setup.names(row):
-        subject = setup.subject(row, name)
-        plan = setup.plan(row, name)
+        subject, plan = setup.subject(row, name), setup.plan(row, name)
         methods = {method.name: method for method in plan.methods_for(plan.models[0])}
-        result = time_methods(subject, methods, protocol, reporter)
-        scores = _cells(plan, reporter)
-        sections.append(Section(name, _latency_blocks(name, result, protocol), level=3))
-        f1 = {method: _values(cell, ["F1"]).get("F1") for method, cell in scores.items()}
-        points[name] = [
-            (entry["method"], entry["ms"], own.value)
-            for entry in result["rows"]
-            if (own := f1.get(entry["method"])) is not None
-        ]
-    told = published.table("latency")
-    chair = published.table("chair")
-    paper_points = {m: [(k, told[m][k]["mean"], chair[m][k]["F1"]) for k in told[m]] for m in told}
-    sections.append(Section("Latency against F1", [figures.latency_f1("latency-f1", points, paper_points)], level=3))
+        path = save(subject, "latency", time_methods(subject, methods, protocol, reporter))
+        study = read_study(path)
+        sections.append(study_section(study, beside=True))
+        cells = _cells(plan, reporter)
+        f1 = {m: own.value for m, cell in cells.items() if (own := _values(cell, ["F1"]).get("F1")) is not None}
+        panels.append(_against_f1(f"{name}, measured", {r["method"]: r["ms"] for r in study["result"]["rows"]}, f1))
+        times = {method: values["mean"] for method, values in paper[name].items()}
+        panels.append(_against_f1(f"{name}, published", times, {m: v["F1"] for m, v in chair[name].items()}))
+    caption = "Time per token as a multiple of plain decoding's against F1 on CHAIR."
+    sections.append(Section("Latency against F1", [figures.curves("latency-f1", caption, panels)], level=3))
     return sections
 
 
-def _latency_blocks(name: str, result: Mapping[str, Any], protocol: Protocol) -> list[Block]:
-    told = published.table("latency")[name]
-    base = next(entry["ms"] for entry in result["rows"] if entry["method"] == "greedy")
-    lines: list[list[Cell | str]] = []
-    for entry in result["rows"]:
-        theirs = told[entry["method"]]
-        lines.append(
-            [
-                published.NAMES[entry["method"]],
-                f"{theirs['mean']:.1f} ± {theirs['sd']:.1f}",
-                f"{theirs['mean'] / told['greedy']['mean']:.2f}×",
-                f"{entry['ms']:.2f} ± {entry['sd']:.2f}",
-                f"{entry['ms'] / base:.2f}×",
-                f"{entry['first']:.1f} ± {entry['first_sd']:.1f}",
-            ]
-        )
-    caption = (
-        f"{name}: milliseconds per token without the prefill, mean ± deviation over {result['images']} pictures ({protocol.warmups} "
-        f"warm-ups, {protocol.repeats} repeats of each). Published: RTX A6000; ratios to greedy may be compared, times of other machines "
-        "not."
-    )
-    heads = ("Method", "ms/token", "to greedy", "ms/token", "to greedy", "first token, ms")
-    return [Table(heads, rows_of(lines), caption, groups=(("published", 2), ("ours", 3)))]
+def _against_f1(title: str, times: Mapping[str, float | None], f1: Mapping[str, float]) -> Plot:
+    base = times["greedy"]
+    points = {m: (ms / base, f1[m]) for m, ms in times.items() if m in f1 and ms is not None and base}
+    series = [Series(NAMES.get(m, m), [y], [x], style={"linestyle": ""}) for m, (x, y) in points.items()]
+    return Plot(series, title, "time per token, × greedy", "CHAIR F1 (%)")
 
 
 # -- examples ------------------------------------------------------------------------------------------------------
@@ -364,7 +325,7 @@ def _run_examples(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
         (benchmark,) = plan.benchmarks
         items = {item.id: item for item in benchmark.load(plan.data[benchmark.name])}
         texts = {method: _texts(Path(cell["folder"])) for method, cell in cells.items()}
-        chosen = _telling(texts, list(next(iter(texts.values()))))
+        chosen = most_different_items(texts, list(next(iter(texts.values()))))
         rows = [(items[i].images, items[i].prompt, {m: found[i] for m, found in texts.items()}) for i in chosen]
         blocks: list[Block] = []
         headline = _headline(cells)
@@ -374,8 +335,8 @@ def _run_examples(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
         pages = _decode_pages(row, setup, plan, cells, [items[i] for i in chosen])
         blocks.append(Text("How these answers came about, step by step:", tuple(pages)))
         lines = [[i, method, text[i]] for i in chosen for method, text in texts.items()]
-        blocks.append(Table(("Item", "Method", "Answer"), rows_of(lines), "The answers in full.", left=3, folded=True))
-        blocks.append(made({"command": command(), "settings": {"model": plan.models[0]}}))
+        blocks.append(Table(("Item", "Method", "Answer"), lines, "The answers in full.", left=3, folded=True))
+        blocks.append(provenance({"command": command(), "settings": {"model": plan.models[0]}}))
         sections.append(Section(name, blocks, level=3))
     return sections
 
@@ -384,10 +345,6 @@ def _decode_pages(
     row: Row, setup: Setup, plan: Plan, cells: Mapping[str, Mapping[str, Any]], items: Sequence[Item]
 ) -> list[tuple[str, str]]:
     """(title, address) of a decode page for each item, with every method on it; pages of the same answers are made once."""
-    from revisit.explain import page
-    from revisit.explain.record import explain
-    from revisit.models.images import open_image
-
     made = []
     subject = setup.subject(row, next(name for name, place in setup.models.items() if place == plan.models[0]))
     methods = list(plan.methods_for(plan.models[0]))[::-1]  # ReVisiT before the baselines
@@ -399,7 +356,7 @@ def _decode_pages(
             decode = explain(
                 model,
                 processor,
-                [open_image(path) for path in item.images],
+                images(item),
                 item.prompt,
                 methods,
                 model_name=plan.models[0],
@@ -420,8 +377,8 @@ def _texts(folder: Path) -> dict[str, str]:
     return {line.id: line.text for line in read_answers(folder / "answers.jsonl") if items.get(line.id) == line.item}
 
 
-def _telling(texts: Mapping[str, Mapping[str, str]], ids: Sequence[str]) -> list[str]:
-    """The items whose answers differ most between the methods, by rule: most distinct answers, then the given order."""
+def most_different_items(texts: Mapping[str, Mapping[str, str]], ids: Sequence[str]) -> list[str]:
+    """The items with the most distinct answers; ties keep their order."""
     order = sorted(ids, key=lambda i: (-len({found[i] for found in texts.values()}), ids.index(i)))
     return order[:EXAMPLES]
 
@@ -431,12 +388,10 @@ def _headline(cells: Mapping[str, Mapping[str, Any]]) -> Block | None:
     metrics = chosen_metrics(next(iter(cells.values())))
     if not metrics:
         return None
-    lines = [[name, *(_printed(cell["metrics"][m.name]["value"], m) for m in metrics)] for name, cell in cells.items()]
-    return Table(("Variant", *(m.name for m in metrics)), rows_of(lines), "With the constraint and without it.")
-
-
-def _printed(value: float | None, metric: Metric) -> str:
-    return number(None if value is None else value * metric.show, metric.decimals)
+    lines: list[list[Cell | str]] = [
+        [name, *(ranked([cell], metric)[0] for metric in metrics)] for name, cell in cells.items()
+    ]
+    return Table(("Variant", *(m.name for m in metrics)), lines, "With the constraint and without it.")
 
 
 RUNNERS = {

@@ -1,24 +1,31 @@
-"""Sections of a report: each study and each ablation as tables and figures, published figures beside them on request."""
+"""Sections of a report: every study and every ablation as tables and figures, on request next to the published ones."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from revisit.benchmarks.base import Metric
-from revisit.evaluation.comparison import ranks
 from revisit.evaluation.store import slug
-from revisit.paper import figures, published
-from revisit.report.comparisons import heading, p_value
-from revisit.report.document import Block, Cell, Made, Section, Table, Text, rows_of
+from revisit.paper import published
+from revisit.paper.ablation import shown
+from revisit.paper.catalog import ROWS
+from revisit.paper.figures import Panel, Series, bars, curves
+from revisit.report.comparisons import heading, p_value, ranked, stored_value
+from revisit.report.document import Block, Cell, Provenance, Section, Table, Text
 
 PROJECTION_KS = (1, 5, 10, 30)
+ABLATION_TEXT = "Each panel varies some settings of ReVisiT and keeps the others at the main configuration."
+STUDY_TEXT = (
+    "Object words are CHAIR's synonyms of COCO categories that the model's tokenizer writes as one token; a word is "
+    "ground truth (GT) for a picture if its category is in it, otherwise it is hallucinated (Hal)."
+)
 
 
-def percent(value: float, decimals: int = 2) -> str:
-    """A share as percent; nothing to say is a dash."""
-    return "–" if value is None or math.isnan(value) else f"{100 * value:.{decimals}f}"
+def percent(value: float | None, decimals: int = 2) -> str:
+    """A share in percent, or a dash."""
+    return number(None if value is None else 100 * value, decimals)
 
 
 def number(value: float | None, decimals: int = 2) -> str:
@@ -26,10 +33,10 @@ def number(value: float | None, decimals: int = 2) -> str:
     return "–" if value is None or math.isnan(value) else f"{value:.{decimals}f}"
 
 
-def made(about: Mapping[str, Any]) -> Made:
+def provenance(about: Mapping[str, Any]) -> Provenance:
     """The command and settings of a study or an ablation."""
     kept = {k: v for k, v in about.get("settings", {}).items() if v is not None and not isinstance(v, (dict, list))}
-    return Made(about.get("command") or "(not recorded)", ", ".join(f"{k} {v}" for k, v in kept.items()))
+    return Provenance(about.get("command") or "(not recorded)", ", ".join(f"{k} {v}" for k, v in kept.items()))
 
 
 def interval(row: Mapping[str, float], decimals: int) -> str:
@@ -41,133 +48,114 @@ def interval(row: Mapping[str, float], decimals: int) -> str:
 
 
 def study_section(study: Mapping[str, Any], beside: bool = False) -> Section:
-    """A study's file as a section."""
-    writers = {
-        "hallucinated-steps": ("Ground-truth words at hallucinated steps", _steps),
-        "gt-vs-hal": ("GT and Hal probabilities, with and without the image", _grounding),
-        "projection": ("What single vision tokens say", _projection),
-        "vision-words": ("Three vision tokens, word by word", _vision_words),
-        "case-study": ("Case studies", _cases),
-        "pointing": ("Does the selected patch lie on the object?", _pointing),
-    }
-    title, writer = writers[study["study"]]
+    """A study's file as a section; `beside` adds the paper's tables."""
+    title, blocks_of = STUDIES[study["study"]]
     about = study["settings"]
-    blocks = writer(study["result"], study.get("name") or study["study"], beside)
-    return Section(f"{title} · {about['model']} · {about['data']}", [*blocks, made(study)], level=3)
+    blocks = blocks_of(study["result"], study.get("name") or study["study"], beside)
+    return Section(f"{title} · {about['model']} · {about['data']}", [*blocks, provenance(study)], level=3)
+
+
+def study_sections(studies: Iterable[Mapping[str, Any]], beside: bool) -> list[Section]:
+    """All studies in the order of `STUDIES`."""
+    order = list(STUDIES)
+    found = sorted(studies, key=lambda study: order.index(study["study"]))
+    sections = [study_section(study, beside) for study in found]
+    return [Section("Analyses", [Text(STUDY_TEXT)]), *sections] if sections else []
+
+
+def _counted(result: Mapping[str, Any]) -> str:
+    words = result["vocabulary"]
+    return (
+        f"{result['captions']} captions, {result['hallucinated_captions']} of them with a hallucinated object; object "
+        f"vocabulary: {words['words']} words of {words['categories']} categories. "
+    )
+
+
+def _curve(label: str, rows: Sequence[Mapping[str, float]]) -> Series:
+    """Recall@k in percent with its interval."""
+    values = {key: [100 * row[key] for row in rows] for key in ("recall", "low", "high")}
+    return Series(label, values["recall"], [row["k"] for row in rows], values["low"], values["high"])
 
 
 def _steps(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
     chosen = result["selection"]
     text = (
-        f"{result['captions']} captions, {result['hallucinated_captions']} of them with a hallucinated object; "
-        f"{chosen['hallucinated']} hallucinated mentions among {chosen['mentions']}, {chosen['kept']} kept "
+        f"{_counted(result)}{chosen['hallucinated']} hallucinated mentions among {chosen['mentions']}, {chosen['kept']} kept "
         f"({chosen['word of several tokens']} are not one token, {chosen['no ground-truth word']} have no single-token "
-        f"ground-truth word). Object vocabulary: {result['vocabulary']['words']} words of "
-        f"{result['vocabulary']['categories']} categories."
+        "ground-truth word)."
     )
     if result["greedy_agreement"] is not None:
         share = percent(result["greedy_agreement"], 1)
         text += f" Teacher forcing gives the written token as the likeliest at {share} % of the kept steps."
     if not result["recall"]:
         return [Text(text + " There is no step to measure.")]
-    size = result["vocabulary"]["full"]
-    rows = [
-        (f"top-{row['k']}", f"{100 * row['k'] / size:.2g} %", Cell(f"{percent(row['recall'], 1)} %"), interval(row, 1))
-        for row in result["recall"]
-    ]
-    blocks: list[Block] = [
-        Text(text),
-        Table(
-            ("Top-k", "of vocabulary", "recall@k", "95 % Wilson interval"),
-            rows_of(rows),
-            f"At-least-one recall of ground-truth words at hallucinated steps (n = {result['recall'][0]['units']}), "
-            "the likeliest token left out.",
-        ),
-    ]
+    units, size = result["recall"][0]["units"], result["vocabulary"]["full"]
+    caption = (
+        f"At-least-one recall of ground-truth words at {units:,} hallucinated steps, the likeliest token left out."
+    )
+    blocks: list[Block] = [Text(text), _recall_table(result["recall"], size, caption)]
     if beside:
         paper = published.table("hallucinated_steps")
-        blocks.append(
-            Table(
-                ("Top-k", "recall@k", "95 % interval"),
-                rows_of(
-                    [
-                        (f"top-{r['k']}", f"{r['recall']:.1f} %", f"[{r['low']:.1f}, {r['high']:.1f}]")
-                        for r in paper["recall"]
-                    ]
-                ),
-                f"{paper['model']}, n = {paper['n']}, vocabulary of {paper['vocabulary']:,}.",
-                published=True,
-            )
-        )
-    blocks.append(figures.step_recall(name, result))
-    return blocks
+        rows = [{k: row[k] / (1 if k == "k" else 100) for k in row} for row in paper["recall"]]
+        caption = f"{paper['model']}, n = {paper['n']}, vocabulary of {paper['vocabulary']:,}."
+        blocks.append(_recall_table(rows, paper["vocabulary"], caption, is_published=True))
+    panel = Panel([_curve("a shown object's word in the top k", result["curve"])], "", "k", "recall@k (%)", log=True)
+    caption = f"At-least-one recall@k at {units:,} hallucinated steps, with 95 % Wilson intervals."
+    return [*blocks, curves(name, caption, [panel])]
+
+
+def _recall_table(rows: Sequence[Mapping[str, float]], size: int, caption: str, is_published: bool = False) -> Table:
+    lines = [
+        (f"top-{row['k']:g}", f"{100 * row['k'] / size:.2g} %", f"{percent(row['recall'], 1)} %", interval(row, 1))
+        for row in rows
+    ]
+    heads = ("Top-k", "of vocabulary", "recall@k", "95 % interval")
+    return Table(heads, lines, caption, published=is_published)
 
 
 def _pointing(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
-    """One table by setting, one by layer; shares in percent with 95 % intervals over pictures."""
+    """A table by setting and one by layer; the paper has no such study."""
 
-    def table(rows: Sequence[dict[str, Any]], head: str, caption: str) -> Table:
-        def share(row: dict[str, Any], measure: str) -> Cell | str:
-            found = row[measure]
-            if found["share"] is None:
-                return "–"
-            return Cell(percent(found["share"], 1), small="" if found["low"] is None else interval(found, 1))
+    def table(rows: Sequence[Mapping[str, Any]], head: str, caption: str) -> Table:
+        def share(found: Mapping[str, float | None]) -> Cell:
+            return Cell(percent(found["share"], 1), small="" if found["low"] is None else interval(found, 1))  # type: ignore[arg-type]
 
         heads = (head, "steps", "touches (%)", "by chance", "middle inside (%)", "by chance")
         measures = ("touches", "touches_chance", "inside", "inside_chance")
-        key = head.lower()
-        made = [(str(row[key]), str(row["steps"]), *(share(row, m) for m in measures)) for row in rows]
-        return Table(heads, rows_of(made), caption)
+        lines: list[tuple[Cell | str, ...]] = [
+            (str(row[head.lower()]), str(row["steps"]), *(share(row[m]) for m in measures)) for row in rows
+        ]
+        return Table(heads, lines, caption)
 
-    return [
-        Text(
-            f"{result['pictures']} pictures. A step counts where the written token is the word of a boxed object; the selected patch "
-            "touches one of its boxes, or has its middle inside one. By chance: the share of all patches that do. Brackets: "
-            "95 % intervals over pictures."
-        ),
-        table(result["settings"], "Setting", "The selected patch, by setting."),
-        table(
-            result["layers"],
-            "Layer",
-            "The nearest patch of each layer alone, at the steps of a decode over every layer.",
-        ),
-    ]
+    text = (
+        f"{result['pictures']} pictures. A step counts if the written token is the word of a boxed object; the selected patch "
+        "touches one of its boxes, or has its middle inside one. By chance: the share of all patches that do. Brackets: "
+        "95 % intervals over pictures."
+    )
+    by_layer = "The nearest patch of each layer alone, at the steps of a decode over every layer."
+    settings = table(result["settings"], "Setting", "The selected patch, by setting.")
+    return [Text(text), settings, table(result["layers"], "Layer", by_layer)]
 
 
 def _grounding(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
-    blocks: list[Block] = [
-        Text(
-            f"{result['captions']} captions, {result['hallucinated_captions']} of them with a hallucinated object; "
-            f"{result['vocabulary']['words']} object words of {result['vocabulary']['categories']} categories. "
-            "Averages of the largest probability (%) of a shown (GT) and of an absent (Hal) object's word, over the object words."
-        ),
-        _max_table(result["rows"], False, ""),
-    ]
+    text = "Averages of the largest probability (%) of a shown (GT) and of an absent (Hal) object's word, over the object words."
+    blocks: list[Block] = [Text(_counted(result) + text), _max_table(result["rows"], False, "")]
+    paper = published.table("gt_vs_hal")
     if beside:
-        paper = published.table("gt_vs_hal")
         blocks.append(_max_table(paper["rows"], True, f"{paper['model']}. "))
     blocks.append(_wilcoxon_table(result["rows"]))
     if beside:
-        blocks.append(
-            Table(
-                ("Setting", "N", "median d with", "median d without", "median Δ", "p (Holm) on Δ"),
-                rows_of(
-                    [
-                        (
-                            r["setting"],
-                            f"{r['n']:,}",
-                            *(number(r[f"median_{q}"], 3) for q in ("with", "without", "delta")),
-                            r["p_holm"],
-                        )
-                        for r in published.table("gt_vs_hal")["rows"]
-                    ]
-                ),
-                "Wilcoxon signed-rank tests.",
-                published=True,
-            )
-        )
-    blocks.append(figures.grounding_bars(name, result))
-    return blocks
+        medians = [f"median_{q}" for q in ("with", "without", "delta")]
+        lines = [(r["setting"], f"{r['n']:,}", *(number(r[m], 3) for m in medians), r["p_holm"]) for r in paper["rows"]]
+        heads = ("Setting", "N", "median d with", "median d without", "median Δ", "p (Holm) on Δ")
+        blocks.append(Table(heads, lines, "Wilcoxon signed-rank tests.", published=True))
+    rows = [row for row in result["rows"] if row["n"]]
+    kinds = {"gt_with": "GT, with image", "hal_with": "Hal, with image"}
+    kinds |= {"gt_without": "GT, without", "hal_without": "Hal, without"}
+    series = [Series(label, [row[key] for row in rows]) for key, label in kinds.items()]
+    caption = "GT Max Avg and Hal Max Avg over the object words, with the image and without it (teacher forcing)."
+    labels = [row["setting"].replace(" in ", "\nin ") for row in rows]
+    return [*blocks, bars(name, caption, labels, [Panel(series, xlabel="average maximum (%)")])]
 
 
 def _max_table(rows: Sequence[Mapping[str, Any]], is_published: bool, head: str) -> Table:
@@ -187,7 +175,7 @@ def _max_table(rows: Sequence[Mapping[str, Any]], is_published: bool, head: str)
             )
     return Table(
         ("Tokens", "Condition", "N", "GT Max Avg", "Hal Max Avg"),
-        rows_of(lines),
+        lines,
         head + "GT Max Avg and Hal Max Avg (%); the larger is bold.",
         left=2,
         published=is_published,
@@ -198,16 +186,14 @@ def _wilcoxon_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     quantities = ("with_image", "without_image", "delta")
     return Table(
         ("Tokens", "N", *("median", "p (Holm)") * 3),
-        rows_of(
-            [
-                (
-                    row["setting"],
-                    f"{row['n']:,}",
-                    *(text for q in quantities for text in (number(row[q]["median"], 3), p_value(row[q]["p_holm"]))),
-                )
-                for row in rows
-            ]
-        ),
+        [
+            (
+                row["setting"],
+                f"{row['n']:,}",
+                *(text for q in quantities for text in (number(row[q]["median"], 3), p_value(row[q]["p_holm"]))),
+            )
+            for row in rows
+        ],
         "Wilcoxon signed-rank tests (two-sided, Pratt) of d = GT − Hal with the image, without it, and of their difference Δ; "
         "medians in points of percent, Holm's correction over the three sets of tokens.",
         groups=(("", 1), ("d with image", 2), ("d without image", 2), ("Δ", 2)),
@@ -215,81 +201,67 @@ def _wilcoxon_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _projection(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
-    final = result["final_layer"]
-    last = next(row for row in result["layers"] if row["layer"] == final and row["norm"])
-    words = result["vocabulary"]["words"]
-    rows = []
+    kinds = {"full": "whole vocabulary", "objects": "object words"}
+    last = next(row for row in result["layers"] if row["layer"] == result["final_layer"] and row["norm"])
+    chance = {row["k"]: row["recall"] for row in result["chance"]}
+    lines: list[list[Cell | str]] = []
     for k in PROJECTION_KS:
-        full, objects = (next(r for r in last[key] if r["k"] == k) for key in ("full", "objects"))
-        chance = next((r["recall"] for r in result["chance"] if r["k"] == k), math.nan)
-        rows.append(
-            (
-                f"top-{k}",
-                Cell(f"{percent(full['recall'])} %", small=interval(full, 2)),
-                Cell(f"{percent(objects['recall'])} %", small=interval(objects, 2)),
-                f"{percent(chance)} %",
-            )
-        )
-    blocks: list[Block] = [
-        Text(
-            f"{result['tokens']:,} vision tokens of {result['images']} pictures; a hit is a word for any object of the "
-            f"picture. Whole vocabulary: {result['vocabulary']['full']:,} tokens; object vocabulary: {words} words of "
-            f"{result['vocabulary']['categories']} categories."
-        ),
-        Table(
-            ("Top-k", "whole vocabulary", "object words", "object words, random order"),
-            rows_of(rows),
-            "At-least-one recall@k of single vision tokens at the final layer, with 95 % Wilson intervals.",
-        ),
-    ]
+        found = [next(row for row in last[kind] if row["k"] == k) for kind in kinds]
+        shares = [Cell(f"{percent(row['recall'])} %", small=interval(row, 2)) for row in found]
+        lines.append([f"top-{k}", *shares, f"{percent(chance.get(k))} %"])
+    text = (
+        f"{result['tokens']:,} vision tokens of {result['images']} pictures; a hit is a word for any object of the "
+        f"picture. Whole vocabulary: {result['vocabulary']['full']:,} tokens; object vocabulary: "
+        f"{result['vocabulary']['words']} words of {result['vocabulary']['categories']} categories."
+    )
+    caption = "At-least-one recall@k of single vision tokens at the final layer, with 95 % Wilson intervals."
+    heads = ("Top-k", *kinds.values(), "object words, random order")
+    blocks: list[Block] = [Text(text), Table(heads, lines, caption)]
     if beside:
         paper = published.table("projection")
-        blocks.append(
-            Table(
-                ("Top-k", "whole vocabulary", "object words"),
-                rows_of(
-                    [
-                        (
-                            f"top-{r['k']}",
-                            *(
-                                Cell(f"{r[key][0]:.2f} %", small=f"[{r[key][1]:.2f}, {r[key][2]:.2f}]")
-                                for key in ("full", "objects")
-                            ),
-                        )
-                        for r in paper["recall"]
-                    ]
-                ),
-                f"{paper['model']}, {paper['tokens']:,} vision tokens, {paper['words']} object words.",
-                published=True,
-            )
+        lines = [
+            [f"top-{r['k']}", *(Cell(f"{r[k][0]:.2f} %", small=f"[{r[k][1]:.2f}, {r[k][2]:.2f}]") for k in kinds)]
+            for r in paper["recall"]
+        ]
+        caption = f"{paper['model']}, {paper['tokens']:,} vision tokens, {paper['words']} object words."
+        blocks.append(Table(heads[:-1], lines, caption, published=True))
+    ordered = [_curve(label, last[kind]) for kind, label in kinds.items()]
+    ordered.append(Series("object words, random order", [100 * y for y in chance.values()], list(chance)))
+    by_layer = [
+        Series(
+            f"{label}, {'final norm' if norm else 'no norm'}",
+            [100 * row[kind][0]["recall"] for row in result["layers"] if row["norm"] is norm],
+            [row["layer"] for row in result["layers"] if row["norm"] is norm],
         )
-    blocks.append(figures.projection_recall(name, result))
-    lines = []
-    for row in result["layers"]:
-        cells = [next(r for r in row[key] if r["k"] == k) for key in ("full", "objects") for k in (1, 10)]
-        lines.append((str(row["layer"]), "final" if row["norm"] else "none", *(percent(c["recall"]) for c in cells)))
-    blocks.append(
-        Table(
-            ("Hidden state", "Norm", "@1", "@10", "@1", "@10"),
-            rows_of(lines),
-            "Recall (%) by hidden state, with the decoder's final norm and without it (0 is the projector's output).",
-            groups=(("whole vocabulary", 2), ("object words", 2)),
-            left=2,
-            folded=len(lines) > 20,
-        )
+        for kind, label in kinds.items()
+        for norm in (True, False)
+    ]
+    panels = [
+        Panel(ordered, "final layer", "k", "recall@k (%)", log=True),
+        Panel(by_layer, "by layer", "hidden state (0: projector output)", "recall@1 (%)"),
+    ]
+    caption = (
+        f"Single vision tokens ({result['tokens']:,}) read through the LM head: recall@k of a word for an object of the "
+        "picture at the final layer (left), and recall@1 at every hidden state (right)."
     )
-    return blocks
+    blocks.append(curves(name, caption, panels))
+    layers = []
+    for row in result["layers"]:
+        cells = [next(r for r in row[kind] if r["k"] == k) for kind in kinds for k in (1, 10)]
+        layers.append((str(row["layer"]), "final" if row["norm"] else "none", *(percent(c["recall"]) for c in cells)))
+    caption = "Recall (%) by hidden state, with the decoder's final norm and without it (0 is the projector's output)."
+    heads, groups = ("Hidden state", "Norm", *("@1", "@10") * 2), [(label, 2) for label in kinds.values()]
+    return [*blocks, Table(heads, layers, caption, groups, left=2, folded=len(layers) > 20)]
 
 
 def _vision_words(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
-    """Our tokens, and the published ones."""
     caption = f"Picture {result['image']}, which shows {', '.join(result['ground_truth'])}."
     blocks: list[Block] = [_word_table(result["rows"], [f"vision token {t}" for t in result["tokens"]], caption)]
     if beside:
-        told = published.table("vision_words")
-        tokens = [f"{place} token" for place in told["tokens"]]
+        paper = published.table("vision_words")
+        tokens = [f"{place} token" for place in paper["tokens"]]
         blocks.append(
-            _word_table(told["rows"], tokens, f"{told['model']}, words for an environment.", is_published=True)
+            _word_table(paper["rows"], tokens, f"{paper['model']}, words for an environment.", is_published=True)
         )
     return blocks
 
@@ -306,7 +278,7 @@ def _word_table(
     ]
     return Table(
         ("Word", *("log-prob", "%", "log-prob", "%") * len(tokens)),
-        rows_of(lines),
+        lines,
         f"{caption} Of each token first over the whole vocabulary, then among these words.",
         groups=tuple((token, 4) for token in tokens),
         published=is_published,
@@ -323,7 +295,7 @@ def _cases(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
         ),
         Table(
             ("Change", "steps", "share of changes"),
-            rows_of([(kind, f"{n:,}", f"{percent(n / changed, 1)} %") for kind, n in result["changes"].items()]),
+            [(kind, f"{n:,}", f"{percent(n / changed, 1)} %") for kind, n in result["changes"].items()],
             "Changed steps by kind.",
         ),
     ]
@@ -363,12 +335,84 @@ def _case_table(rows: Sequence[Mapping[str, Any]], caption: str, is_published: b
     ]
     return Table(
         ("Rank", "Token", *("log-prob", "%") * 3),
-        rows_of(lines),
+        lines,
         caption,
         groups=(("base", 2), ("vision token", 2), ("final", 2)),
         left=2,
         published=is_published,
     )
+
+
+def _latency(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
+    rows, protocol = result["rows"], result["protocol"]
+    base = next((row["ms"] for row in rows if row["method"] == "greedy"), rows[0]["ms"])
+    lines = [
+        (
+            published.NAMES.get(row["method"], row["method"]),
+            f"{number(row['ms'])} ± {number(row['sd'])}",
+            f"{number(row['ms'] / base)}×" if row["ms"] and base else "–",
+            f"{row['first']:.1f} ± {row['first_sd']:.1f}",
+        )
+        for row in rows
+    ]
+    caption = (
+        f"Milliseconds per token without the prefill, mean ± deviation over {result['images']} pictures "
+        f"({protocol['warmups']} warm-ups, {protocol['repeats']} repeats of each; methods take turns)."
+    )
+    blocks: list[Block] = [Table(("Method", "ms/token", "to greedy", "first token, ms"), lines, caption)]
+    if beside:
+        paper = published.table("latency")
+        printed: list[tuple[Cell | str, ...]] = [
+            (
+                published.NAMES[method],
+                *(
+                    Cell(
+                        f"{own[method]['mean']:.1f} ± {own[method]['sd']:.1f}",
+                        small=f"{own[method]['mean'] / own['greedy']['mean']:.2f}×",
+                    )
+                    for own in paper.values()
+                ),
+            )
+            for method in next(iter(paper.values()))
+        ]
+        caption = (
+            "Time per token (ms) on an RTX A6000, 300 samples. Compare ratios to greedy, not times of other machines."
+        )
+        blocks.append(Table(("Method", *paper), printed, caption, published=True))
+    return blocks
+
+
+# Every study that is stored, in the order of the report: its title and the function that draws it.
+STUDIES: dict[str, tuple[str, Callable[[dict[str, Any], str, bool], list[Block]]]] = {
+    "latency": ("Latency", _latency),
+    "hallucinated-steps": ("Ground-truth words at hallucinated steps", _steps),
+    "gt-vs-hal": ("GT and Hal probabilities, with and without the image", _grounding),
+    "projection": ("What single vision tokens say", _projection),
+    "vision-words": ("Three vision tokens, word by word", _vision_words),
+    "pointing": ("Does the selected patch lie on the object?", _pointing),
+    "case-study": ("Case studies", _cases),
+}
+
+
+# -- published values of a benchmark -------------------------------------------------------------------------------
+
+
+def published_tables(benchmark: str) -> list[Table]:
+    """The paper's values of a benchmark: a table for each of the paper's, with a row per model and metric."""
+    found = []
+    for row in ROWS.values():
+        if row.benchmark == benchmark and row.kind == "grid":
+            data = published.table(row.published)
+            methods = list(next(iter(data.values())))
+            lines = [
+                (model, metric.replace("_", " "), *(number(values[method][metric]) for method in methods))
+                for model, values in data.items()
+                for metric in values[methods[0]]
+            ]
+            heads = ("Model", "Metric", *(published.NAMES[method] for method in methods))
+            folded = len(lines) > 16
+            found.append(Table(heads, lines, f"{row.title} ({row.where}).", left=2, published=True, folded=folded))
+    return found
 
 
 # -- ablations -----------------------------------------------------------------------------------------------------
@@ -381,7 +425,7 @@ def ablation_sections(
     groups: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
     for cell in results["cells"]:
         if cell["status"] == "complete":
-            key = (cell["model"]["name"], cell["benchmark"]["name"])
+            key = (cell["model"]["name"], cell["benchmark"]["label"])
             groups.setdefault(key, {})[cell["method"]["label"]] = cell
     sections = []
     for (model, benchmark), cells in groups.items():
@@ -389,107 +433,79 @@ def ablation_sections(
             if not all(row["method"] in cells for row in panel["rows"]):
                 continue
             blocks = _panel(panel, cells, f"{name}-{slug(panel['key'])}-{slug(benchmark)}-{slug(model)}")
-            if beside and benchmark == "chair" and panel["key"] in published.table("ablation")["panels"]:
-                blocks.insert(1, _published_panel(panel))
+            if beside:
+                blocks[1:1] = _published_panel(panel, benchmark.partition("(")[0])
             named = panel["title"] if panel["title"] == panel["key"] else f"({panel['key']}) {panel['title']}"
             title = f"{named} · {benchmark} · {model}"
-            sections.append(Section(title, [*blocks, made(panel.get("made") or about)], level=3))
+            sections.append(Section(title, [*blocks, provenance(panel.get("made") or about)], level=3))
     return sections
 
 
 def chosen_metrics(cell: Mapping[str, Any]) -> list[Metric]:
     """The metrics of a cell that have a direction, sub-settings left out."""
-    return [
-        Metric.from_record(name, record)
-        for name, record in cell["metrics"].items()
-        if "/" not in name and record["better"] is not None
-    ]
-
-
-def triple(cell: Mapping[str, Any], metric: Metric) -> tuple[float, float, float]:
-    """(value, low, high) on the scale that is printed; NaN where undefined."""
-    found = cell["metrics"][metric.name]
-    return tuple(math.nan if found[k] is None else found[k] * metric.show for k in ("value", "low", "high"))  # type: ignore[return-value]
+    records = cell["metrics"].items()
+    return [Metric.from_record(name, found) for name, found in records if "/" not in name and found["better"]]
 
 
 def _panel(panel: Mapping[str, Any], cells: Mapping[str, Mapping[str, Any]], name: str) -> list[Block]:
     rows = panel["rows"]
-    metrics = chosen_metrics(cells[rows[0]["method"]])
-    places = {m.name: ranked([cells[row["method"]] for row in rows], m) for m in metrics}
-    lines: list[list[Cell | str]] = []
-    for place, row in enumerate(rows):
-        line: list[Cell | str] = [Cell(text) for text in row["cells"]]
-        for metric in metrics:
-            value, low, high = triple(cells[row["method"]], metric)
-            bounds = "" if math.isnan(low) else f"[{low:.{metric.decimals}f}, {high:.{metric.decimals}f}]"
-            line.append(Cell(number(value, metric.decimals), places[metric.name][place], bounds))
-        lines.append(line)
+    own = [cells[row["method"]] for row in rows]
+    metrics = chosen_metrics(own[0])
+    columns = [ranked(own, metric, intervals=True) for metric in metrics]
+    lines: list[list[Cell | str]] = [[*row["cells"], *(c[n] for c in columns)] for n, row in enumerate(rows)]
     greedy = cells.get("greedy")
     if greedy is not None:
-        values = [number(triple(greedy, m)[0], m.decimals) for m in metrics]
+        values = [ranked([greedy], metric)[0] for metric in metrics]
         lines.append(["greedy", *[""] * (len(panel["columns"]) - 1), *values])
-    items = cells[rows[0]["method"]]["answers"]
     main = [" ".join(row["cells"]) for row in rows if row["main"]]
+    caption = f"Best in bold, second underlined, 95 % intervals in brackets; {own[0]['answers']} items."
     table = Table(
         (*panel["columns"], *(heading(m) for m in metrics)),
-        rows_of(lines),
-        f"Best in bold, second underlined, 95 % intervals in brackets; {items} items."
-        + (f" Main configuration: {main[0]}." if main else ""),
+        lines,
+        caption + (f" Main configuration: {main[0]}." if main else ""),
         marked=frozenset(place for place, row in enumerate(rows) if row["main"]),
         left=len(panel["columns"]),
     )
-    return [table, _panel_figure(panel, cells, metrics, name, greedy)]
+    return [table, _panel_figure(panel, cells, metrics, name)]
 
 
 def _panel_figure(
-    panel: Mapping[str, Any],
-    cells: Mapping[str, Mapping[str, Any]],
-    metrics: Sequence[Metric],
-    name: str,
-    greedy: Mapping[str, Any] | None,
+    panel: Mapping[str, Any], cells: Mapping[str, Mapping[str, Any]], metrics: Sequence[Metric], name: str
 ) -> Block:
-    drawn = [m for m in metrics if m.name in ("CHAIRi", "F1", "accuracy", "macro", "token_max", "qAcc")][:3] or list(
-        metrics
-    )[:3]
-    heads = [(m.name, heading(m)) for m in drawn]
-    values = {row["method"]: {m.name: triple(cells[row["method"]], m) for m in drawn} for row in panel["rows"]}
-    baseline = {} if greedy is None else {m.name: triple(greedy, m)[0] for m in drawn}
-    if "alpha" in panel["settings"] and len(panel["rows"]) > 3:
-        at = panel["settings"].index("alpha")
-        lines: dict[str, list[tuple[float, dict[str, tuple[float, float, float]]]]] = {}
-        for row in panel["rows"]:
-            others = [text for place, text in enumerate(row["cells"]) if place != at]
-            lines.setdefault(", ".join(others) or "ReVisiT", []).append(
-                (float(row["values"][at]), values[row["method"]])
-            )
-        return figures.sweep(name, panel["title"], heads, lines, baseline, "α")
-    named = [(" · ".join(filter(None, row["cells"])), values[row["method"]]) for row in panel["rows"]]
-    return figures.bars(name, panel["title"], heads, named, baseline)
+    """Curves over alpha where it varies, one for each value of the other settings; otherwise bars."""
+    sweep = "alpha" in panel["settings"] and len(panel["rows"]) > 3
+    at = panel["settings"].index("alpha") if sweep else -1
+    lines: dict[str, list[Mapping[str, Any]]] = {}
+    for row in panel["rows"]:
+        others = ", ".join(text for place, text in enumerate(row["cells"]) if place != at)
+        lines.setdefault(others if sweep and others else "ReVisiT", []).append(row)
+    panels = []
+    known = [m for m in metrics if m.name in ("CHAIRi", "F1", "accuracy", "macro", "token_max", "qAcc")]
+    for metric in (known or metrics)[:3]:
+        series = []
+        for label, rows in lines.items():
+            found = [stored_value(cells[row["method"]], metric) for row in rows]
+            y, low, high = ([values[place] for values in found] for place in range(3))
+            series.append(Series(label, y, [float(row["values"][at]) for row in rows] if sweep else (), low, high))
+        greedy = stored_value(cells["greedy"], metric)[0] if "greedy" in cells else None
+        panels.append(Panel(series, heading(metric), "α" if sweep else "", log=sweep, baseline=greedy))
+    caption = f"{panel['title']}; with 95 % intervals, the dashed line is plain decoding."
+    if sweep:
+        return curves(name, caption, panels)
+    return bars(name, caption, [" · ".join(filter(None, row["cells"])) for row in panel["rows"]], panels)
 
 
-def ranked(cells: Sequence[Mapping[str, Any]], metric: Metric) -> list[int]:
-    """The rank of each cell by its printed value."""
-    values = (cell["metrics"][metric.name]["value"] for cell in cells)
-    return ranks([math.nan if value is None else value for value in values], metric)
-
-
-def _published_panel(panel: Mapping[str, Any]) -> Table:
-    from revisit.paper.ablation import shown
-
+def _published_panel(panel: Mapping[str, Any], benchmark: str) -> list[Table]:
+    """The paper's values of a panel: CHAIR's four, and VQAv2 by layers and threshold."""
     paper = published.table("ablation")
-    rows = paper["panels"][panel["key"]]
-    return Table(
-        (*panel["columns"], "CHAIRs ↓", "CHAIRi ↓", "F1 ↑"),
-        rows_of(
-            [
-                (
-                    *(shown(row[name]) for name in panel["settings"]),
-                    *(number(row[m], d) for m, d in (("CHAIRs", 1), ("CHAIRi", 2), ("F1", 2))),
-                )
-                for row in rows
-            ]
-        ),
-        f"{paper['model']}, CHAIR, 500 pictures.",
-        published=True,
-        left=len(panel["columns"]),
-    )
+    if benchmark == "chair" and panel["key"] in paper["panels"]:
+        rows, metrics = paper["panels"][panel["key"]], ["CHAIRs", "CHAIRi", "F1"]
+        caption = f"{paper['model']}, CHAIR, 500 pictures."
+    elif benchmark == "vqav2" and panel["settings"] == ["layers", "alpha"]:
+        rows, metrics = published.table("ablation_vqav2"), ["Qwen2.5-VL-7B", "InternVL3-8B"]
+        caption = "VQAv2 accuracy by layer scope and threshold."
+    else:
+        return []
+    settings = panel["settings"]
+    lines = [(*(shown(row[name]) for name in settings), *(number(row[m]) for m in metrics)) for row in rows]
+    return [Table((*panel["columns"], *metrics), lines, caption, left=len(settings), published=True)]

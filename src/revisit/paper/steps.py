@@ -11,10 +11,13 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from revisit.evaluation.runner import Reporter, Silent
+import torch
+
+from revisit.evaluation.runner import Reporter
 from revisit.paper.alignment import Mention, mentions
+from revisit.paper.forcing import Forced
 from revisit.paper.objects import ObjectVocabulary, best_rank, recalls
-from revisit.paper.study import Caption, Subject, spoken, track
+from revisit.paper.study import Caption, Subject, images, spoken, track
 
 KS = (1, 5, 10, 50, 100, 500)
 CURVE = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000)
@@ -63,15 +66,11 @@ def select(captions: list[Caption], tokenizer: Any, vocabulary: ObjectVocabulary
     return Selection(kept, counts, images)
 
 
-def hallucinated_steps(subject: Subject, reporter: Reporter | None = None) -> dict[str, Any]:
+def hallucinated_steps(subject: Subject, reporter: Reporter) -> dict[str, Any]:
     """The study: recall@k at the hallucinated steps, with Wilson intervals, and every step."""
-    from revisit.models.prompts import end_tokens
-    from revisit.paper.forcing import Forced
-
-    reporter = reporter or Silent()
     captions = subject.captions(reporter)
     model, processor = subject.loaded
-    vocabulary, end = ObjectVocabulary.of(processor.tokenizer), end_tokens(model.generation_config)
+    vocabulary, end = subject.vocabulary, subject.end
     chosen = select(captions, processor.tokenizer, vocabulary, end)
     forced = Forced(model, processor)
     by_caption: dict[str, list[tuple[Caption, Mention]]] = {}
@@ -101,18 +100,13 @@ def _recalls(steps: list[Step], ks: list[int]) -> list[dict[str, float]]:
 
 
 def _measure(
-    forced: Any, pairs: list[tuple[Caption, Mention]], vocabulary: ObjectVocabulary, end: set[int]
+    forced: Forced, pairs: list[tuple[Caption, Mention]], vocabulary: ObjectVocabulary, end: set[int]
 ) -> list[tuple[Step, bool]]:
     """The kept steps of one caption, each with whether the likeliest token is the one that was written."""
-    import torch
-
-    from revisit.models.images import open_image
-
     caption = pairs[0][0]
     tokens = spoken(caption, end)
-    images = [open_image(path) for path in caption.item.images]
     rows = [mention.first for _, mention in pairs]
-    states = forced.states(caption.item.prompt, images, tokens)[rows]  # (steps, d)
+    states = forced.states(caption.item.prompt, images(caption.item), tokens)[rows]  # (steps, d)
     places = vocabulary.places(caption.truth)
     targets = vocabulary.tensor(states.device)[places]
     logits = torch.cat(list(forced.logits(states)))  # (steps, V): a handful of steps

@@ -8,14 +8,31 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
 
 from revisit.benchmarks.base import Item
 from revisit.benchmarks.chair import Chair
 from revisit.errors import RevisitError
 from revisit.evaluation.config import DEFAULT_SCENES, resolve_data
-from revisit.evaluation.environment import command_line
-from revisit.evaluation.runner import Reporter, Silent
+from revisit.evaluation.environment import command_line, environment
+from revisit.evaluation.plan import Plan
+from revisit.evaluation.records import StudyRecord
+from revisit.evaluation.runner import Reporter, run
+from revisit.evaluation.store import make_folder, read_answers, read_record, read_scores, slug, write_record
+from revisit.methods import as_method
+from revisit.models.images import open_image
+from revisit.models.loading import load
+from revisit.models.prompts import end_tokens, prepare
+from revisit.paper.objects import ObjectVocabulary
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from revisit.models.types import Model, Processor
+
+Thing = TypeVar("Thing")
 
 FOLDER = "studies"  # below the output folder
 CAPTIONS = "captions"  # the folder of the descriptions that studies read, below the output
@@ -56,36 +73,40 @@ class Subject:
         return items
 
     @cached_property
-    def loaded(self) -> tuple[Any, Any]:
+    def loaded(self) -> tuple[Model, Processor]:
         """(model, processor)."""
-        from revisit.models.loading import load
-
-        device_map = self.device_map
-        if device_map is None:
-            import torch
-
-            device_map = "cuda" if torch.cuda.is_available() else None
+        device_map = self.device_map or ("cuda" if torch.cuda.is_available() else None)
         return load(self.model, dtype=self.dtype, device_map=device_map)
 
-    def captions(self, reporter: Reporter | None = None) -> list[Caption]:
-        """The model's own descriptions, answered and stored by the runner, so that they are made once."""
-        from revisit import methods
-        from revisit.evaluation.plan import Plan
-        from revisit.evaluation.runner import run
-        from revisit.evaluation.store import read_answers, read_scores
+    @cached_property
+    def vocabulary(self) -> ObjectVocabulary:
+        """The object words that are single tokens of the model's tokenizer."""
+        return ObjectVocabulary.of(self.loaded[1].tokenizer)
 
+    @cached_property
+    def end(self) -> set[int]:
+        """The tokens that end an answer."""
+        return end_tokens(self.loaded[0].generation_config)
+
+    def inputs(self, items: Sequence[Item]) -> dict[str, Any]:
+        """The model's inputs for a batch of items."""
+        model, processor = self.loaded
+        return dict(prepare(processor, [item.prompt for item in items], [images(item) for item in items], model.device))
+
+    def captions(self, reporter: Reporter) -> list[Caption]:
+        """The model's own descriptions, answered and stored by the runner, so that they are decoded once."""
         plan = Plan(
             models=(self.model,),
-            methods=(methods.as_method(self.method),),
+            methods=(as_method(self.method),),
             benchmarks=(Chair(),),
             data={"chair": self.folder},
-            output=Path(self.output) / CAPTIONS,  # beside results of the user's own, which may be about other items
+            output=Path(self.output) / CAPTIONS,  # apart from the user's own results, which may be about other items
             limit=self.limit,
             batch_size=self.batch_size,
             max_new_tokens=self.max_new_tokens,
             engine_options={"dtype": self.dtype, "device_map": self.device_map},
         )
-        cell = run(plan, reporter or Silent())["cells"][-1]
+        cell = run(plan, reporter)["cells"][-1]
         place = Path(self.output) / CAPTIONS / cell["path"]
         asked = read_scores(place).items  # id -> hash of prompt and picture
         stored = read_answers(place / "answers.jsonl")
@@ -113,6 +134,11 @@ class Caption:
         return frozenset(self.item.meta["ground_truth"])
 
 
+def images(item: Item) -> list[Image]:
+    """The item's pictures."""
+    return [open_image(path) for path in item.images]
+
+
 def spoken(caption: Caption, end: Sequence[int] | set[int]) -> tuple[int, ...]:
     """The caption's tokens without the one that ends it."""
     tokens = caption.tokens
@@ -121,10 +147,6 @@ def spoken(caption: Caption, end: Sequence[int] | set[int]) -> tuple[int, ...]:
 
 def save(subject: Subject, study: str, result: dict[str, Any], extra: dict[str, Any] | None = None) -> Path:
     """Writes a study's file: what was measured, with the command, the settings and the machine."""
-    from revisit.evaluation.environment import environment
-    from revisit.evaluation.records import StudyRecord
-    from revisit.evaluation.store import make_folder, slug, write_record
-
     folder = make_folder(Path(subject.output) / FOLDER)
     path = folder / f"{study}-{slug(subject.model)}-{slug(subject.data)}.json"
     write_record(
@@ -144,9 +166,6 @@ def save(subject: Subject, study: str, result: dict[str, Any], extra: dict[str, 
 
 def read_study(path: Path) -> dict[str, Any]:
     """A study's file as plain data; raises RevisitError if it is damaged."""
-    from revisit.evaluation.records import StudyRecord
-    from revisit.evaluation.store import read_record
-
     return read_record(path, StudyRecord).model_dump(mode="json", by_alias=True)
 
 
@@ -155,7 +174,7 @@ def command() -> str:
     return shlex.join(command_line())
 
 
-def track(reporter: Reporter, title: str, things: Sequence[Any]) -> Iterator[Any]:
+def track(reporter: Reporter, title: str, things: Sequence[Thing]) -> Iterator[Thing]:
     """The things one by one, with progress."""
     reporter.start(title, len(things), 0)
     for thing in things:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from revisit.benchmarks.base import Item
-from revisit.evaluation.runner import Reporter, Silent
+from revisit.evaluation.runner import Reporter
 from revisit.models.parts import Head
 from revisit.paper.objects import ObjectVocabulary
 from revisit.paper.projection import States
@@ -21,16 +21,12 @@ from revisit.paper.study import Subject, track
 WORDS, TOKENS = 9, 3
 
 
-def vision_words(subject: Subject, reporter: Reporter | None = None) -> dict[str, Any]:
+def vision_words(subject: Subject, reporter: Reporter) -> dict[str, Any]:
     """Log-probability and probability (%) of the words at each token, read at the last layer with the decoder's norm."""
-    from revisit.models.images import open_image
-
-    reporter = reporter or Silent()
-    model, processor = subject.loaded
-    vocabulary, states = ObjectVocabulary.of(processor.tokenizer), States(model, processor)
+    vocabulary, states = subject.vocabulary, States(subject.loaded[0])
     item = max(subject.items, key=lambda item: len(shown_words(item, vocabulary)))
     for _ in track(reporter, "vision words", [item]):
-        by_layer, _ = states.of(item.prompt, [open_image(path) for path in item.images])
+        by_layer, _ = states.of(subject.inputs([item]))
     last = by_layer[states.parts.depth]  # (tokens, d)
     head = states.parts.head
     with torch.inference_mode():

@@ -1,15 +1,24 @@
-"""A comparison of methods as tables of a document: values, differences to the baseline, and values by seed."""
+"""A comparison of methods: its tables (values, differences to the baseline, seeds), and the files of `revisit compare`."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from revisit.benchmarks import registry
 from revisit.benchmarks.base import Metric
 from revisit.evaluation.comparison import Table as Compared
-from revisit.evaluation.comparison import Value
-from revisit.report.document import Cell, Table, rows_of
+from revisit.evaluation.comparison import Value, ranks
+from revisit.report.document import Block, Cell, Document, Section, Table, to_html, to_latex, to_markdown
+
+CSV_COLUMNS = (
+    *("model", "benchmark", "version", "variant", "n", "method", "metric", "better", "value", "low", "high"),
+    *("baseline", "difference", "difference_low", "difference_high", "p_bootstrap", "p_permutation", "p_holm"),
+    *("level", "seed", "std"),
+)
 
 
 def heading(metric: Metric) -> str:
@@ -44,8 +53,26 @@ def p_value(p: float | str | None) -> str:
     return f"{p:.2f}" if p >= 0.01 else f"{p:.2e}"
 
 
+def stored_value(cell: Mapping[str, Any], metric: Metric) -> tuple[float, float, float]:
+    """(value, low, high) of a cell of results.json on the printed scale; NaN where undefined."""
+    found = cell["metrics"][metric.name]
+    value, low, high = (math.nan if found[k] is None else found[k] * metric.show for k in ("value", "low", "high"))
+    return value, low, high
+
+
+def ranked(cells: Sequence[Mapping[str, Any]], metric: Metric, intervals: bool = False) -> list[Cell]:
+    """The value of a metric in each cell of results.json: best in bold, second underlined."""
+    digits, found = f".{metric.decimals}f", []
+    raw = [math.nan if (value := cell["metrics"][metric.name]["value"]) is None else value for cell in cells]
+    for cell, value, rank in zip(cells, raw, ranks(raw, metric), strict=True):
+        _, low, high = stored_value(cell, metric)
+        bounds = f"[{low:{digits}}, {high:{digits}}]" if intervals and not math.isnan(low) else ""
+        found.append(Cell(metric.text(value), rank, bounds))
+    return found
+
+
 def value_table(tables: Sequence[Compared]) -> Table:
-    """Methods as rows, models as groups of columns, as the paper prints it."""
+    """Methods as rows, models as groups of columns."""
     methods = list(dict.fromkeys(row.method for table in tables for row in table.rows))
     lines: list[list[Cell | str]] = []
     for method in methods:
@@ -61,12 +88,13 @@ def value_table(tables: Sequence[Compared]) -> Table:
                 line.append(Cell(value_text(metric, value), value.rank, bounds))
         lines.append(line)
     first = tables[0]
+    alone = f", {first.title}" if len(tables) == 1 else ""
     notes = " ".join(dict.fromkeys(note for table in tables for note in table.notes))
     return Table(
         ("Method", *(heading(m) for table in tables for m in table.metrics)),
-        rows_of(lines),
-        f"{registry.title(first.benchmark)} ({first.version}{_size(tables)}). {notes}".strip(),
-        groups=tuple((_group_title(table, tables), len(table.metrics)) for table in tables),
+        lines,
+        f"{registry.title(first.benchmark)}{alone} ({first.version}{_size(tables)}). {notes}".strip(),
+        groups=[] if alone else [(_group_title(table, tables), len(table.metrics)) for table in tables],
     )
 
 
@@ -101,7 +129,7 @@ def difference_tables(tables: Sequence[Compared]) -> list[Table]:
         found.append(
             Table(
                 (f"minus {table.baseline}", *(heading(m) for m in table.metrics)),
-                rows_of(lines),
+                lines,
                 f"{registry.title(table.benchmark)}, {table.title}: difference to {table.baseline}.",
             )
         )
@@ -122,10 +150,67 @@ def seed_tables(tables: Sequence[Compared]) -> list[Table]:
         found.append(
             Table(
                 ("Method", "Seed", *(heading(m) for m in table.metrics)),
-                rows_of(lines),
+                lines,
                 f"{registry.title(table.benchmark)}, {table.title}: every seed.",
                 left=2,
                 folded=len(lines) > 12,
             )
         )
     return found
+
+
+def comparison_section(table: Compared) -> Section:
+    """All tables of one model and benchmark."""
+    blocks: list[Block] = [value_table([table]), *difference_tables([table]), *seed_tables([table])]
+    return Section(f"{table.benchmark} · {table.title}", blocks)
+
+
+def document(tables: Sequence[Compared]) -> Document:
+    """A comparison as a document."""
+    lead = "Best in bold, second underlined. Brackets: 95 % intervals."
+    return Document("Comparison of decoding methods", lead, [comparison_section(table) for table in tables])
+
+
+def to_csv(tables: Sequence[Compared]) -> str:
+    """One line per model, benchmark, method and metric, unrounded, on the metric's own scale."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for table in tables:
+        about = (table.model, table.benchmark, table.version, table.variant, table.n)
+        for row in table.rows:
+            for metric in table.metrics:
+                value = row.values[metric.name]
+                writer.writerow(
+                    [
+                        *(*about, row.method, metric.name, metric.better or ""),
+                        *map(_number, (value.value, value.low, value.high)),
+                        *_csv_test(table, value),
+                        *("", _number(value.std)),
+                    ]
+                )
+                for seed, values in row.runs.items():
+                    own = [*about, row.method, metric.name, metric.better or "", _number(values[metric.name])]
+                    writer.writerow([*own, *[""] * (len(CSV_COLUMNS) - len(own) - 2), seed, ""])
+    return out.getvalue()
+
+
+def _csv_test(table: Compared, value: Value) -> list[str]:
+    test = value.paired
+    if test is None:
+        return [""] * 8
+    numbers = (test.difference, test.low, test.high, test.p_bootstrap, test.p_permutation, value.p_holm, test.level)
+    return [table.baseline or "", *map(_number, numbers)]
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else repr(float(value))
+
+
+WRITERS: dict[str, Callable[[Sequence[Compared]], str]] = {
+    "markdown": lambda tables: to_markdown(document(tables)),
+    "csv": to_csv,
+    "latex": lambda tables: to_latex(document(tables)),
+    "html": lambda tables: to_html(document(tables)),
+}
+SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".html": "html"}

@@ -1,4 +1,4 @@
-"""A small document: sections of text, tables, figures and commands, written as one HTML page or as markdown."""
+"""A document of sections with text, tables, figures and commands, and its three forms: HTML page, markdown, LaTeX."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+from revisit.evaluation.store import disk_error, make_folder
 from revisit.pages.document import static_page
 
 
@@ -23,13 +24,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings. `groups` are (title, number of columns) above the headings, the first column not counted."""
+    """Rows under headings. `groups` are (title, number of columns) above the headings, from the column `left` on."""
 
-    heads: tuple[str, ...]
-    rows: tuple[tuple[Cell | str, ...], ...]
+    heads: Sequence[str]
+    rows: Sequence[Sequence[Cell | str]]
     caption: str
-    groups: tuple[tuple[str, int], ...] = ()
-    marked: frozenset[int] = frozenset()  # rows with a tint
+    groups: Sequence[tuple[str, int]] = ()
+    marked: frozenset[int] = frozenset()  # highlighted rows
     published: bool = False
     folded: bool = False  # behind a click on the page: long and for reference
     left: int = 1  # leading columns that hold words
@@ -37,7 +38,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture in two formats, with words for those who cannot see it."""
+    """A picture in two formats, with alternative text."""
 
     name: str
     svg: str
@@ -55,19 +56,19 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Made:
-    """What made the figures before it: a command and its settings."""
+class Provenance:
+    """Where the preceding tables and figures come from: a command and its settings."""
 
     command: str
     settings: str = ""
 
 
-Block: TypeAlias = "Table | Figure | Text | Made"
+Block: TypeAlias = "Table | Figure | Text | Provenance"
 
 
 @dataclass
 class Section:
-    """A heading and what stands below it."""
+    """A heading and the blocks below it."""
 
     title: str
     blocks: list[Block] = field(default_factory=list)
@@ -98,18 +99,20 @@ def anchor(title: str) -> str:
 
 def to_markdown(document: Document, figures: str = "figures") -> str:
     """GitHub-flavoured markdown; figures are linked below the folder `figures`."""
-    parts = [f"# {document.title}", document.lead]
-    for section in document.sections:
-        parts.append(f"{'#' * section.level} {section.title}")
-        parts += [block_markdown(block, document.source, figures) for block in section.blocks]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    sections = (section_markdown(section, document.source, figures) for section in document.sections)
+    return "\n\n".join(part for part in (f"# {document.title}", document.lead, *sections) if part) + "\n"
 
 
-def block_markdown(block: Block, source: str = "", figures: str = "figures") -> str:
-    """One block as markdown."""
+def section_markdown(section: Section, source: str = "", figures: str = "figures") -> str:
+    """One section as markdown."""
+    blocks = (_block_markdown(block, source, figures) for block in section.blocks)
+    return "\n\n".join([f"{'#' * section.level} {section.title}", *blocks])
+
+
+def _block_markdown(block: Block, source: str, figures: str) -> str:
     if isinstance(block, Text):
         return " ".join([block.text, *(f"[{title}]({address})" for title, address in block.links)])
-    if isinstance(block, Made):
+    if isinstance(block, Provenance):
         return f"Made by `{block.command}`" + (f" ({block.settings})" if block.settings else "") + "."
     if isinstance(block, Figure):
         return f"![{block.alt}]({figures}/{block.name}.svg)\n\n*{block.caption}*"
@@ -117,33 +120,32 @@ def block_markdown(block: Block, source: str = "", figures: str = "figures") -> 
 
 
 def _table_markdown(table: Table, source: str) -> str:
-    heads = list(table.heads)
-    place = table.left
-    for title, count in table.groups:
-        for number in range(place, place + count):
-            heads[number] = f"{title}: {heads[number]}" if title else heads[number]
-        place += count
-    body = markdown_table(heads, [[_cell_markdown(cell) for cell in row] for row in table.rows], table.left)
+    heads = [
+        f"{group}: {head}" if group else head for group, head in zip(column_groups(table), table.heads, strict=True)
+    ]
+    rule = ["---"] * table.left + ["---:"] * (len(heads) - table.left)
+    rows = [[_cell_markdown(cell) for cell in row] for row in table.rows]
+    body = "\n".join("| " + " | ".join(line) + " |" for line in (heads, rule, *rows))
     head = f"**Published, not measured here ({source}).** " if table.published else ""
-    return f"{head}{table.caption}\n\n{body}"
+    caption = table.caption.replace("*", "\\*")
+    return f"{head}{caption}\n\n{body}"
 
 
-def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """A table of cells that are markdown already; the first `left` columns hold words."""
-    rule = ["---"] * left + ["---:"] * (len(heads) - left)
-    return "\n".join("| " + " | ".join(line) + " |" for line in (heads, rule, *rows))
+def column_groups(table: Table) -> list[str]:
+    """The title of the group above each column, empty where there is none."""
+    groups = [""] * table.left + [title for title, count in table.groups for _ in range(count)]
+    return groups + [""] * (len(table.heads) - len(groups))
 
 
 def _cell_markdown(cell: Cell | str) -> str:
     if isinstance(cell, str):
-        return escape_markdown(cell)
-    text = escape_markdown(cell.text)
+        return _escape_markdown(cell)
+    text = _escape_markdown(cell.text)
     text = {1: f"**{text}**", 2: f"<u>{text}</u>"}.get(cell.rank, text)
-    return f"{text} {escape_markdown(cell.small)}" if cell.small else text
+    return f"{text} {_escape_markdown(cell.small)}" if cell.small else text
 
 
-def escape_markdown(text: str) -> str:
-    """Text for one cell of a markdown table."""
+def _escape_markdown(text: str) -> str:
     return text.replace("|", "\\|").replace("*", "\\*").replace("_", "\\_").replace("\n", " ")
 
 
@@ -167,7 +169,7 @@ def _block_html(block: Block, source: str) -> str:
     if isinstance(block, Text):
         links = "".join(f' <a href="{e(address)}">{e(title)}</a>' for title, address in block.links)
         return f"<p>{e(block.text)}{links}</p>"
-    if isinstance(block, Made):
+    if isinstance(block, Provenance):
         settings = f" · {e(block.settings)}" if block.settings else ""
         return f'<p class="made"><code>{e(block.command)}</code>{settings}</p>'
     if isinstance(block, Figure):
@@ -216,10 +218,54 @@ def _cell_html(cell: Cell | str) -> str:
     return text + (f"<small>{small}</small>" if small else "")
 
 
+# -- LaTeX ---------------------------------------------------------------------------------------------------------
+
+
+def to_latex(document: Document) -> str:
+    """The tables of a document with booktabs' rules: best in bold, second underlined."""
+    tables = [block for section in document.sections for block in section.blocks if isinstance(block, Table)]
+    return "% needs \\usepackage{booktabs}\n" + "\n\n".join(map(_table_latex, tables)) + "\n"
+
+
+def _table_latex(table: Table) -> str:
+    groups = " & ".join(rf"\multicolumn{{{count}}}{{c}}{{{_escape_latex(title)}}}" for title, count in table.groups)
+    heads = " & ".join(map(_escape_latex, table.heads))
+    rows = [" & ".join(map(_cell_latex, row)) + r" \\" for row in table.rows]
+    return "\n".join(
+        [
+            r"\begin{table}[t]",
+            r"\centering",
+            rf"\caption{{{_escape_latex(table.caption)}}}",
+            rf"\begin{{tabular}}{{{'l' * table.left}{'r' * (len(table.heads) - table.left)}}}",
+            r"\toprule",
+            *([f"{'& ' * table.left}{groups} \\\\"] if groups else []),
+            rf"{heads} \\",
+            r"\midrule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+    )
+
+
+def _cell_latex(cell: Cell | str) -> str:
+    if isinstance(cell, str):
+        return _escape_latex(cell)
+    text = _escape_latex(cell.text)
+    text = {1: rf"\textbf{{{text}}}", 2: rf"\underline{{{text}}}"}.get(cell.rank, text)
+    small = _escape_latex(cell.small.replace("\n", ", "))
+    return rf"{text} {{\footnotesize {small}}}" if small else text
+
+
+def _escape_latex(text: str) -> str:
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special |= {"↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$", "−": "$-$", "α": r"$\alpha$", "×": r"$\times$"}
+    return "".join(special.get(c, "\\" + c if c in "&%$#_{}" else c) for c in text)
+
+
 def write(document: Document, folder: Path) -> list[Path]:
     """Writes report.html, report.md and the figures as SVG and PNG; returns the files, the page first."""
-    from revisit.evaluation.store import disk_error, make_folder
-
     page, text = folder / "report.html", folder / "report.md"
     written = [page, text]
     try:
@@ -233,8 +279,3 @@ def write(document: Document, folder: Path) -> list[Path]:
     except OSError as error:
         raise disk_error(error, folder) from error
     return written
-
-
-def rows_of(rows: Sequence[Sequence[Cell | str]]) -> tuple[tuple[Cell | str, ...], ...]:
-    """Lists as the tuples that a table holds."""
-    return tuple(tuple(row) for row in rows)

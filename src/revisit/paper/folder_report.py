@@ -1,0 +1,97 @@
+"""`revisit report`: evaluation runs, ablations and studies at or below a folder as one document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from revisit.errors import RevisitError
+from revisit.evaluation.store import slug
+from revisit.paper import published
+from revisit.paper.ablation import FILE as ABLATION
+from revisit.paper.ablation import read_ablation
+from revisit.paper.sections import ABLATION_TEXT, ablation_sections, published_tables, study_sections
+from revisit.paper.study import CAPTIONS, FOLDER, read_study
+from revisit.report.document import Document, Section, Text
+from revisit.report.run_report import Run, main_sections, provenance_section, read_runs, unfinished_section
+
+
+@dataclass(frozen=True)
+class ReportInputs:
+    """What a folder holds: runs (those of ablations included), the panels of ablations by run, and studies."""
+
+    runs: list[Run]
+    ablations: list[tuple[Run, dict[str, Any]]]
+    studies: list[dict[str, Any]]
+
+
+def gather(folder: Path) -> ReportInputs:
+    """Reads everything in a folder that a report can show.
+
+    Raises:
+        RevisitError: If the folder does not exist or holds nothing to report.
+    """
+    if not folder.is_dir():
+        raise RevisitError(f"{folder} is not a folder; give the --out folder of `revisit eval`, `ablate` or `analyze`.")
+    runs = read_runs(folder)
+    ablations = [(run, read_ablation(run.place)) for run in runs if (run.place / ABLATION).exists()]
+    files = sorted(path for path in folder.rglob("*.json") if path.parent.name == FOLDER)
+    names = [slug(path.relative_to(folder).with_suffix("").as_posix(), 100) for path in files]
+    studies = [{**read_study(path), "name": name} for path, name in zip(files, names, strict=True)]
+    if not runs and not studies:
+        raise RevisitError(
+            f"There is nothing to report in {folder}: no results.json of `revisit eval` or `ablate`, no studies of `revisit analyze`."
+        )
+    return ReportInputs(runs, ablations, studies)
+
+
+def build(folder: Path, *, beside: bool = False, title: str = "ReVisiT: results", resamples: int = 4999) -> Document:
+    """The report of a folder.
+
+    Args:
+        folder: Where `revisit eval`, `ablate`, `analyze` or `reproduce` wrote.
+        beside: Also print the paper's own numbers, marked as published.
+        title: The heading.
+        resamples: Draws of the paired tests.
+    """
+    found = gather(folder)
+    panels = {run.place: about for run, about in found.ablations}
+    shown = [_main_cells(run, panels.get(run.place)) for run in found.runs if not _captions_only(run.place)]
+    sections = unfinished_section(found.runs)
+    sections += main_sections(shown, resamples, published_tables if beside else lambda benchmark: ())
+    if found.ablations:
+        sections.append(Section("Ablations", [Text(ABLATION_TEXT)]))
+        for run, about in found.ablations:
+            sections += ablation_sections(about, run.results, f"ablation-{slug(run.name)}", beside)
+    sections += study_sections(found.studies, beside)
+    sources: dict[str, Mapping[str, Any]] = {f"run {run.name}": run.results for run in found.runs}
+    sections.append(provenance_section(sources | {f"study {study['name']}": study for study in found.studies}))
+    return Document(title, _lead(found, beside), sections, published.source())
+
+
+def _lead(found: ReportInputs, beside: bool) -> str:
+    models = {cell["model"]["name"] for run in found.runs for cell in run.results["cells"]}
+    models = models or {study["settings"]["model"] for study in found.studies}
+    text = f"Models: {', '.join(sorted(models))}. Everything was measured by the commands printed below each table"
+    return text + (", except what is marked as published." if beside else ".")
+
+
+def _captions_only(place: Path) -> bool:
+    """Whether a run only holds the captions that studies read."""
+    return place.name == CAPTIONS and (place.parent / FOLDER).is_dir()
+
+
+def _main_cells(run: Run, about: Mapping[str, Any] | None) -> Run:
+    """The run without the cells that only belong to an ablation."""
+    if about is None:
+        return run
+    varied = {row["method"] for panel in about["panels"] for row in panel["rows"]}
+    cells = [c for c in run.results["cells"] if c["key"] in run.keys and c["method"]["label"] not in varied]
+    asked = {_question(cell) for cell in cells if cell["method"]["label"] != "greedy"}
+    return replace(run, keys=frozenset(cell["key"] for cell in cells if _question(cell) in asked))
+
+
+def _question(cell: Mapping[str, Any]) -> tuple[str, str]:
+    return cell["model"]["name"], cell["benchmark"]["label"]
