@@ -38,7 +38,7 @@ from revisit.models.prompts import prepare
 
 log = logging.getLogger(__name__)
 
-STUCK = 0.01  # share of captions that may repeat one object
+MAX_REPETITION = 0.01  # share of captions that may repeat one object
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def lens(model: Any, processor: Any, scenes: Sequence[Scene], batch: int) -> lis
     return rows
 
 
-def stuck(captions: Sequence[str]) -> float:
+def repetition_rate(captions: Sequence[str]) -> float:
     """The share of captions that name one object three times or more; good captions of a scene never do."""
     nouns = set(BY_NOUN)
     counts = (Counter(word for word in re.findall("[a-z]+", told.lower()) if word in nouns) for told in captions)
@@ -199,10 +199,10 @@ def stuck(captions: Sequence[str]) -> float:
 def chosen(greedy: Scores, tried: Sequence[tuple[ReVisiT, Scores]], repeats: Mapping[ReVisiT, float]) -> ReVisiT:
     """The settings with the least CHAIR_I among those whose F1 is no worse than greedy's; else those of the best F1.
 
-    Settings that get stuck in more than one caption of a hundred do not count: a caption that falls into repeating one object
+    Settings that repeat themselves in more than one caption of a hundred do not count: a caption that falls into repeating one object
     that is there has a splendid CHAIR_I and says nothing.
     """
-    tried = [pair for pair in tried if repeats.get(pair[0], 0.0) <= STUCK] or tried
+    tried = [pair for pair in tried if repeats.get(pair[0], 0.0) <= MAX_REPETITION] or tried
     good = [pair for pair in tried if pair[1].metrics["F1"] >= greedy.metrics["F1"]]
     if good:
         return min(good, key=lambda pair: pair[1].metrics["CHAIRi"])[0]
@@ -236,9 +236,9 @@ def measure(name: str, plan: Plan) -> dict[str, Any]:
     grid = plan.grid()
     told = list(describe_all(name, validation, [None, *grid], plan))
     base, tried = told[0][0], [(method, scores) for method, (scores, _) in zip(grid, told[1:], strict=True)]
-    repeats = [stuck(captions) for _, captions in told]
+    repeats = [repetition_rate(captions) for _, captions in told]
     rows = [_row("greedy", base), *(_row(label(m), s, base) for m, s in tried)]
-    result["validation"] = [{**row, "stuck": 100 * share} for row, share in zip(rows, repeats, strict=True)]
+    result["validation"] = [{**row, "repetition_rate": 100 * share} for row, share in zip(rows, repeats, strict=True)]
     log.info("%s", _table(result["validation"]))
     best = chosen(base, tried, dict(zip(grid, repeats[1:], strict=True)))
     result["chosen"] = asdict(best)
@@ -250,7 +250,10 @@ def measure(name: str, plan: Plan) -> dict[str, Any]:
         _row("greedy", told[0][0]),
         *(_row(label(m), s, told[0][0]) for m, (s, _) in zip(methods, told[1:], strict=True)),
     ]
-    result["test"] = [{**row, "stuck": 100 * stuck(captions)} for row, (_, captions) in zip(rows, told, strict=True)]
+    result["test"] = [
+        {**row, "repetition_rate": 100 * repetition_rate(captions)}
+        for row, (_, captions) in zip(rows, told, strict=True)
+    ]
     log.info("%s", _table(result["test"]))
     for likely in (False, True):
         asked = test[: plan.validation]
@@ -288,7 +291,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
             apart = row.get(f"{metric} difference")
             extra = "" if apart is None else f" ({apart[0]:+.2f} [{apart[1]:+.2f}, {apart[2]:+.2f}])"
             cells.append(f"{row[metric]:.2f}{extra}")
-        lines.append(f"| {row['decoding']} | {' | '.join(cells)} | {row['Len']:.0f} | {row['stuck']:.1f} |")
+        lines.append(f"| {row['decoding']} | {' | '.join(cells)} | {row['Len']:.0f} | {row['repetition_rate']:.1f} |")
     return "\n".join(lines)
 
 

@@ -32,13 +32,13 @@ from revisit.methods.revisit import ReVisiT
 from revisit.models.loading import load
 from revisit.models.prompts import answers, prepare
 from training.card import Plan as Scenes
-from training.card import presence, stuck, truth
+from training.card import presence, repetition_rate, truth
 
 log = logging.getLogger(__name__)
 
 METRICS = {"CHAIRs": "CHAIR_S ↓", "CHAIRi": "CHAIR_I ↓", "Recall": "recall ↑", "F1": "F1 ↑", "presence": "presence ↑"}
 PRESENCE_LOSS = 0.5  # points of presence accuracy that the choice may lose against greedy
-STUCK = 1.0  # per cent of captions that may name one object three times or more
+MAX_REPETITION = 1.0  # per cent of captions that may name one object three times or more
 SIMPLER = 0.2  # points of F1 that an earlier, simpler candidate may lie behind a later one and still be chosen
 
 # In the order of simplicity: of two candidates within SIMPLER points of F1 the earlier one is chosen.
@@ -100,7 +100,7 @@ class Outcome:
 
     chair: Scores
     presence: Scores
-    stuck: float  # per cent
+    repetition_rate: float  # per cent
     weight: float | None  # mean weight of the vision side
 
     def metric(self, name: str) -> float:
@@ -123,7 +123,7 @@ def run(job: Job) -> Outcome:
         captions += caption(model, processor, job, job.scenes[start : start + job.batch], Trace())
     told = chair.score_captions((s.key, text, truth(s)) for s, text in zip(job.scenes, captions, strict=True))
     asked = presence(model, processor, job.scenes, job.method, Scenes(batch=job.batch))
-    return Outcome(told, asked, 100 * stuck(captions), mean_weight(model, processor, job))
+    return Outcome(told, asked, 100 * repetition_rate(captions), mean_weight(model, processor, job))
 
 
 def mean_weight(model: Any, processor: Any, job: Job) -> float | None:
@@ -163,7 +163,7 @@ def run_all(plan: Plan, scenes: Sequence[Scene], methods: Sequence[Method | None
 
 def row(name: str, made: Outcome, base: Outcome | None = None) -> dict[str, Any]:
     """One line of a table: every metric, and its paired difference to greedy."""
-    out: dict[str, Any] = {"decoding": name, "stuck": made.stuck, "weight": made.weight}
+    out: dict[str, Any] = {"decoding": name, "repetition_rate": made.repetition_rate, "weight": made.weight}
     for metric in METRICS:
         out[metric] = made.metric(metric)
         if base is not None:
@@ -174,13 +174,13 @@ def row(name: str, made: Outcome, base: Outcome | None = None) -> dict[str, Any]
 
 
 def pick(greedy: Outcome, tried: Sequence[tuple[str, Outcome]]) -> str | None:
-    """The rule: the best F1 among candidates that get stuck in at most 1 % of the captions, whose recall is not below
+    """The rule: the best F1 among candidates that repeat themselves in at most 1 % of the captions, whose recall is not below
     greedy's and whose presence accuracy is at most half a point below; the simplest within 0.2 points of it. None if
     no candidate is like that."""
     allowed = [
         (name, made)
         for name, made in tried
-        if made.stuck <= STUCK
+        if made.repetition_rate <= MAX_REPETITION
         and made.metric("Recall") >= greedy.metric("Recall")
         and made.metric("presence") >= greedy.metric("presence") - PRESENCE_LOSS
     ]
@@ -263,7 +263,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             extra = "" if apart is None else f" ({apart[0]:+.1f} [{apart[1]:+.1f}, {apart[2]:+.1f}])"
             cells.append(f"{entry[metric]:.1f}{extra}")
         weight = "" if entry["weight"] is None else f"{entry['weight']:.2f}"
-        lines.append(f"| {entry['decoding']} | {' | '.join(cells)} | {entry['stuck']:.1f} | {weight} |")
+        lines.append(f"| {entry['decoding']} | {' | '.join(cells)} | {entry['repetition_rate']:.1f} | {weight} |")
     return "\n".join(lines)
 
 

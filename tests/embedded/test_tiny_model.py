@@ -19,7 +19,7 @@ from revisit.embedded.catalog import BY_NOUN, CATEGORIES
 from revisit.embedded.scenes import render, scene
 from revisit.errors import RevisitError
 from revisit.models.prompts import answers, prepare
-from training.card import Plan, chosen, lens, presence, stuck
+from training.card import Plan, chosen, lens, presence, repetition_rate
 from training.tiny.model import train_tokenizer
 from training.tiny.train import STAGES
 
@@ -150,8 +150,8 @@ def test_settings_are_chosen_by_hallucination_at_equal_f1() -> None:
     assert chosen(made(0.12, 0.90), tried, {}) == third  # none keeps F1: the best F1
     babble = (ReVisiT(alpha=1e-5), made(0.01, 0.95))
     told = ["A cat. A cat. A cat.", "A cat and a dog. The cat is near.", "Nothing."]
-    assert stuck(told) == pytest.approx(1 / 3)
-    assert chosen(made(0.12, 0.79), [*tried, babble], {babble[0]: stuck(told)}) == third
+    assert repetition_rate(told) == pytest.approx(1 / 3)
+    assert chosen(made(0.12, 0.79), [*tried, babble], {babble[0]: repetition_rate(told)}) == third
     assert chosen(made(0.12, 0.79), [*tried, babble], {}) == babble[0]
 
 

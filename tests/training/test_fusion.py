@@ -11,9 +11,9 @@ from revisit.benchmarks.base import Scores
 from training import fusion
 
 
-def outcome(f1: float, recall: float = 75.0, presence: float = 92.0, stuck: float = 0.0) -> fusion.Outcome:
+def outcome(f1: float, recall: float = 75.0, presence: float = 92.0, repetition_rate: float = 0.0) -> fusion.Outcome:
     chair = Scores({"CHAIRs": 0.8, "CHAIRi": 0.3, "Recall": recall / 100, "F1": f1 / 100}, {})
-    return fusion.Outcome(chair, Scores({"accuracy": presence / 100}, {}), stuck, None)
+    return fusion.Outcome(chair, Scores({"accuracy": presence / 100}, {}), repetition_rate, None)
 
 
 GREEDY = outcome(71.0)
@@ -21,7 +21,7 @@ GREEDY = outcome(71.0)
 
 def test_the_best_f1_is_chosen_among_those_that_lose_nothing() -> None:
     tried = [
-        ("repeats", outcome(80, stuck=1.5)),
+        ("repeats", outcome(80, repetition_rate=1.5)),
         ("forgets", outcome(79, recall=74.9)),
         ("misjudges", outcome(78, presence=91.4)),
         ("sound", outcome(74)),
@@ -36,7 +36,7 @@ def test_of_two_that_are_close_the_simpler_one_is_chosen() -> None:
 
 
 def test_nothing_is_chosen_where_nothing_passes() -> None:
-    assert fusion.pick(GREEDY, [("repeats", outcome(80, stuck=12.0))]) is None
+    assert fusion.pick(GREEDY, [("repeats", outcome(80, repetition_rate=12.0))]) is None
     rows = [fusion.row("greedy", GREEDY)]
     assert "Chosen: none, because no candidate passes" in fusion.markdown({"rows": rows, "chosen": None})
 
@@ -60,7 +60,7 @@ def test_a_plan_without_scenes_is_refused() -> None:
 
 
 def test_a_table_shows_differences_and_weights() -> None:
-    rows = [{"decoding": "x", "stuck": 0.5, "weight": 0.83, **dict.fromkeys(fusion.METRICS, 71.26)}]
+    rows = [{"decoding": "x", "repetition_rate": 0.5, "weight": 0.83, **dict.fromkeys(fusion.METRICS, 71.26)}]
     rows[0]["F1 difference"] = [1.5, -0.25, 3.0]
     line = fusion.table(rows).splitlines()[-1]
     assert line == "| x | 71.3 | 71.3 | 71.3 | 71.3 (+1.5 [-0.2, +3.0]) | 71.3 | 0.5 | 0.83 |"

@@ -1,6 +1,6 @@
 """Which generated tokens wrote which object word of a caption.
 
-Two sets of character offsets meet here. Those of the tokens come from decoding the sequence piece by piece; those of
+Two sets of character offsets meet here. Those of the tokens come from decoding every prefix of the sequence; those of
 CHAIR's words from walking its word tokenizer's output along the lower-cased caption. Both are exact or refused.
 """
 
@@ -9,16 +9,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from revisit.benchmarks.chair import lemmas, merge_pairs
 from revisit.benchmarks.chair_words import WORDS
 from revisit.errors import RevisitError
 
+if TYPE_CHECKING:
+    from revisit.models.types import Tokenizer
+
 Span = tuple[int, int]  # start and end in characters, end excluded
 
 _QUOTES = {"``": ('"', "``"), "''": ('"', "''")}  # what the word tokenizer writes for a quotation mark
-_UNFINISHED = "�"  # how a decoder shows the first bytes of a character
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,13 @@ class Mention:
         return self.category not in truth
 
 
-def decode(tokenizer: Any, tokens: Sequence[int]) -> str:
+def decode(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
     """The text of generated tokens as the runner stores it, apart from blanks at its ends."""
     text: str = tokenizer.decode(list(tokens), skip_special_tokens=True)
     return text
 
 
-def token_spans(tokenizer: Any, tokens: Sequence[int]) -> tuple[str, list[Span]]:
+def token_spans(tokenizer: Tokenizer, tokens: Sequence[int]) -> tuple[str, list[Span]]:
     """The decoded text and the characters of it that each token added; the spans follow each other without gaps.
 
     A token that adds only some bytes of a character has an empty span; the token that completes it has the character.
@@ -56,40 +58,11 @@ def token_spans(tokenizer: Any, tokens: Sequence[int]) -> tuple[str, list[Span]]
     text = decode(tokenizer, tokens)
     if not tokens:
         return text, []
-    ends = _fast_ends(tokenizer, tokens, text) or _exact_ends(tokenizer, tokens, text)
+    ends = _ends(tokenizer, tokens, text)
     return text, list(zip([0, *ends[:-1]], ends, strict=True))
 
 
-def _fast_ends(tokenizer: Any, tokens: Sequence[int], text: str) -> list[int] | None:
-    """Ends found by decoding only what follows the last finished word; None if the pieces do not make up the text."""
-    ends: list[int] = []
-    anchor, before, at = 0, "", 0  # the decoded piece from token `anchor` on starts with `before`, which ends at `at`
-    for number in range(len(tokens)):
-        now = decode(tokenizer, tokens[anchor : number + 1])
-        if now.endswith(_UNFINISHED) or not now.startswith(before):
-            ends.append(at)
-            continue
-        at += len(now) - len(before)
-        ends.append(at)
-        before = now
-        if number - anchor >= 16:  # keep a few tokens of context: some decoders drop a blank at the start
-            anchor = number - 3
-            before = decode(tokenizer, tokens[anchor : number + 1])
-            if before.endswith(_UNFINISHED):
-                return None
-    return ends if ends[-1] == len(text) and _agree(tokenizer, tokens, text, ends) else None
-
-
-def _agree(tokenizer: Any, tokens: Sequence[int], text: str, ends: list[int]) -> bool:
-    """Whether whole prefixes, every few tokens, end where the pieces say."""
-    for number in range(32, len(tokens), 32):
-        prefix = decode(tokenizer, tokens[:number])
-        if not prefix.endswith(_UNFINISHED) and prefix != text[: ends[number - 1]]:
-            return False
-    return True
-
-
-def _exact_ends(tokenizer: Any, tokens: Sequence[int], text: str) -> list[int]:
+def _ends(tokenizer: Tokenizer, tokens: Sequence[int], text: str) -> list[int]:
     """Ends found by decoding every prefix: as far as it agrees with the whole text, it is final."""
     ends: list[int] = []
     for number in range(1, len(tokens) + 1):
@@ -143,7 +116,7 @@ def word_mentions(caption: str) -> list[tuple[str, Span]]:
     ]
 
 
-def mentions(tokenizer: Any, tokens: Sequence[int]) -> list[Mention]:
+def mentions(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[Mention]:
     """The object words of the caption that these tokens spell, each with the tokens that wrote it, in CHAIR's order."""
     text, spans = token_spans(tokenizer, tokens)
     blank = len(text) - len(text.lstrip())  # CHAIR sees the caption without blanks at its ends

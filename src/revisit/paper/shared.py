@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Look(Method):
+class CaptureOnly(Method):
     """Plain decoding that keeps the vision states of some layers with the cache."""
 
     layers: tuple[int, ...] = ()
 
-    name = "look"
+    name = "capture-only"
     summary = "the model's own distribution, vision states kept"
     cost = "1×"
     source = "—"
@@ -76,7 +76,7 @@ class SharedPrefill:
         first = generate(
             model,
             **inputs,
-            method=Look(tuple(sorted(layers))),
+            method=CaptureOnly(tuple(sorted(layers))),
             max_new_tokens=1,
             do_sample=False,
             return_dict_in_generate=True,
