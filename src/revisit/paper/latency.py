@@ -61,6 +61,10 @@ class Timed(Method):
     def settings(self) -> dict[str, Any]:
         return self.inner.settings()
 
+    @property
+    def needs_processor(self) -> bool:
+        return self.inner.needs_processor
+
     def bind(self, processor: Processor) -> Timed:
         return replace(self, inner=self.inner.bind(processor))
 

@@ -197,8 +197,9 @@ def batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
 def decode(subject: Subject, batch: Sequence[Item], method: Method) -> list[RowTrace]:
     """What the method did on each picture of a batch."""
     trace = Trace(record=True)
-    options = {"do_sample": False, "max_new_tokens": subject.max_new_tokens}
-    generate(subject.loaded[0], **subject.inputs(batch), method=method, trace=trace, **options)
+    model, processor = subject.loaded
+    inputs, length = subject.inputs(batch), subject.max_new_tokens
+    generate(model, **inputs, method=method, processor=processor, trace=trace, do_sample=False, max_new_tokens=length)
     return trace.rows
 
 

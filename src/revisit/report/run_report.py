@@ -17,7 +17,6 @@ from revisit.evaluation.store import partial_text, read_json, read_results, unfi
 from revisit.report.comparisons import difference_tables, ranked, seed_tables, value_table
 from revisit.report.document import Block, Cell, Provenance, Section, Table, Text
 
-ORDER = ("hallusionbench", "chair", "pope", "repope", "vqav2", "mmmu", "amber", "mme", "llava_bench")
 MAIN_TEXT = (
     "Best in bold, second best underlined, 95 % intervals in brackets. Differences are paired by item: p-value of a permutation test after "
     "Holm's correction over the table, and the bootstrap interval at the level of that test."
@@ -74,7 +73,7 @@ def main_sections(
     if not found and not problems:
         return []
     sections = [Section("Main results", [Text(MAIN_TEXT), *map(Text, problems)])]
-    for benchmark in sorted(found, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)):
+    for benchmark in found:
         blocks: list[Block] = []
         for number, tables in found[benchmark].items():
             results = runs[number].results
