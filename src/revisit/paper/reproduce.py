@@ -20,6 +20,7 @@ from revisit.evaluation.runner import Reporter, run
 from revisit.evaluation.store import digest, make_folder, read_answers, read_results, read_scores, slug
 from revisit.explain import page
 from revisit.explain.record import explain
+from revisit.methods.revisit import ReVisiT
 from revisit.paper import catalog, figures, published
 from revisit.paper.ablation import Panel, ablate, all_methods, paper_panels, read_ablation
 from revisit.paper.catalog import Row
