@@ -168,9 +168,8 @@ def expected(runs: dict[str, Any], request: dict[str, Any]) -> list[int]:
         images = [families.picture(seed) for seed in request["images"]]
         text = vllm_models.PLACE[runs["family"]] * len(images) + request["text"]
         inputs = processor(text=[text], images=[images] if images else None, return_tensors="pt")
-        method = (
-            ReVisiT(**request["revisit"]) if request["revisit"] and images else None
-        )  # no image: nothing to revisit
+        opted_in = request["revisit"] and images  # without an image there is nothing to revisit
+        method = ReVisiT.recommended(model, **request["revisit"]) if opted_in else "greedy"
         more = {} if request.get("eos") else {"eos_token_id": None}
         more |= in_transformers(request.get("options", {}))
         output = generate(model, **inputs, method=method, max_new_tokens=request["max_tokens"], do_sample=False, **more)

@@ -71,7 +71,7 @@ def run_engine(job: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     plugged = job["plugged"]
-    os.environ["REVISIT_VLLM_LAYERS"] = engine.get("layers", "last")
+    os.environ["REVISIT_VLLM_LAYERS"] = engine.get("layers", "")  # what the model recommends
     os.environ["REVISIT_VLLM_POOL_MB"] = str(engine.get("pool_mb", ""))
     began = time.perf_counter()
     llm = LLM(
