@@ -12,7 +12,8 @@ from word_tokenizers import train
 
 from golden_files import golden
 from revisit.benchmarks import chair
-from revisit.paper.alignment import mentions, token_spans, word_mentions, word_spans
+from revisit.explain.tokens import token_spans
+from revisit.paper.alignment import mentions, word_mentions, word_spans
 
 pytestmark = pytest.mark.usefixtures("nltk_data")
 

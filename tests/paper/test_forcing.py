@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import families
-from revisit.paper.forcing import Forced, forced_inputs, without_vision
+from revisit.paper.forcing import Forced, without_vision
+from revisit.taps.forcing import forced_inputs
 
 FAMILIES = ["llava", "qwen2_5_vl", "internvl", "gemma3"]
 
@@ -71,9 +72,16 @@ def test_inputs_grow_by_the_caption_and_lose_the_picture() -> None:
         "token_type_ids": ids * 0 + 2,
         "pixel_values": ids[0],
     }
-    longer = forced_inputs(inputs, [7, 8])
+    longer = forced_inputs(inputs, [[7, 8]])
     assert longer["input_ids"].tolist() == [[1, 9, 9, 4, 7, 8]]
     assert longer["attention_mask"].tolist() == [[1] * 6]
     assert longer["token_type_ids"].tolist() == [[2, 2, 2, 2, 0, 0]]
     assert without_vision(inputs, [9]).keys() == {"input_ids", "attention_mask", "token_type_ids"}
     assert without_vision(inputs, [9])["input_ids"].tolist() == [[1, 4]]
+
+
+def test_shorter_texts_are_padded_on_the_right_and_not_attended() -> None:
+    ids = torch.tensor([[0, 9, 4], [9, 9, 4]])
+    longer = forced_inputs({"input_ids": ids, "attention_mask": (ids != 0).long()}, [[7], [7, 8]])
+    assert longer["input_ids"].tolist() == [[0, 9, 4, 7, 4], [9, 9, 4, 7, 8]]
+    assert longer["attention_mask"].tolist() == [[0, 1, 1, 1, 0], [1, 1, 1, 1, 1]]

@@ -17,8 +17,7 @@ from revisit.explain.record import Decode, MethodOutput, TokenStep, explain, lab
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
 from revisit.models.images import open_image
-from revisit.models.loading import load
-from revisit.models.processors import processor_of
+from revisit.models.loading import loaded_pair
 from revisit.pages.document import data_uri
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def ask(
     refuse_settings(as_method(method), generate_kwargs)  # before the model is loaded: what is wrong fails at once
     pictures = [open_image(entry) for entry in given]
     by_name = isinstance(model, (str, Path))
-    loaded, processor = _loaded(model)
+    loaded, processor = loaded_pair(model, "ask")
     name = str(model) if isinstance(model, (str, Path)) and not Path(model).is_dir() else name_of(loaded)
     others = list(compare_with) if isinstance(compare_with, (list, tuple)) else [compare_with]
     methods = [as_method(entry, loaded) for entry in (method, *others)]
@@ -189,18 +188,3 @@ def _marked(step: TokenStep) -> str:
     if step.instead_of is None:
         return text
     return f"<mark title='instead of {html.escape(step.instead_of.strip(), quote=True)}'>{text}</mark>"
-
-
-def _loaded(model: str | Path | Model | tuple[Model, Processor]) -> tuple[Model, Processor]:
-    """(model, processor) of a name, a path or such a pair."""
-    if isinstance(model, (str, Path)):
-        return load(str(model))
-    if isinstance(model, (list, tuple)):
-        if len(model) != 2 or not hasattr(model[0], "generate"):
-            raise RevisitError("A loaded model is given as the pair (model, processor), as revisit.load returns it.")
-        return model[0], model[1]
-    if hasattr(model, "generate"):
-        return model, processor_of(model, "ask")
-    raise RevisitError(
-        f"model must be a name, a path or the pair (model, processor) of revisit.load, not a {type(model).__name__}."
-    )

@@ -20,7 +20,7 @@ from revisit.errors import RevisitError, did_you_mean
 from revisit.models import checkpoint
 from revisit.models.checkpoint import brief
 from revisit.models.config import EMBEDDED, describe_model, embedded_folder, load_config, resolve
-from revisit.models.processors import ATTRIBUTE, load_processor
+from revisit.models.processors import ATTRIBUTE, load_processor, processor_of
 from revisit.models.types import Model, Processor
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "load",
     "load_config",
     "load_processor",
+    "loaded_pair",
     "placement",
     "resolve",
 ]
@@ -95,6 +96,23 @@ def load(
     setattr(model, ATTRIBUTE, processor)  # for methods that need it
     _log.info("%s is on %s", name_or_path, placement(model))
     return model.eval(), processor
+
+
+def loaded_pair(
+    model: str | Path | Model | tuple[Model, Processor], needed_by: str = "This"
+) -> tuple[Model, Processor]:
+    """(model, processor) of a name, a path or such a pair."""
+    if isinstance(model, (str, Path)):
+        return load(str(model))
+    if isinstance(model, (list, tuple)):
+        if len(model) != 2 or not hasattr(model[0], "generate"):
+            raise RevisitError("A loaded model is given as the pair (model, processor), as revisit.load returns it.")
+        return model[0], model[1]
+    if hasattr(model, "generate"):
+        return model, processor_of(model, needed_by)
+    raise RevisitError(
+        f"model must be a name, a path or the pair (model, processor) of revisit.load, not a {type(model).__name__}."
+    )
 
 
 def placement(model: Model) -> str:

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 from revisit.benchmarks.chair import lemmas, merge_pairs
 from revisit.benchmarks.chair_words import WORDS
 from revisit.errors import RevisitError
+from revisit.explain.tokens import Span, token_spans
 
 if TYPE_CHECKING:
     from revisit.models.types import Tokenizer
-
-Span = tuple[int, int]  # start and end in characters, end excluded
 
 _QUOTES = {"``": ('"', "``"), "''": ('"', "''")}  # what the word tokenizer writes for a quotation mark
 
@@ -42,35 +41,6 @@ class Mention:
     def hallucinated(self, truth: Sequence[str] | frozenset[str]) -> bool:
         """Whether the category is not among those in the picture."""
         return self.category not in truth
-
-
-def decode(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """The text of generated tokens as the runner stores it, apart from blanks at its ends."""
-    text: str = tokenizer.decode(list(tokens), skip_special_tokens=True)
-    return text
-
-
-def token_spans(tokenizer: Tokenizer, tokens: Sequence[int]) -> tuple[str, list[Span]]:
-    """The decoded text and the characters of it that each token added; the spans follow each other without gaps.
-
-    A token that adds only some bytes of a character has an empty span; the token that completes it has the character.
-    """
-    text = decode(tokenizer, tokens)
-    if not tokens:
-        return text, []
-    ends = _ends(tokenizer, tokens, text)
-    return text, list(zip([0, *ends[:-1]], ends, strict=True))
-
-
-def _ends(tokenizer: Tokenizer, tokens: Sequence[int], text: str) -> list[int]:
-    """Ends found by decoding every prefix: as far as it agrees with the whole text, it is final."""
-    ends: list[int] = []
-    for number in range(1, len(tokens) + 1):
-        pairs = zip(decode(tokenizer, tokens[:number]), text, strict=False)
-        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        ends.append(max(shared, ends[-1] if ends else 0))
-    ends[-1] = len(text)
-    return ends
 
 
 def word_spans(caption: str, words: Sequence[str]) -> list[Span]:

@@ -5,9 +5,7 @@ One caption at a time, so that nothing is padded and every state is the one that
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +14,7 @@ from torch import Tensor
 from revisit.models.parts import ModelParts, describe
 from revisit.models.prompts import prepare
 from revisit.step.reference import CHUNK_NUMBERS
-from revisit.taps.hooks import Hooks
+from revisit.taps.forcing import forced_inputs, last_logits, last_states
 from revisit.taps.positions import saved_positions
 from revisit.taps.vision import vision_mask
 
@@ -57,32 +55,12 @@ class Forced:
 
     def _run(self, inputs: dict[str, Any], tokens: Sequence[int]) -> Tensor:
         length = inputs["input_ids"].shape[1]
-        with saved_positions(self.model, clear=True), _last_states(self.parts) as seen:
-            outputs = self.model(**forced_inputs(inputs, tokens[:-1]), use_cache=False, **last_logits(self.model))
+        with saved_positions(self.model, clear=True), last_states(self.parts) as seen:
+            outputs = self.model(**forced_inputs(inputs, [tokens[:-1]]), use_cache=False, **last_logits(self.model))
         states = seen[0][0]  # (positions, d)
         if self.parts.head.transform is None:
             self.parts.head.calibrate(states[-1], outputs.logits[0, -1], describe(self.model))
         return states[length - 1 :]
-
-
-def last_logits(model: Any) -> dict[str, int]:
-    """The argument that makes a forward compute logits of the last position only, where the model takes it.
-
-    Without it the model itself would project every position onto the whole vocabulary.
-    """
-    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
-
-
-def forced_inputs(inputs: dict[str, Any], tokens: Sequence[int]) -> dict[str, Any]:
-    """One prompt's inputs with the caption's tokens behind it; other per-position inputs go on with zeros."""
-    ids = inputs["input_ids"]
-    new = torch.tensor([list(tokens)], device=ids.device, dtype=ids.dtype)  # (1, n)
-    longer = dict(inputs)
-    for name, value in inputs.items():
-        if isinstance(value, Tensor) and value.shape == ids.shape:
-            tail = {"input_ids": new, "attention_mask": torch.ones_like(new)}.get(name, torch.zeros_like(new))
-            longer[name] = torch.cat([value, tail.to(value.dtype)], dim=1)
-    return longer
 
 
 def without_vision(inputs: dict[str, Any], vision_ids: Sequence[int]) -> dict[str, Any]:
@@ -92,12 +70,3 @@ def without_vision(inputs: dict[str, Any], vision_ids: Sequence[int]) -> dict[st
     return {
         name: value[:, keep] for name, value in inputs.items() if isinstance(value, Tensor) and value.shape == ids.shape
     }
-
-
-@contextmanager
-def _last_states(parts: ModelParts) -> Iterator[list[Tensor]]:
-    """The decoder's final states (rows, positions, d) of every forward inside, in order."""
-    seen: list[Tensor] = []
-    with ExitStack() as stack:
-        Hooks(stack).state(parts, parts.depth, seen.append)
-        yield seen

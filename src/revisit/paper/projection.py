@@ -18,10 +18,10 @@ from torch import Tensor
 
 from revisit.evaluation.runner import Reporter
 from revisit.models.parts import Head, ModelParts, describe
-from revisit.paper.forcing import last_logits
 from revisit.paper.objects import ObjectVocabulary, best_rank, recalls
 from revisit.paper.study import Subject, track
 from revisit.step.reference import CHUNK_NUMBERS
+from revisit.taps.forcing import last_logits
 from revisit.taps.hooks import Hooks, normed
 from revisit.taps.vision import Capture, no_image, vision_mask
 
