@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,7 +26,6 @@ from revisit.report.terminal import print_section
 GREEDY = revisit.methods.get("greedy")
 
 
-@dataclass(frozen=True)
 class Reference(ReVisiT):
     """The same method by the reference, row by row, step by step."""
 
@@ -44,7 +42,7 @@ def same(model: Any, inputs: Any, profile: Profile, name: str, method: ReVisiT, 
             revisit.generate(
                 model,
                 **inputs,
-                method=latency.Timed(way, profile.at),
+                method=latency.Timed(inner=way, script=profile.at),
                 do_sample=False,
                 max_new_tokens=tokens,
                 **options,
@@ -62,7 +60,7 @@ def prefill(model: Any, inputs: Any, profile: Profile, repeats: int = 9) -> None
         for name, method in methods.items():
             started = time.perf_counter()
             revisit.generate(
-                model, **inputs, method=latency.Timed(method, profile.at), do_sample=False, max_new_tokens=1
+                model, **inputs, method=latency.Timed(inner=method, script=profile.at), do_sample=False, max_new_tokens=1
             )
             times[name].append(time.perf_counter() - started)
     medians = {name: statistics.median(taken[1:]) for name, taken in times.items()}

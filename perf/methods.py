@@ -14,7 +14,6 @@ runs by default ("auto") and in the mode that it did not choose.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import statistics
 import sys
 from typing import Any
@@ -54,7 +53,7 @@ OTHERS: dict[str, Method] = {
 
 
 def with_mode(method: Method, mode: str) -> Method:
-    return dataclasses.replace(method, mode=mode)
+    return method.replace(mode=mode)
 
 
 def same_tokens(model: Any, inputs: Any, label: str, method: Method, tokens: int) -> None:

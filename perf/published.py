@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,7 +26,6 @@ from revisit.report.document import Section
 from revisit.report.terminal import print_section
 
 
-@dataclass(frozen=True)
 class Published(ReVisiT):
     """The same method by a cache of all vision rows over the whole vocabulary."""
 
@@ -69,7 +67,7 @@ def same(model: Any, inputs: Any, profile: Profile, layers: str, tokens: int) ->
     options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
     kept = []
     for method in (Published(layers=layers), ReVisiT.official(layers=layers)):
-        timed = latency.Timed(method, profile.at)
+        timed = latency.Timed(inner=method, script=profile.at)
         out = revisit.generate(
             model, **inputs, method=timed, output_scores=True, return_dict_in_generate=True, **options
         )

@@ -63,7 +63,7 @@ COMMANDS = [
     ("generate photo.png --model text", "gpt2"),
     ("generate photo.png --method ReVisiT", "Did you mean 'revisit'"),
     ("generate photo.png --method revisit:2", "settings are key=value"),
-    ("generate photo.png --method revisit:alpha=2", "alpha must be above 0 and at most 1"),
+    ("generate photo.png --method revisit:alpha=2", "alpha must be a number above 0 and at most 1"),
     ("generate photo.png --set alhpa=0.1", "Did you mean 'alpha'"),
     ("generate photo.png --set alpha", "key=value"),
     ("generate photo.png --html .", "is a folder: give the name of a file in it"),
@@ -106,7 +106,7 @@ COMMANDS = [
     ),
     ("eval --verify nothing", "nothing holds no run; give the --out folder"),
     ("eval --verify --out nothing", "--verify takes the run folder itself"),
-    ("eval --config odd.yaml", "odd.yaml: limit must be a whole number, not 'five'"),
+    ("eval --config odd.yaml", "odd.yaml: limit must be a whole number from 1 to 100,000,000 or none, not 'five'"),
     ("ablate --config panels.yaml", "panels.yaml: model must be a text"),
     ("eval --config twice.yaml", "twice.yaml is not valid YAML: line 3, column 1: the key 'limit' stands twice."),
     ("eval --config colon.yaml", "colon.yaml is not valid YAML: line 3, column 1: could not find expected ':'"),
@@ -196,7 +196,7 @@ CALLS: list[tuple[str, Call, str]] = [
     ("a number as question", lambda pair: ask(pair, PICTURE, 5), "The question must be a text"),
     ("an unknown method", lambda pair: ask(pair, PICTURE, "?", "ReVisit"), "Did you mean 'revisit'"),
     ("no method", lambda pair: ask(pair, PICTURE, "?", 3), "method must be a decoding method"),
-    ("a bad setting", lambda pair: ask(pair, PICTURE, "?", "revisit:alpha=2"), "alpha must be above 0"),
+    ("a bad setting", lambda pair: ask(pair, PICTURE, "?", "revisit:alpha=2"), "alpha must be a number above 0"),
     ("beams", lambda pair: ask(pair, PICTURE, "?", num_beams=2), "Beam search cannot be shown"),
     ("too many beams", lambda pair: revisit.generate(pair[0], **inputs(pair), num_beams=1000), "from 1 to 64"),
     ("temperature 0", lambda pair: ask(pair, PICTURE, "?", do_sample=True, temperature=0.0), "temperature must be"),
@@ -277,7 +277,7 @@ CALLS: list[tuple[str, Call, str]] = [
     ("answers: no output", lambda pair: revisit.answers(pair[1], None, inputs(pair)), "what generate returned"),
     ("answers: no inputs", lambda pair: revisit.answers(pair[1], inputs(pair)["input_ids"], None), "what generate"),
     ("answers: no processor", lambda pair: revisit.answers(None, None, None), "must be the model's processor"),
-    ("settings: alpha", lambda pair: revisit.ReVisiT(alpha=0), "alpha must be above 0"),
+    ("settings: alpha", lambda pair: revisit.ReVisiT(alpha=0), "alpha must be a number above 0"),
     ("settings: misspelled", lambda pair: revisit.ReVisiT(alhpa=3), "Did you mean 'alpha'"),  # type: ignore[call-arg]
     ("settings: layers", lambda pair: revisit.ReVisiT(layers="lats"), "Did you mean 'last'"),  # type: ignore[arg-type]
     ("settings: select", lambda pair: revisit.ReVisiT(select="mni"), "Did you mean 'min'"),  # type: ignore[arg-type]

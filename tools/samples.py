@@ -18,11 +18,11 @@ import sys
 from pathlib import Path
 
 import revisit
-from revisit.decoding.plain import Plain
 from revisit.embedded import samples
 from revisit.embedded.catalog import BY_NOUN
 from revisit.embedded.scenes import Scene, render, scene
 from revisit.explain import record
+from revisit.methods.greedy import Greedy
 from revisit.paper.pointing import Criteria
 
 PROMPT = "Please describe this image in detail."
@@ -37,7 +37,7 @@ def named(text: str) -> set[str]:
 
 def shows_the_method(model: object, processor: object, drawn: Scene) -> bool:
     """Whether all three conditions hold for a scene."""
-    methods = [revisit.ReVisiT.recommended(model), Plain()]
+    methods = [revisit.ReVisiT.recommended(model), Greedy()]
     decode = record.explain(model, processor, [render(drawn)], PROMPT, methods, max_new_tokens=128)
     with_it, plain = (named(answer.text) - set(drawn.nouns) for answer in decode.answers)
     if with_it or not plain:

@@ -12,11 +12,11 @@ from typing import Any
 from PIL import Image
 
 from revisit import ReVisiT, load
-from revisit.decoding.plain import Plain
 from revisit.embedded.samples import sample
 from revisit.evaluation.config import load_config
 from revisit.evaluation.runner import Silent, run
 from revisit.explain import figure, lens, lens_page, page, record
+from revisit.methods.greedy import Greedy
 from revisit.report import sample_browser
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -89,7 +89,7 @@ def main() -> None:
         processor,
         [picture],
         PROMPT,
-        [ReVisiT.recommended(model), Plain()],
+        [ReVisiT.recommended(model), Greedy()],
         max_new_tokens=128,
         objects=sample(SAMPLE).nouns,
     )

@@ -24,7 +24,6 @@ from revisit.benchmarks.base import Scores
 from revisit.benchmarks.chair_words import WORDS
 from revisit.decoding.batch import decode_prompts
 from revisit.decoding.method import Method
-from revisit.decoding.plain import Plain
 from revisit.decoding.settings import Decoding
 from revisit.embedded import text
 from revisit.embedded.catalog import BY_NOUN, CATEGORIES
@@ -32,6 +31,7 @@ from revisit.embedded.dice import Dice
 from revisit.embedded.scenes import Scene, render, scene
 from revisit.errors import RevisitError
 from revisit.evaluation.statistics import paired, wilson
+from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
 from revisit.models.loading import load
 from revisit.models.prompts import prepare
@@ -74,7 +74,9 @@ def ask(
     for start in range(0, len(asked), batch):
         part = asked[start : start + batch]
         prompts, images = [question for _, question in part], [[render(drawn)] for drawn, _ in part]
-        found = decode_prompts(model, processor, prompts, images, method or Plain(), Decoding(new_tokens))
+        found = decode_prompts(
+            model, processor, prompts, images, method or Greedy(), Decoding(max_new_tokens=new_tokens)
+        )
         out += [answer.text for answer in found]
     return out
 

@@ -1,6 +1,5 @@
 """A decoding method of one's own, in one file: contrast with what the model says about an empty picture."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from revisit.contrast.branch import add_branch
@@ -8,7 +7,6 @@ from revisit.contrast.pixels import changed_pixels
 from revisit.methods.contrastive import Contrastive, cut
 
 
-@dataclass(frozen=True)
 class BlankPicture(Contrastive):
     alpha: float = 0.5  # strength of the contrast
     beta: float = 0.1  # tokens less likely than beta · the likeliest are not said

@@ -5,13 +5,11 @@ revisit compare runs/places
 """
 
 import json
-from dataclasses import dataclass
 
 from revisit import Benchmark
 from revisit.benchmarks import Item, Metric, Scores, ratio
 
 
-@dataclass(frozen=True)
 class Places(Benchmark):
     """`prompt` is an option: `--set places.prompt="Where is this?"`."""
 

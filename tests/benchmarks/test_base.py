@@ -15,7 +15,7 @@ from revisit.errors import RevisitError
 
 
 def test_every_registered_benchmark_is_complete():
-    assert names() == (
+    assert names() == [
         "amber",
         "chair",
         "hallusionbench",
@@ -25,7 +25,7 @@ def test_every_registered_benchmark_is_complete():
         "pope",
         "repope",
         "vqav2",
-    )
+    ]
     for name in names():
         benchmark = get(name)
         assert benchmark.name == name

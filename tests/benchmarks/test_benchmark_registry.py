@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,7 @@ TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorials" / "places.py"
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is forgotten after it."""
-    names()
-    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    monkeypatch.setattr(registry.BENCHMARKS, "registered", {})
 
 
 def run(*arguments: Any) -> str:
@@ -33,7 +31,6 @@ def run(*arguments: Any) -> str:
     return result.stdout
 
 
-@dataclass(frozen=True)
 class Length(revisit.Benchmark):
     """The length of the answer to one question."""
 
@@ -56,7 +53,7 @@ class Length(revisit.Benchmark):
 def test_decorated_classes_are_found_by_name() -> None:
     assert registry.register(Length) is Length
     assert "length" in names()
-    assert get("length", least="3") == Length(3)
+    assert get("length", least="3") == Length(least=3)
     assert (Length().version, Length().title, registry.title("length")) == ("length-1", "length", "length")
     assert registry.title("never registered") == "never registered"
     registry.register(Length)  # the same class again is no clash
@@ -65,10 +62,8 @@ def test_decorated_classes_are_found_by_name() -> None:
 def test_a_file_names_its_benchmark_for_score(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "from dataclasses import dataclass\n"
         "from revisit import Benchmark\n"
         "from revisit.benchmarks import Item, Metric, Scores\n"
-        "@dataclass(frozen=True)\n"
         "class Mine(Benchmark):\n"
         "    name, max_new_tokens, headline, metrics = 'mine', 4, 'right', (Metric('right'),)\n"
         "    data_files = ('gold.txt',)\n"
@@ -90,9 +85,9 @@ def test_a_file_names_its_benchmark_for_score(tmp_path: Path) -> None:
 
 
 def test_an_installed_package_offers_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    point = EntryPoint("length", f"{__name__}:Length", registry.GROUP)
-    broken = EntryPoint("broken", "no_such_module:Thing", registry.GROUP)
-    monkeypatch.setattr(registry, "installed", lambda group: {"length": point, "broken": broken})
+    point = EntryPoint("length", f"{__name__}:Length", "revisit.benchmarks")
+    broken = EntryPoint("broken", "no_such_module:Thing", "revisit.benchmarks")
+    monkeypatch.setattr("revisit.registry.installed", lambda group: {"length": point, "broken": broken})
     assert get("length").name == "length"
     with pytest.raises(RevisitError, match=r"'broken' of the installed package .* could not be loaded: ModuleNotFound"):
         get("broken")
@@ -104,11 +99,11 @@ def test_an_installed_package_offers_one(monkeypatch: pytest.MonkeyPatch) -> Non
         ("nowhere.py:Mine", "There is no file 'nowhere.py' to take a benchmark from"),
         ("plain.py:Missing", r"plain\.py has no class 'Missing'"),
         ("plain.py:NUMBER", "must be a class derived from revisit.Benchmark"),
-        ("plain.py:Nameless", "needs a name of letters"),
+        ("plain.py:Nameless", "needs a name that can be typed"),
         ("plain.py:Bare", "needs a class attribute 'metrics'"),
         ("plain.py:Clash", "there is a benchmark named 'pope' already"),
         ("plain.py:Headless", "its headline 'x' is none of its metrics"),
-        ("plain.py:Forgot", "put @dataclass"),
+        ("plain.py:Decorated", "leave @dataclass out"),
         ("broken.py:Mine", r"broken\.py could not be run: ZeroDivisionError"),
     ],
 )
@@ -124,7 +119,8 @@ def test_wrong_classes_are_one_sentence(
         "class Bare(Benchmark):\n    name = 'bare'\n"
         f"class Clash(Benchmark):\n    name = 'pope'\n    {rest}\n"
         f"class Headless(Benchmark):\n    name = 'headless'\n    {rest}\n    headline = 'x'\n"
-        f"class Forgot(Benchmark):\n    name = 'forgot'\n    {rest}\n    option: int = 1\n"
+        "import dataclasses\n@dataclasses.dataclass\n"
+        f"class Decorated(Benchmark):\n    name = 'decorated'\n    {rest}\n    option: int = 1\n"
     )
     with pytest.raises(RevisitError, match=message):
         get(text)

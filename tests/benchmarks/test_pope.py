@@ -172,14 +172,12 @@ def test_what_the_official_script_of_repope_gave():
 
 
 ENTRY = """
-from dataclasses import dataclass
 
 from revisit.benchmarks.pope import Pictures, Questions, YesNo
 
 PICTURES = Pictures(("pictures",), ("https://example.org/pictures",))
 
 
-@dataclass(frozen=True)
 class Dash(YesNo):
     parser: str = "vlmevalkit"
 

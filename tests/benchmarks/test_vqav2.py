@@ -91,7 +91,7 @@ def test_load_and_score(tmp_path: Path):
 def test_unknown_option_suggests():
     with pytest.raises(RevisitError, match="Did you mean 'suffix'"):
         get("vqav2", sufix="none")
-    with pytest.raises(RevisitError, match="Unknown suffix 'shrt'"):
+    with pytest.raises(RevisitError, match="Unknown VQAv2 suffix 'shrt'"):
         get("vqav2", suffix="shrt")
 
 

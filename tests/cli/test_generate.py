@@ -71,7 +71,7 @@ def test_stream_equals_plain_output(run: Callable[..., Done]) -> None:
     ("arguments", "message"),
     [
         (("generate", "a.png", "--model", "model", "--method", "revisitt"), "Did you mean 'revisit'"),
-        (("generate", "a.png", "--model", "model", "--set", "alpha=0"), "alpha must be above 0"),
+        (("generate", "a.png", "--model", "model", "--set", "alpha=0"), "alpha must be a number above 0"),
         (("generate", "a.png", "--model", "model", "--set", "alpha=x"), "alpha must be a number"),
         (("generate", "a.png", "--model", "model", "--set", "alpha"), "key=value"),
         (("generate", "a.png", "--model", "model", "--set", "layers=99"), "Layer 99 does not exist"),

@@ -72,7 +72,7 @@ def test_version(run: Callable[..., Done]) -> None:
         ("generate photo.png --sample --top-p 2", "top_p must be a number above 0 and at most 1"),
         ("generate photo.png --temperature 0.5", "add --sample"),
         ("generate photo.png --method revisit:2", "settings are key=value"),
-        ("generate photo.png --method revisit:alpha=2", "alpha must be above 0 and at most 1"),
+        ("generate photo.png --method revisit:alpha=2", "alpha must be a number above 0 and at most 1"),
         ("eval --engine vllm --limit 1 --benchmark pope", "pip install 'revisit-decoding[vllm]'"),
     ],
 )

@@ -9,10 +9,10 @@ import torch
 
 from revisit import methods
 from revisit.decoding.batch import Decoded, decode_batch, decode_prompts
-from revisit.decoding.plain import Plain
 from revisit.decoding.settings import Decoding
 from revisit.embedded.scenes import render, scene
 from revisit.errors import RevisitError
+from revisit.methods.greedy import Greedy
 from revisit.models.loading import load
 from revisit.models.prompts import prepare
 
@@ -34,7 +34,11 @@ def alone(loaded: tuple[Any, Any], prompt: str, pictures: list[Any], how: Decodi
 
 
 def test_rows_with_their_own_settings_equal_single_answers(loaded: tuple[Any, Any], images: list[list[Any]]) -> None:
-    settings = [Decoding(30), Decoding(12, temperature=0.8, top_p=0.9), Decoding(20, temperature=1.5, top_k=20)]
+    settings = [
+        Decoding(max_new_tokens=30),
+        Decoding(max_new_tokens=12, temperature=0.8, top_p=0.9),
+        Decoding(max_new_tokens=20, temperature=1.5, top_k=20),
+    ]
     seeds = [1, 2, 3]
     inputs = prepare(loaded[1], PROMPTS, images)
     found = decode_batch(*loaded, inputs, methods.get("revisit"), settings, seeds)
@@ -46,9 +50,9 @@ def test_rows_with_their_own_settings_equal_single_answers(loaded: tuple[Any, An
 
 
 def test_why_an_answer_ended(loaded: tuple[Any, Any], images: list[list[Any]]) -> None:
-    short = alone(loaded, PROMPTS[0], images[0], Decoding(3))
+    short = alone(loaded, PROMPTS[0], images[0], Decoding(max_new_tokens=3))
     assert (short.finish, len(short.tokens)) == ("length", 3)
-    whole = alone(loaded, PROMPTS[0], images[0], Decoding(200))
+    whole = alone(loaded, PROMPTS[0], images[0], Decoding(max_new_tokens=200))
     assert whole.finish == "stop"
     assert whole.tokens[-1] in loaded[0].generation_config.eos_token_id
     exact = alone(loaded, PROMPTS[0], images[0], Decoding(len(whole.tokens)))
@@ -63,24 +67,28 @@ def test_a_listener_hears_every_token_once_and_ends_its_row(loaded: tuple[Any, A
         return row == 0 and len(heard[0]) == 4
 
     inputs = prepare(loaded[1], PROMPTS, images)
-    found = decode_batch(*loaded, inputs, Plain(), [Decoding(40)] * 3, on_token=listen)
+    found = decode_batch(*loaded, inputs, Greedy(), [Decoding(max_new_tokens=40)] * 3, on_token=listen)
     assert [list(answer.tokens) for answer in found] == [heard[0], heard[1], heard[2]]
     assert (len(heard[0]), found[0].finish) == (4, "stop")
     assert found[0].traces[0].steps == 4
     with pytest.raises(RevisitError, match="Beam search cannot be streamed"):
-        decode_batch(*loaded, inputs, Plain(), [Decoding(4, num_beams=2)] * 3, on_token=listen)
+        decode_batch(*loaded, inputs, Greedy(), [Decoding(max_new_tokens=4, num_beams=2)] * 3, on_token=listen)
 
 
 def test_prompts_without_a_picture_are_decoded_plainly(loaded: tuple[Any, Any], images: list[list[Any]]) -> None:
-    mixed = decode_prompts(*loaded, PROMPTS, [images[0], [], images[2]], methods.get("revisit"), Decoding(10))
+    mixed = decode_prompts(
+        *loaded, PROMPTS, [images[0], [], images[2]], methods.get("revisit"), Decoding(max_new_tokens=10)
+    )
     assert [answer.counters()["vision_tokens"] > 0 for answer in mixed] == [True, False, True]
     assert mixed[1].counters()["applied"] == 0
-    (plain,) = decode_prompts(*loaded, [PROMPTS[1]], [[]], Plain(), Decoding(10))
+    (plain,) = decode_prompts(*loaded, [PROMPTS[1]], [[]], Greedy(), Decoding(max_new_tokens=10))
     assert mixed[1].tokens == plain.tokens
 
 
 def test_beams_add_up_and_greedy_rows_are_left_alone(loaded: tuple[Any, Any], images: list[list[Any]]) -> None:
-    (beamed,) = decode_prompts(*loaded, [PROMPTS[0]], [images[0]], methods.get("revisit"), Decoding(8, num_beams=3))
+    (beamed,) = decode_prompts(
+        *loaded, [PROMPTS[0]], [images[0]], methods.get("revisit"), Decoding(max_new_tokens=8, num_beams=3)
+    )
     assert len(beamed.traces) == 3
     assert beamed.counters()["vision_tokens"] == beamed.traces[0].vision_tokens > 0
     scores = torch.randn(2, 50)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import revisit
-from revisit.decoding.grammar import parse_assignments, parse_entry
 from revisit.errors import RevisitError
 from revisit.evaluation.config import EvalConfig
 from revisit.methods import as_method, parse_methods
+from revisit.registry import parse_assignments, parse_entry
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_chain_is_one_method_for_every_reader() -> None:
     [
         ("revisit:alpha=1e-5,alpha=1e-2", "'alpha' is given twice"),
         ("chain:methods=[revisit", "does not end with ]"),
-        ("revisit:layers=(0,2]", "Unknown ReVisiT layer set"),
+        ("revisit:layers=(0,2]", "does not end with"),
         ("chain:methods=revisit]", "Unknown method"),
     ],
 )

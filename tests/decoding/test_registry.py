@@ -6,7 +6,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -15,38 +14,39 @@ import pytest
 
 import families
 import revisit
-from revisit.decoding import plugins, registry
-from revisit.decoding.plain import Plain
+from revisit import registry
+from revisit.decoding.method import METHODS
 from revisit.errors import RevisitError
-from revisit.methods import as_method, find, names, parse_method, register
+from revisit.methods import as_method, find, get, method_text, names, parse_method, register
+from revisit.methods.greedy import Greedy
 
 FILE = """
 from dataclasses import dataclass
-from revisit.decoding.plain import Plain
+from revisit.methods.greedy import Greedy
 
-@dataclass(frozen=True)
-class Mine(Plain):
+class Mine(Greedy):
     weight: float = 1.0
     name = "mine"
 
 class Other:
     pass
 
-class Forgotten(Plain):
+@dataclass(frozen=True)
+class Decorated(Greedy):
     weight: float = 1.0
-    name = "forgotten"
+    name = "decorated"
 
-class Vcd(Plain):
+class Vcd(Greedy):
     name = "vcd"
 """
 
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(registry, "_registered", {})
-    plugins.installed.cache_clear()
+    monkeypatch.setattr(METHODS, "registered", {})
+    registry.installed.cache_clear()
     yield
-    plugins.installed.cache_clear()
+    registry.installed.cache_clear()
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_another_process_takes_the_class_from_the_same_file(file: Path) -> None:
     [
         ("Missing", "has no class 'Missing'"),
         ("Other", "must be a class derived from revisit.Method"),
-        ("Forgotten", "put @dataclass"),
+        ("Decorated", "leave @dataclass out"),
         ("Vcd", "there is a method named 'vcd' already"),
     ],
 )
@@ -149,46 +149,38 @@ def test_a_file_that_does_not_run(tmp_path: Path, code: str, said: str) -> None:
 
 BROKEN = """
 from __future__ import annotations
-from dataclasses import dataclass
 from revisit import Method
-from revisit.decoding.plain import Plain
+from revisit.methods.greedy import Greedy
 
-@dataclass(frozen=True)
 class NoBegin(Method):
     name = "no-begin"
 
-@dataclass(frozen=True)
-class Required(Plain):
+class Required(Greedy):
     weight: float
     name = "required"
 
-@dataclass(frozen=True)
-class Raises(Plain):
+class Raises(Greedy):
     name = "raises"
 
-    def __post_init__(self) -> None:
+    def model_post_init(self, context) -> None:
         {}["missing"]
 
-@dataclass(frozen=True)
-class Unresolved(Plain):
+class Unresolved(Greedy):
     weight: Nowhere = 1
     name = "unresolved"
 
-@dataclass(frozen=True)
 class Nothing(Method):
     name = "nothing"
 
     def begin(self, run):
         run.find_vision_tokens()
 
-@dataclass(frozen=True)
 class Short(Method):
     name = "short"
 
     def begin(self, run):
         return lambda input_ids, logits: logits[:, :5]
 
-@dataclass(frozen=True)
 class Number(Method):
     name = "number"
 
@@ -203,7 +195,7 @@ class Number(Method):
         ("NoBegin", "NoBegin cannot decode: it must have a method begin"),
         ("Required", "Required must have a default for 'weight'"),
         ("Raises", "The method 'raises' cannot be made: KeyError: 'missing'"),
-        ("Unresolved", "Unresolved has an annotation that means nothing: NameError"),
+        ("Unresolved", "Unresolved has an annotation that cannot be read"),
         ("Nothing", "The method 'nothing' cannot decode: its begin.* not NoneType"),
         ("Short", r"The method 'short' must return logits of the shape that it was given, \(1, 512\), not \(1, 5\)"),
         ("Number", r"The method 'number' must return logits .* not int"),
@@ -231,23 +223,21 @@ def test_a_class_without_begin_that_nobody_registered() -> None:
 
 def test_the_decorator() -> None:
     @register
-    @dataclass(frozen=True)
-    class Mine(Plain):
+    class Mine(Greedy):
         name = "decorated"
 
     assert as_method("decorated") == Mine()
     with pytest.raises(RevisitError, match="already"):
 
         @register
-        @dataclass(frozen=True)
-        class Again(Plain):
+        class Again(Greedy):
             name = "decorated"
 
 
 def test_an_installed_package_offers_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    good = EntryPoint("packaged", "revisit.methods.apc:APC", registry.GROUP)
-    bad = EntryPoint("broken", "revisit.nowhere:Nothing", registry.GROUP)
-    monkeypatch.setattr(plugins, "entry_points", lambda group: [good, bad] if group == registry.GROUP else [])
+    good = EntryPoint("packaged", "revisit.methods.apc:APC", "revisit.methods")
+    bad = EntryPoint("broken", "revisit.nowhere:Nothing", "revisit.methods")
+    monkeypatch.setattr(registry, "entry_points", lambda group: [good, bad] if group == "revisit.methods" else [])
     assert {"packaged", "broken"} <= set(names())
     assert find("packaged") is revisit.APC
     with pytest.raises(RevisitError, match="could not be loaded: ModuleNotFoundError"):
@@ -255,8 +245,6 @@ def test_an_installed_package_offers_a_method(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_request_cannot_have_a_file_run(file: Path) -> None:
-    from revisit.methods import get
-
     with pytest.raises(RevisitError, match="Unknown method"):
         get(f"{file}:Mine")
 
@@ -273,12 +261,12 @@ def test_a_request_cannot_have_a_file_run(file: Path) -> None:
     ],
 )
 def test_a_method_written_as_text_is_read_as_the_same_method(text: str) -> None:
-    method = registry.as_method(text)
-    assert registry.as_method(registry.method_text(method.name, method.settings())) == method
+    method = as_method(text)
+    assert as_method(method_text(method.name, method.settings())) == method
 
 
 def test_only_settings_that_are_not_defaults_are_written() -> None:
-    settings = registry.get("chain", methods="vcd:alpha=0.5,revisit").settings()
-    assert registry.method_text("chain", settings) == "chain:methods=[vcd:alpha=0.5,revisit]"
-    assert registry.method_text("vcd", registry.get("vcd").settings()) == "vcd"
-    assert registry.method_text("from-elsewhere", {"flag": True}) == "from-elsewhere:flag=true"
+    settings = get("chain", methods="vcd:alpha=0.5,revisit").settings()
+    assert method_text("chain", settings) == "chain:methods=[vcd:alpha=0.5,revisit]"
+    assert method_text("vcd", get("vcd").settings()) == "vcd"
+    assert method_text("from-elsewhere", {"flag": True}) == "from-elsewhere:flag=true"

@@ -22,7 +22,6 @@ from revisit.evaluation.records import Answer
 from revisit.evaluation.runner import run
 
 
-@dataclass(frozen=True)
 class Letters(Benchmark):
     """How many vowels the answer has among its letters; items come from `items.txt`, one prompt a line."""
 

@@ -9,7 +9,7 @@ import json
 import math
 import re
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -221,7 +221,6 @@ def test_corrected_interval_and_corrected_p_tell_the_same_story() -> None:
     assert statistics.holm_levels([0.3, 0.04]) == pytest.approx([0.975, 0.975])  # not rejected: both at the first step
 
 
-@dataclass(frozen=True)
 class Undirected(Letters):
     """`yes` without a better direction."""
 
@@ -246,7 +245,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("seeds")
     data = write_items(root / "data", 40)
     plan = make_plan(root / "out", data, models=("m1",), methods=METHODS[:2])
-    plan = replace(plan, decoding=replace(plan.decoding, temperature=0.7), seeds=(0, 1, 5))
+    plan = replace(plan, decoding=plan.decoding.replace(temperature=0.7), seeds=(0, 1, 5))
     results = run(plan, engine_for=HashEngine)
     assert [(c["method"]["label"], c["seed"]) for c in results["cells"]] == [
         (label, seed) for label in ("shift", "shift(by=1)") for seed in (0, 1, 5)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from revisit import VCD, Chain, ReVisiT, benchmarks
-from revisit.decoding.grammar import parse_assignments
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.evaluation.config import EvalConfig, load_config, parse_data, scope
 from revisit.evaluation.plan import benchmark_label, label
 from revisit.evaluation.scenes import parse_scenes
+from revisit.registry import parse_assignments
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_flags_beat_the_file(tmp_path: Path, model: Path) -> None:
         ("seeds: [0.5]", "seeds must be a list, each a whole number"),
         ("seed: -1", "seed must be a whole number from 0 to"),
         ("limit: true", "limit must be a whole number .* not True"),
-        ("limit: five", "limit must be a whole number, not 'five'"),
+        ("limit: five", "limit must be a whole number from 1 to 100,000,000 or none, not 'five'"),
         ("skip_bad_images: maybe", "skip_bad_images must be true or false"),
         ("batch_size: 2.5", "batch_size must be a whole number"),
         ("set: 3", "set must be keys with values"),
@@ -182,9 +182,9 @@ def test_nonsense_is_one_sentence(tmp_path: Path, values: dict[str, Any], words:
 
 def test_sampling_is_part_of_the_decoding(tmp_path: Path) -> None:
     made = plan(tmp_path, sample=True, temperature=0.7, top_p=0.9, max_new_tokens=33)
-    assert made.decoding_for(made.benchmarks[0]) == Decoding(33, temperature=0.7, top_p=0.9)
+    assert made.decoding_for(made.benchmarks[0]) == Decoding(max_new_tokens=33, temperature=0.7, top_p=0.9)
     greedy = plan(tmp_path)
-    assert greedy.decoding_for(greedy.benchmarks[0]) == Decoding(greedy.benchmarks[0].max_new_tokens)
+    assert greedy.decoding_for(greedy.benchmarks[0]) == Decoding(max_new_tokens=greedy.benchmarks[0].max_new_tokens)
 
 
 def test_data_for_each_benchmark() -> None:
@@ -222,7 +222,11 @@ def test_seeds_are_whole_numbers_and_go_with_sampling() -> None:
     plan = EvalConfig(seeds="0, 1,2", sample=True, data="scenes:unusual:2").plan()
     assert plan.seeds == (0, 1, 2)
     assert [one.seed for one in plan.by_seed()] == [0, 1, 2]
-    for seeds, sentence in (("0,x", "seeds must be a whole number"), ("-1", "from 0 to"), ("1,1", "given twice")):
+    for seeds, sentence in (
+        ("0,x", "seeds must be a list, each a whole number"),
+        ("-1", "from 0 to"),
+        ("1,1", "given twice"),
+    ):
         with pytest.raises(RevisitError, match=sentence):
             EvalConfig(seeds=seeds, sample=True, data="scenes:unusual:2").plan()
     with pytest.raises(RevisitError, match="add --sample, or leave out --seeds"):

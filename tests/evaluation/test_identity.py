@@ -14,8 +14,7 @@ from revisit.methods.chain import Chain
 
 def test_a_method_outside_the_package_is_known_by_its_file(tmp_path: Path) -> None:
     text = (
-        "from dataclasses import dataclass\nfrom revisit.decoding.plain import Plain\n\n\n"
-        "@dataclass(frozen=True)\nclass Own(Plain):\n    '''Doc.'''\n    factor: float = 1.0\n"
+        "from revisit.methods.greedy import Greedy\n\n\nclass Own(Greedy):\n    '''Doc.'''\n    factor: float = 1.0\n"
     )
 
     def load(name: str, source: str) -> Any:

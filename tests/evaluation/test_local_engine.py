@@ -16,7 +16,6 @@ from families import build
 from revisit import ReVisiT
 from revisit.decoding import batch
 from revisit.decoding.batch import ItemDraw
-from revisit.decoding.plain import Plain
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.evaluation import identity
@@ -24,6 +23,7 @@ from revisit.evaluation.engines.base import Job, open_engine
 from revisit.evaluation.engines.local import LocalEngine
 from revisit.evaluation.identity import fingerprint, model_folder
 from revisit.evaluation.records import Answer
+from revisit.methods.greedy import Greedy
 from revisit.models.prompts import until_end
 
 
@@ -66,10 +66,14 @@ def answers(engine: LocalEngine, method: object, decoding: Decoding, batches: li
 
 @pytest.mark.parametrize(
     "decoding",
-    [Decoding(12), Decoding(12, temperature=0.8, top_p=0.9), Decoding(8, num_beams=2)],
+    [
+        Decoding(max_new_tokens=12),
+        Decoding(max_new_tokens=12, temperature=0.8, top_p=0.9),
+        Decoding(max_new_tokens=8, num_beams=2),
+    ],
     ids=["greedy", "sampled", "beams"],
 )
-@pytest.mark.parametrize("method", [Plain(), ReVisiT(alpha=0.01)], ids=["plain", "revisit"])
+@pytest.mark.parametrize("method", [Greedy(), ReVisiT(alpha=0.01)], ids=["plain", "revisit"])
 def test_an_answer_does_not_depend_on_its_batch(
     engine: LocalEngine, jobs: list[Job], method: object, decoding: Decoding
 ) -> None:
@@ -84,7 +88,7 @@ def test_an_answer_does_not_depend_on_its_batch(
 
 
 def test_counters_say_what_the_method_did(engine: LocalEngine, jobs: list[Job]) -> None:
-    found = answers(engine, ReVisiT(alpha=0.01), Decoding(6), [jobs])
+    found = answers(engine, ReVisiT(alpha=0.01), Decoding(max_new_tokens=6), [jobs])
     assert found["q0"].counters["applied"] > 0
     assert found["q0"].counters["vision_tokens"] == 16
     assert found["text"].counters["applied"] == 0
@@ -92,10 +96,10 @@ def test_counters_say_what_the_method_did(engine: LocalEngine, jobs: list[Job]) 
 
 
 def test_sampling_follows_the_seed_and_the_distribution(engine: LocalEngine, jobs: list[Job]) -> None:
-    decoding = Decoding(12, temperature=1.5)
-    one = answers(engine, Plain(), decoding, [jobs[:1]])["q0"]
-    other = answers(engine, Plain(), decoding, [[Job("q0", jobs[0].prompt, jobs[0].images, seed=5)]])["q0"]
-    greedy = answers(engine, Plain(), Decoding(12), [jobs[:1]])["q0"]
+    decoding = Decoding(max_new_tokens=12, temperature=1.5)
+    one = answers(engine, Greedy(), decoding, [jobs[:1]])["q0"]
+    other = answers(engine, Greedy(), decoding, [[Job("q0", jobs[0].prompt, jobs[0].images, seed=5)]])["q0"]
+    greedy = answers(engine, Greedy(), Decoding(max_new_tokens=12), [jobs[:1]])["q0"]
     assert len({one.tokens, other.tokens, greedy.tokens}) == 3
 
 
@@ -162,7 +166,7 @@ def test_running_out_of_memory_says_what_to_do(
 
     monkeypatch.setattr(batch, "generate", fail)
     with pytest.raises(RevisitError, match="smaller --batch-size than 4"):
-        answers(engine, Plain(), Decoding(4), [jobs[:4]])
+        answers(engine, Greedy(), Decoding(max_new_tokens=4), [jobs[:4]])
 
 
 def test_an_unknown_model_is_one_sentence() -> None:

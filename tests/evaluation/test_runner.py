@@ -122,12 +122,12 @@ def test_a_larger_limit_keeps_the_answers_of_the_smaller(tmp_path: Path, data: P
 def test_no_changed_setting_reuses_an_answer(tmp_path: Path, data: Path, change: dict[str, Any]) -> None:
     plan = make_plan(tmp_path / "out", data)
     if "seed" in change:  # which decides something only where tokens are drawn
-        plan = replace(plan, decoding=replace(plan.decoding, temperature=0.7))
+        plan = replace(plan, decoding=plan.decoding.replace(temperature=0.7))
     run_here(plan)
     engine = {"weights": change["weights"]} if "weights" in change else {}
     fields = {k: v for k, v in change.items() if k != "weights"}
     if "decoding" in fields:
-        fields["decoding"] = replace(plan.decoding, temperature=0.7)
+        fields["decoding"] = plan.decoding.replace(temperature=0.7)
     _, engines = run_here(replace(plan, **fields), **engine)
     assert asked(engines) == 4 * 23
 

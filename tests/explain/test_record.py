@@ -9,9 +9,9 @@ import torch
 import families
 import revisit
 from revisit import ReVisiT, RevisitError, Trace
-from revisit.decoding.plain import Plain
 from revisit.decoding.trace import StepRecord
 from revisit.explain import record
+from revisit.methods.greedy import Greedy
 from revisit.models.prompts import new_tokens, prepare
 
 
@@ -20,7 +20,7 @@ def decoded() -> record.Decode:
     model, processor = families.build("llava")
     image = families.picture(1, (90, 60))
     return record.explain(
-        model, processor, [image], "hi", [ReVisiT(alpha=0.05), Plain()], max_new_tokens=8, do_sample=False
+        model, processor, [image], "hi", [ReVisiT(alpha=0.05), Greedy()], max_new_tokens=8, do_sample=False
     )
 
 
@@ -107,7 +107,7 @@ def test_what_cannot_be_explained_is_refused() -> None:
     with pytest.raises(RevisitError, match="No decoding method"):
         record.explain(model, processor, [families.picture(1)], "hi", [])
     with pytest.raises(RevisitError, match="Beam search cannot be shown"):
-        record.explain(model, processor, [families.picture(1)], "hi", [Plain()], num_beams=2)
+        record.explain(model, processor, [families.picture(1)], "hi", [Greedy()], num_beams=2)
 
 
 def test_labels_name_what_is_not_default() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import functools
 import io
 import json
@@ -148,7 +147,7 @@ def odd_settings(dice: random.Random) -> tuple[bytes, dict[str, str]]:
     """A method with one to three settings of any type."""
     name = dice.choice(methods.names())
     hints = typing.get_type_hints(methods.find(name))
-    fields = [field.name for field in dataclasses.fields(methods.find(name))] or ["alpha"]
+    fields = list(methods.find(name).model_fields) or ["alpha"]
     settings: dict[str, Any] = {}
     for field in dice.choices(fields, k=dice.randrange(1, 4)):
         fitting = dice.random() < 0.6 and field in hints

@@ -11,9 +11,9 @@ import revisit
 from revisit import Trace, methods
 from revisit.cli.main import app
 from revisit.decoding.loop import generate
-from revisit.decoding.plain import Plain
 from revisit.errors import RevisitError
 from revisit.integrations.custom_generate import write
+from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
 
 
@@ -33,8 +33,8 @@ def test_transformers_loads_the_folder_and_decodes_with_it(tmp_path: Path) -> No
 
     assert through_folder() == directly(ReVisiT(alpha=0.01))
     assert through_folder(settings={"alpha": 1e-5, "layers": [2, 4]}) == directly(ReVisiT(alpha=1e-5, layers=(2, 4)))
-    assert through_folder(method="greedy") == directly(Plain())
-    assert directly(Plain()) != directly(ReVisiT(alpha=0.01))
+    assert through_folder(method="greedy") == directly(Greedy())
+    assert directly(Greedy()) != directly(ReVisiT(alpha=0.01))
     config = copy.deepcopy(model.generation_config)
     config.revisit = {"alpha": 0.5}
     assert through_folder(generation_config=config) == directly(ReVisiT(alpha=0.5))

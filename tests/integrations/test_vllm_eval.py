@@ -14,7 +14,6 @@ import vllm_models
 from vllm_worker import SETTINGS
 
 import families
-from revisit.decoding.plain import Plain
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 from revisit.evaluation.engines.base import BadImage, Job, open_engine
@@ -22,6 +21,7 @@ from revisit.evaluation.engines.local import LocalEngine
 from revisit.evaluation.engines.vllm import VllmEngine
 from revisit.evaluation.records import Answer
 from revisit.methods import get
+from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
 
 pytestmark = pytest.mark.timeout(3000)
@@ -46,7 +46,7 @@ def test_answers_are_those_of_the_local_engine(tmp_path: Path, monkeypatch: pyte
     ours = LocalEngine(str(folder), dtype="float32")
     assert theirs.identity()["fingerprint"] == ours.identity()["fingerprint"]
     assert theirs.identity() != ours.identity()
-    for method in (Plain(), ReVisiT(alpha=0.01)):
+    for method in (Greedy(), ReVisiT(alpha=0.01)):
         found = {answer.id: answer for part in theirs.stream(method, DECODING, [jobs[:4], jobs[4:]]) for answer in part}
         wanted = {answer.id: answer for part in ours.stream(method, DECODING, [jobs[:4], jobs[4:]]) for answer in part}
         assert isinstance(found["bad"], BadImage)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,7 @@ def test_one_forward_for_both_branches_equals_one_each(family: str, name: str, h
     hook = model.register_forward_hook(lambda _module, _args, output: rows.append(len(output.logits)))
     stacked, trace = decode(family, batch(family), CONTRASTIVE[name], **how)
     together, rows[:] = list(rows), []
-    one_each = dataclasses.replace(CONTRASTIVE[name], mode="sequential")
+    one_each = CONTRASTIVE[name].replace(mode="sequential")
     sequential, _ = decode(family, batch(family), one_each, **how)
     hook.remove()
     count = 2 * how.get("num_beams", 1)
@@ -128,7 +127,7 @@ def test_return_sequences_are_rows_of_their_own() -> None:
         pair, trace = decode(
             "qwen2_5_vl", batch("qwen2_5_vl"), CONTRASTIVE[name], do_sample=True, num_return_sequences=2
         )
-        in_turn = dataclasses.replace(CONTRASTIVE[name], mode="sequential")
+        in_turn = CONTRASTIVE[name].replace(mode="sequential")
         other, _ = decode("qwen2_5_vl", batch("qwen2_5_vl"), in_turn, do_sample=True, num_return_sequences=2)
         assert len(pair.sequences) == 4
         assert len({tuple(row) for row in pair.sequences.tolist()}) == 4

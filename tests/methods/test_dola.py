@@ -25,7 +25,7 @@ def test_every_row_of_the_reference_token_for_token() -> None:
         output = revisit.generate(
             model,
             **cases[row["case"]],
-            method=method,
+            method=method or "greedy",
             trace=trace,
             max_new_tokens=len(row["tokens"]),
             do_sample=False,

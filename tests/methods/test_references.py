@@ -21,7 +21,8 @@ import revisit
 from revisit import CODE, ICD, M3ID, PAI, RITUAL, SID, VCD, AvisC, Chain
 from revisit.contrast import descriptions
 from revisit.decoding.method import Method
-from revisit.methods import as_method, avisc, code, icd, m3id, pai, ritual, sid, vcd
+from revisit.methods import as_method, avisc, code, m3id, pai, ritual, sid, vcd
+from revisit.methods.contrastive import contrast
 from revisit.taps.attention import Call
 
 ROW = 1  # the prompt whose picture is not square
@@ -54,9 +55,9 @@ def check(
     swapped_differs = False
     for step, scores in enumerate(output.scores):
         said = output.sequences[:, start : start + step]
-        clean, contrast = continued(family, inputs, said), continued(family, other, said)
-        torch.testing.assert_close(scores[0], combine(clean, contrast, step), atol=2e-4, rtol=1e-4)
-        swapped = combine(contrast, clean, step)
+        clean, other_logits = continued(family, inputs, said), continued(family, other, said)
+        torch.testing.assert_close(scores[0], combine(clean, other_logits, step), atol=2e-4, rtol=1e-4)
+        swapped = combine(other_logits, clean, step)
         swapped_differs |= not torch.allclose(scores[0], swapped, atol=1e-2)
     assert swapped_differs
 
@@ -91,7 +92,7 @@ def test_vcd_contrasts_with_the_noisy_image(family: str) -> None:
         return {**inputs, "pixel_values": torch.cat(parts)}
 
     method = VCD(alpha=1.0, beta=0.1, noise_step=700, seed=3)
-    check(family, method, noisy, lambda a, b, _: vcd.contrast(a, b, 1.0, 0.1))
+    check(family, method, noisy, lambda a, b, _: contrast(a, b, 1.0, 0.1))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -129,7 +130,7 @@ def test_icd_contrasts_with_the_disturbed_prompt(family: str) -> None:
         return inputs
 
     after = ICD(sentence="You are confused.", place="image")
-    check(family, after, disturbed, lambda a, b, _: icd.contrast(a, b, 1.0, 0.1))
+    check(family, after, disturbed, lambda a, b, _: contrast(a, b, 1.0, 0.1))
 
 
 def as_turns(system: str) -> str:
@@ -181,7 +182,7 @@ def test_icd_without_a_chat_format_disturbs_at_the_beginning(family: str) -> Non
                 inputs[name] = torch.cat([old[:, :at], new.to(old.dtype), old[:, at:]], dim=1)
         return inputs
 
-    check(family, ICD(sentence="You are confused."), disturbed, lambda a, b, _: icd.contrast(a, b, 1.0, 0.1))
+    check(family, ICD(sentence="You are confused."), disturbed, lambda a, b, _: contrast(a, b, 1.0, 0.1))
 
 
 def test_icd_keeps_its_sentence_apart_from_the_question() -> None:
@@ -314,8 +315,8 @@ def test_sid_masks_all_but_the_least_attended(family: str) -> None:
     said = output.sequences[0, inputs["input_ids"].shape[1] :]
     steps = sid_logits(family, inputs, said[:-1], 1, 2)
     for scores, clean, induced in zip(output.scores, output.logits, steps, strict=True):
-        torch.testing.assert_close(scores[0], sid.contrast(clean[0], induced, 0.5, 0.1), atol=2e-4, rtol=1e-4)
-        assert not torch.allclose(scores[0], sid.contrast(induced, clean[0], 0.5, 0.1), atol=1e-2)
+        torch.testing.assert_close(scores[0], contrast(clean[0], induced, 0.5, 0.1), atol=2e-4, rtol=1e-4)
+        assert not torch.allclose(scores[0], contrast(induced, clean[0], 0.5, 0.1), atol=1e-2)
 
 
 @pytest.mark.parametrize("name", ["sid", "pai", "avisc"])
@@ -354,8 +355,8 @@ def test_avisc_blanks_all_but_the_over_attended(family: str) -> None:
     hook.remove()
     clean = continued(family, inputs, torch.zeros(1, 0, dtype=torch.long))
     got = first_step(family, AvisC(sigma=0.5))
-    torch.testing.assert_close(got, avisc.contrast(clean, other, 1.0, 0.1), atol=2e-4, rtol=1e-4)
-    assert not torch.allclose(got, avisc.contrast(other, clean, 1.0, 0.1), atol=1e-2)
+    torch.testing.assert_close(got, contrast(clean, other, 1.0, 0.1), atol=2e-4, rtol=1e-4)
+    assert not torch.allclose(got, contrast(other, clean, 1.0, 0.1), atol=1e-2)
 
 
 def test_pai_amplifies_attention_as_published() -> None:

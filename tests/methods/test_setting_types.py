@@ -47,15 +47,15 @@ def test_a_value_of_another_type_is_refused(name: str, settings: dict[str, Any])
 @pytest.mark.parametrize(
     ("cls", "settings", "said"),
     [
-        (ReVisiT, {"normalize": "no"}, "normalize must be true or false, not 'no'"),
+        (ReVisiT, {"normalize": "perhaps"}, "normalize must be true or false, not 'perhaps'"),
         (ReVisiT, {"normalize": None}, "normalize must be true or false, not None"),
         (DoLa, {"per_row": 1}, "per_row must be true or false"),
-        (M3ID, {"normalize": "yes"}, "normalize must be true or false"),
-        (PAI, {"at_prompt": "no"}, "at_prompt must be true or false"),
-        *((cls, {"layers": bad}, "layers must be one of") for cls in (ReVisiT, DoLa, DeCo) for bad in NO_LAYERS),
+        (M3ID, {"normalize": 0}, "normalize must be true or false"),
+        (PAI, {"at_prompt": "perhaps"}, "at_prompt must be true or false"),
+        *((cls, {"layers": bad}, "layers must be ") for cls in (ReVisiT, DoLa, DeCo) for bad in NO_LAYERS),
         (ReVisiT, {"select": "random", "neighbors": 8}, "neighbors acts with"),
         (ReVisiT, {"select": "soft", "neighbors": 2}, "neighbors acts with"),
-        (ReVisiT, {"select": ["min"]}, "Unknown ReVisiT select"),
+        (ReVisiT, {"select": ["min"]}, "select must be 'min' or"),
     ],
 )
 def test_objects_check_their_settings_too(cls: Any, settings: dict[str, Any], said: str) -> None:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import families
 import revisit
 from revisit.cli.main import app
-from revisit.decoding import registry
+from revisit.decoding.method import METHODS
 
 FILE = Path(__file__).parents[2] / "docs" / "tutorials" / "blank_picture.py"
 METHOD = f"{FILE}:BlankPicture"
@@ -20,7 +20,7 @@ METHOD = f"{FILE}:BlankPicture"
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(METHODS, "registered", {})
     monkeypatch.setenv("REVISIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 

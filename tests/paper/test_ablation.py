@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from revisit import ReVisiT, RevisitError
-from revisit.decoding.plain import Plain
 from revisit.evaluation.config import EvalConfig
+from revisit.methods.greedy import Greedy
 from revisit.paper import published
 from revisit.paper.ablation import ablate, all_methods, paper_panels, yaml_panels
 
@@ -28,7 +28,7 @@ def test_the_papers_panels_have_the_papers_rows() -> None:
 def test_every_method_is_run_once() -> None:
     panels = paper_panels(BASE)
     methods = all_methods(panels)
-    assert methods[0] == Plain()
+    assert methods[0] == Greedy()
     assert len(set(methods)) == len(methods) == 1 + 4 + 12 + 3 + 7 - 3  # the main configuration is in every panel
 
 

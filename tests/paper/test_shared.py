@@ -9,11 +9,11 @@ import pytest
 import families
 import revisit
 from revisit import ReVisiT, Trace
-from revisit.decoding.plain import Plain
+from revisit.methods.greedy import Greedy
 from revisit.paper.shared import SharedPrefill, shares
 
 METHODS = [
-    Plain(),
+    Greedy(),
     ReVisiT(alpha=1e-2),
     ReVisiT(alpha=1e-2, layers="all"),
     ReVisiT(alpha=1e-1, layers="all", norm="final"),
@@ -53,7 +53,7 @@ def test_every_method_decodes_as_it_would_alone(family: str) -> None:
 def test_only_methods_that_leave_the_prefill_alone_share_it() -> None:
     from revisit.methods.dola import DoLa
 
-    assert shares(Plain())
+    assert shares(Greedy())
     assert shares(ReVisiT())
     assert not shares(DoLa())
 

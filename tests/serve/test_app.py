@@ -25,7 +25,7 @@ import uvicorn
 
 import families
 from revisit.decoding.loop import generate
-from revisit.decoding.plain import Plain
+from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
 from revisit.models.prompts import encode
 from revisit.serve.app import Service, build
@@ -114,7 +114,7 @@ def test_the_method_is_chosen_per_request(client: openai.OpenAI) -> None:
         model="tiny", messages=messages(2), max_tokens=10, extra_body={"decoding": {"method": "greedy"}}
     )
     assert first.choices[0].message.content == expected(2, 10, ReVisiT(alpha=1e-5, layers="all"))
-    assert plain.choices[0].message.content == expected(2, 10, Plain())
+    assert plain.choices[0].message.content == expected(2, 10, Greedy())
 
 
 def test_streamed_pieces_add_up(client: openai.OpenAI) -> None:

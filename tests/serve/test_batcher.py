@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from revisit.decoding.plain import Plain
 from revisit.decoding.settings import Decoding
+from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
 from revisit.serve.batcher import Batcher, Ticket
 from revisit.serve.errors import ApiError
@@ -24,7 +24,7 @@ REPLY = Reply("x", "stop", 1, 1, "revisit")
 
 
 def ticket(method: Any = None, seconds: float = 60, record: Any = None) -> Ticket:
-    request = ChatRequest([], [], method or ReVisiT(), Decoding(5), record=record)
+    request = ChatRequest([], [], method or ReVisiT(), Decoding(max_new_tokens=5), record=record)
     return Ticket(request, "", seconds, asyncio.get_running_loop())
 
 
@@ -54,7 +54,7 @@ def test_requests_of_one_method_share_a_batch_and_others_wait_their_turn() -> No
     async def test() -> None:
         gate = Gate()
         batcher = Batcher(gate, Limits(batch=3, batch_wait=0.2), Metrics())
-        first = ticket(Plain())
+        first = ticket(Greedy())
         batcher.submit(first)
         while not gate.batches:
             await asyncio.sleep(0.01)
@@ -143,7 +143,7 @@ def test_a_request_whose_time_is_over_never_reaches_the_model() -> None:
     async def test() -> None:
         gate = Gate()
         batcher = Batcher(gate, Limits(batch=1, batch_wait=0), Metrics())
-        running, late, left = ticket(Plain()), ticket(seconds=0.01), ticket()
+        running, late, left = ticket(Greedy()), ticket(seconds=0.01), ticket()
         for one in (running, late, left):
             batcher.submit(one)
         left.gone = True

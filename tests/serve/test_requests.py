@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from revisit.cli.serve import read_limits
-from revisit.decoding.plain import Plain
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
+from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
 from revisit.serve.access import check_exposure
 from revisit.serve.errors import ApiError
@@ -78,7 +78,7 @@ def test_a_whole_request_is_understood() -> None:
     )
     assert request.method == ReVisiT(alpha=0.5, layers=(1, 2))
     assert [image.size for image in request.images] == [(8, 8)]
-    assert (request.decoding, request.seed) == (Decoding(7, 0.5, 0.9), 3)
+    assert (request.decoding, request.seed) == (Decoding(max_new_tokens=7, temperature=0.5, top_p=0.9), 3)
     assert (request.stop, request.stream, request.record) == (("x",), True, None)
     assert request.messages == [
         {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is this?"}]}
@@ -87,14 +87,14 @@ def test_a_whole_request_is_understood() -> None:
 
 def test_what_is_left_out_has_defaults() -> None:
     request = read(body(png()))
-    assert (request.method, request.decoding) == (ReVisiT(), Decoding(20))
-    assert read(body(png(), temperature=0, top_p=0.5)).decoding == Decoding(20)
+    assert (request.method, request.decoding) == (ReVisiT(), Decoding(max_new_tokens=20))
+    assert read(body(png(), temperature=0, top_p=0.5)).decoding == Decoding(max_new_tokens=20)
 
 
 def test_a_conversation_without_image_is_fine_unless_a_method_was_asked_for() -> None:
     assert read(body()).images == []
     assert "needs an image" in refused(body(decoding={"method": "revisit"})).message
-    assert read(body(decoding={"method": "greedy"})).method == Plain()
+    assert read(body(decoding={"method": "greedy"})).method == Greedy()
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_a_limits_file_changes_what_it_names(tmp_path: Path) -> None:
     assert read_limits(tmp_path / "limits.yaml", page=True).body_bytes == UI_LIMITS.body_bytes
     short = Limits(new_tokens=5)
     chat = parse_chat(json.dumps(body()).encode(), "m", short)
-    assert read_request(chat, default=ReVisiT(), limits=short, model="llava").decoding == Decoding(5)
+    assert read_request(chat, default=ReVisiT(), limits=short, model="llava").decoding == Decoding(max_new_tokens=5)
 
 
 def test_every_limit_is_documented() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import eq
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from revisit.benchmarks import language
 from revisit.benchmarks.base import (
@@ -22,7 +22,6 @@ from revisit.benchmarks.base import (
     PerUnit,
     Scores,
     check_answers,
-    check_choice,
     ratio,
     require,
 )
@@ -30,7 +29,6 @@ from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer, aligned, check_rows
 from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.pope import parse_vlmevalkit
-from revisit.benchmarks.registry import register
 from revisit.errors import RevisitError
 
 SOURCE = "https://github.com/junyangwang0410/AMBER (data/ and the pictures linked there)"
@@ -225,15 +223,13 @@ def score_answers(rows: Iterable[tuple[str, str, str, str]]) -> Scores:
 # ------------------------------------------------------------------------------------------------- benchmark
 
 
-@register
-@dataclass(frozen=True)
 class Amber(Benchmark):
     """`part`: "all", "generative" or "discriminative". `similarity`: "spacy" (official) or "exact". `parser`:
     "official" (exactly Yes or No) or "vlmevalkit" (one of the words yes and no)."""
 
-    part: str = "all"
-    similarity: str = "spacy"
-    parser: str = "official"
+    part: Literal["all", "generative", "discriminative"] = "all"
+    similarity: Literal["spacy", "exact"] = "spacy"
+    parser: Literal["official", "vlmevalkit"] = "official"
 
     name: ClassVar[str] = "amber"
     title: ClassVar[str] = "AMBER"
@@ -258,11 +254,6 @@ class Amber(Benchmark):
     downloads: ClassVar[tuple[Remote, ...]] = tuple(
         Remote(f"amber/data/{name}", (f"{_FILES}/{name}",), sha256, 1_900_000) for name, sha256 in _SHA256.items()
     )
-
-    def __post_init__(self) -> None:
-        check_choice("part", self.part, ("all", "generative", "discriminative"))
-        check_choice("similarity", self.similarity, SIMILARITY)
-        check_choice("parser", self.parser, PARSERS)
 
     @property
     def version(self) -> str:

@@ -1,6 +1,6 @@
 """What a benchmark is: its items, its scorer, and how the answers of two methods can be compared on it.
 
-A benchmark is a frozen dataclass whose fields are its options (`get("pope", parser="vcd")`), in its own module.
+A benchmark is a class whose fields are its options (`get("pope", parser="vcd")`), in its own module.
 It never sees a model: `load` gives prompts and images, `score` takes the answers as plain text.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -17,6 +17,7 @@ from revisit.benchmarks.io.answers import Answer, aligned, check_rows
 from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.io.files import Record, folder
 from revisit.errors import RevisitError, unknown
+from revisit.validation import Settings
 
 if TYPE_CHECKING:
     from revisit.benchmarks.io.drafts import Draft
@@ -116,9 +117,8 @@ def ratio(units: Iterable[tuple[float, float]]) -> float:
     return numerator / denominator if denominator else math.nan
 
 
-@dataclass(frozen=True)
-class Benchmark:
-    """Base of all benchmarks: a frozen dataclass whose fields are its options.
+class Benchmark(Settings):
+    """Base of all benchmarks: its fields are its options, read and validated by their types.
 
     A subclass states the class attributes below, and defines `load` and `score`; `files` and `match` have to be defined
     only where the defaults here do not fit.
@@ -154,7 +154,7 @@ class Benchmark:
 
     def options(self) -> dict[str, Any]:
         """The options that decide its questions or numbers, ready for JSON: runs with other options are other runs."""
-        found = {option.name: getattr(self, option.name) for option in fields(self) if option.name not in self.places}
+        found = {option: value for option, value in self if option not in self.places}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     def home(self, data_dir: Path) -> Path:

@@ -35,7 +35,6 @@ from revisit.benchmarks.chair_words import CATEGORIES, PAIRS, WORDS
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer
 from revisit.benchmarks.io.download import Remote
-from revisit.benchmarks.registry import register
 from revisit.errors import RevisitError, unknown
 
 PROMPT = "Please describe this image in detail."
@@ -283,8 +282,6 @@ def sample_ids(name: str) -> list[int]:
     return [int(i) for i in _samples()[name]["ids"]]
 
 
-@register
-@dataclass(frozen=True)
 class Chair(Benchmark):
     """`ids`: "auto" (the committed seed42-500 list if the folder holds those pictures, else every picture of the
     annotation files), the name of a committed list, "all", or a file with one id per line or a JSON list."""

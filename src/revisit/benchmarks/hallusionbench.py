@@ -9,9 +9,11 @@ Data: HallusionBench.json and its figures (tianyi-lab/HallusionBench).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
+
+from pydantic import model_validator
+from typing_extensions import Self
 
 from revisit.benchmarks.base import (
     Benchmark,
@@ -21,7 +23,6 @@ from revisit.benchmarks.base import (
     PerUnit,
     Scores,
     check_answers,
-    check_choice,
     lmms,
     ratio,
 )
@@ -31,7 +32,6 @@ from revisit.benchmarks.io.drafts import ARRAY, Draft
 from revisit.benchmarks.io.files import Record
 from revisit.benchmarks.judge import Judge
 from revisit.benchmarks.pope import parse_vlmevalkit
-from revisit.benchmarks.registry import register
 from revisit.errors import RevisitError
 
 SOURCE = "https://github.com/tianyi-lab/HallusionBench (the figures: its hallusion_bench.zip), or `revisit data get`"
@@ -193,8 +193,6 @@ def carried_label(answer: Answer) -> str | None:
 RULE_NOTE = "Rule-judged (yes/no extraction against the gold answer); the official judge is a language model."
 
 
-@register
-@dataclass(frozen=True)
 class HallusionBench(Benchmark):
     """`judge`: "rule"; "model" with `judge_url`, `judge_model` and a file `judge_cache` that keeps its replies; or
     "labels", which takes the labels that a result file carries.
@@ -203,11 +201,11 @@ class HallusionBench(Benchmark):
     figure are asked; a model that needs a picture leaves them out.
     """
 
-    judge: str = "rule"
+    judge: Literal["rule", "model", "labels"] = "rule"
     judge_url: str = ""
     judge_model: str = "gpt-4"
     judge_cache: Path | None = None
-    part: str = "all"
+    part: Literal["all", "VD", "VS"] = "all"
     no_image: bool = True
 
     name: ClassVar[str] = "hallusionbench"
@@ -223,11 +221,11 @@ class HallusionBench(Benchmark):
         Metric(name, "higher", 1, 2) for name in ("qAcc", "fAcc", "aAcc", "easy_aAcc", "hard_aAcc")
     )
 
-    def __post_init__(self) -> None:
-        check_choice("judge", self.judge, ("rule", "model", "labels"))
-        check_choice("part", self.part, ("all", "VD", "VS"))
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
         if self.judge == "model" and not self.judge_url:
             raise RevisitError("A model judge needs judge_url, the base address of an OpenAI-compatible API.")
+        return self
 
     @property
     def version(self) -> str:
@@ -275,7 +273,7 @@ class HallusionBench(Benchmark):
             raise RevisitError(
                 f"{answers[0].where}: 'label' is the gold answer in all rows, not whether the prediction is right; choose --judge rule."
             )
-        return replace(self, judge="labels")
+        return self.replace(judge="labels")
 
     def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
         """The answers' own fields, or those of the questions file; with judge="labels" the text is the label."""

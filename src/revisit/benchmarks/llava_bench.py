@@ -11,9 +11,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
+
+from pydantic import model_validator
+from typing_extensions import Self
 
 from revisit.benchmarks.base import (
     Benchmark,
@@ -22,7 +24,6 @@ from revisit.benchmarks.base import (
     Metric,
     Scores,
     check_answers,
-    check_choice,
     lmms,
     ratio,
 )
@@ -31,7 +32,6 @@ from revisit.benchmarks.io.answers import Answer
 from revisit.benchmarks.io.drafts import Draft
 from revisit.benchmarks.io.files import Record
 from revisit.benchmarks.judge import Judge
-from revisit.benchmarks.registry import register
 from revisit.errors import RevisitError
 
 SOURCE = "the hub dataset liuhaotian/llava-bench-in-the-wild, or `revisit data get llava_bench DIR`"
@@ -111,13 +111,11 @@ def _is_mark(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-@register
-@dataclass(frozen=True)
 class LlavaBench(Benchmark):
     """`judge`: "none" (answers only), "model" with `judge_url`, `judge_model`, `judge_cache`, or "reviews", which
     takes the replies that a review file carries."""
 
-    judge: str = "none"
+    judge: Literal["none", "model", "reviews"] = "none"
     judge_url: str = ""
     judge_model: str = "gpt-4-0314"
     judge_cache: Path | None = None
@@ -140,10 +138,11 @@ class LlavaBench(Benchmark):
         Metric("words", None, 1, 1),
     )
 
-    def __post_init__(self) -> None:
-        check_choice("judge", self.judge, ("none", "model", "reviews"))
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
         if self.judge == "model" and not self.judge_url:
             raise RevisitError("A model judge needs judge_url, the base address of an OpenAI-compatible API.")
+        return self
 
     @property
     def version(self) -> str:
@@ -185,7 +184,7 @@ class LlavaBench(Benchmark):
     def adapted(self, answers: list[Answer], chosen: Mapping[str, Any]) -> Benchmark:
         """A file of reviews is summed up, not judged again."""
         reviews = all("tuple" in answer.record and "category" in answer.record for answer in answers)
-        return replace(self, judge="reviews") if reviews and "judge" not in chosen else self
+        return self.replace(judge="reviews") if reviews and "judge" not in chosen else self
 
     def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
         if self.judge == "reviews":

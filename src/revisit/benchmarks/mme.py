@@ -8,16 +8,17 @@ authors), or their result files `<category>.txt`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
+
+from pydantic import model_validator
+from typing_extensions import Self
 
 from revisit.benchmarks.base import Benchmark, HubDataset, Item, Metric, PerUnit, Scores, check_answers, lmms, ratio
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer
 from revisit.benchmarks.io.drafts import Draft
 from revisit.benchmarks.io.files import Record
-from revisit.benchmarks.registry import register
 from revisit.errors import RevisitError, unknown
 
 PERCEPTION = (
@@ -74,8 +75,6 @@ def score_answers(rows: Iterable[tuple[str, str, str, str]]) -> Scores:
     return Scores(totals | metrics, per_item, {"pictures": float(len(per_item["acc"]))}, notes)
 
 
-@register
-@dataclass(frozen=True)
 class MME(Benchmark):
     """`categories`: which ones (all that are there if empty), such as "existence,count,position,color"."""
 
@@ -96,10 +95,12 @@ class MME(Benchmark):
         for name in ("acc", "acc_plus", "score", "perception", "cognition", "hallucination")
     )
 
-    def __post_init__(self) -> None:
+    @model_validator(mode="after")
+    def _check_categories(self) -> Self:
         for category in self.categories:
             if category not in PERCEPTION + COGNITION:
                 raise unknown("category", category, PERCEPTION + COGNITION)
+        return self
 
     @property
     def version(self) -> str:

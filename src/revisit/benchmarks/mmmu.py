@@ -15,14 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from revisit.benchmarks.base import Benchmark, HubDataset, Item, Metric, Scores, check_answers, check_choice, ratio
+from revisit.benchmarks.base import Benchmark, HubDataset, Item, Metric, Scores, check_answers, ratio
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer, by_id
 from revisit.benchmarks.io.drafts import Draft, has_picture
 from revisit.benchmarks.io.files import Record
-from revisit.benchmarks.registry import register
 from revisit.errors import RevisitError
 
 SOURCE = "`revisit data get mmmu DIR`, which reads the hub dataset MMMU/MMMU"
@@ -321,12 +320,10 @@ def prompt(text: str, options: Mapping[str, str] | None) -> str:
 _MARK = re.compile(r"<image (\d)>")
 
 
-@register
-@dataclass(frozen=True)
 class MMMU(Benchmark):
     """`keep`: "all" (the official 900), or "single-image" (the paper's 857: no question with several pictures)."""
 
-    keep: str = "all"
+    keep: Literal["all", "single-image"] = "all"
 
     name: ClassVar[str] = "mmmu"
     title: ClassVar[str] = "MMMU"
@@ -350,9 +347,6 @@ class MMMU(Benchmark):
         Metric("macro", "higher", 100, 1, rounded=3),
         Metric("accuracy", "higher", 100, 1, rounded=3),
     )
-
-    def __post_init__(self) -> None:
-        check_choice("choice of questions", self.keep, ("all", "single-image"))
 
     @property
     def version(self) -> str:

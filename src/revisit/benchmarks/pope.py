@@ -12,7 +12,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+from pydantic import model_validator
+from typing_extensions import Self
 
 from revisit.benchmarks.base import (
     COCO_LICENSE,
@@ -31,10 +34,10 @@ from revisit.benchmarks.io.answers import Answer, aligned, by_id, check_rows, qu
 from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.io.drafts import Draft
 from revisit.benchmarks.io.files import Record
-from revisit.benchmarks.registry import register
 from revisit.benchmarks.vqav2 import strip_punctuation
 from revisit.errors import RevisitError
 
+Parser = Literal["official", "vcd", "opera", "harness", "vlmevalkit", "repope"]
 SUFFIXES = {"none": "", "one-word": " Please answer this question with one word."}
 
 # --------------------------------------------------------------------------------------------------- parsers
@@ -209,7 +212,6 @@ def _words(text: str) -> set[str]:
     return set(re.split(r"[\W_]+", text))
 
 
-@dataclass(frozen=True)
 class YesNo(Benchmark):
     """Yes/no questions about pictures, in settings with one question file each.
 
@@ -222,8 +224,8 @@ class YesNo(Benchmark):
     """
 
     settings: tuple[str, ...] = ()
-    parser: str = "official"
-    suffix: str = "none"
+    parser: Parser = "official"
+    suffix: Literal["none", "one-word"] = "none"
 
     question_files: ClassVar[tuple[Questions, ...]]
     corrects: ClassVar[bool] = (
@@ -246,11 +248,11 @@ class YesNo(Benchmark):
             Remote(f"{cls.name}/{q.names[0]}", (q.url,), q.sha256, 500_000) for q in cls.question_files if q.url
         )
 
-    def __post_init__(self) -> None:
-        check_choice("parser", self.parser, PARSERS)
-        check_choice("suffix", self.suffix, SUFFIXES)
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
         for setting in self.settings:
             check_choice("setting", setting, self._known())
+        return self
 
     @classmethod
     def _known(cls) -> dict[str, Questions]:
@@ -443,8 +445,6 @@ def _pope(source: str, kind: str, sha256: str) -> Questions:
     return Questions(f"{source}_{kind}", names, pictures, url, sha256, category=kind if source == "coco" else "")
 
 
-@register
-@dataclass(frozen=True)
 class Pope(YesNo):
     """POPE: {coco, aokvqa, gqa} x {random, popular, adversarial}; the hub dataset holds the three of coco."""
 
@@ -461,12 +461,10 @@ class Pope(YesNo):
     )
 
 
-@register
-@dataclass(frozen=True)
 class RePope(YesNo):
     """RePOPE: POPE's three COCO settings with corrected labels, ambiguous questions removed; its own parser by default."""
 
-    parser: str = "repope"
+    parser: Parser = "repope"
 
     name: ClassVar[str] = "repope"
     title: ClassVar[str] = "RePOPE"

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from revisit.benchmarks.base import Benchmark, HubDataset, Item, Metric, Scores, check_answers, check_choice, lmms
+from revisit.benchmarks.base import Benchmark, HubDataset, Item, Metric, Scores, check_answers, lmms
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer, aligned, check_rows
 from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.io.drafts import Draft, under
 from revisit.benchmarks.io.files import Record
-from revisit.benchmarks.registry import register
 from revisit.errors import RevisitError
 
 SOURCE = (
@@ -180,12 +178,10 @@ def _meta(annotation: files.Record) -> dict[str, Any]:
     return {"answers": answer_texts(annotation), "types": types}
 
 
-@register
-@dataclass(frozen=True)
 class VQAv2(Benchmark):
     """`suffix`: "short" asks for a word or phrase (LLaVA's evaluation), "none" asks the question alone."""
 
-    suffix: str = "short"
+    suffix: Literal["none", "short"] = "short"
 
     name: ClassVar[str] = "vqav2"
     title: ClassVar[str] = "VQAv2"
@@ -208,9 +204,6 @@ class VQAv2(Benchmark):
         Metric("accuracy", "higher", 1, 2),
         Metric("token_max", "higher", 1, 2),
     )
-
-    def __post_init__(self) -> None:
-        check_choice("suffix", self.suffix, SUFFIXES)
 
     @property
     def version(self) -> str:

@@ -52,7 +52,6 @@ def ablate(
 
       revisit ablate --config grid.yaml
     """
-    from revisit.decoding.options import parse_settings
     from revisit.evaluation.config import EvalConfig, merge, read_yaml
     from revisit.evaluation.store import read_results
     from revisit.paper.ablation import ablate as run
@@ -76,12 +75,14 @@ def ablate(
     described, own_base = own.pop("panels", None), own.pop("base", {})
     if config and described is None:
         raise RevisitError(f"{config} has no `panels`; `revisit eval --config` runs a file without.")
-    known = [key for key in EvalConfig.__dataclass_fields__ if key != "method"]
+    known = [key for key in EvalConfig.model_fields if key != "method"]
     for key in own:
         if key not in known:
             raise unknown(f"key in {config}:", str(key), ["panels", "base", *known])
-    own = parse_settings(EvalConfig, own, str(config))
-    base = _base(own_base, str(config), set_, model if typed(context, "model") else own.get("model", model))
+    in_file = EvalConfig.read(own, str(config))
+    base = _base(
+        own_base, str(config), set_, in_file.model if "model" in own and not typed(context, "model") else model
+    )
     if described is not None:
         chosen = yaml_panels(described, base, str(config))
         flags = {name: value for name, value in flags.items() if typed(context, name) or name not in own}
@@ -110,37 +111,34 @@ def ablate(
 
 def _base(given: Any, where: str, assignments: list[str], model: Any) -> Any:
     """The main configuration: the paper's layers for the model, then the file's base, then --set."""
-    import dataclasses
-
-    from revisit.decoding.grammar import parse_assignments
-    from revisit.decoding.options import parse_settings
     from revisit.methods.revisit import ReVisiT
     from revisit.models.loading import load_config
+    from revisit.registry import parse_assignments
 
     if not isinstance(given, dict):
         raise RevisitError(f"{where}: `base` must map settings to values, such as {{layers: all}}, not {given!r}.")
     try:
-        own = parse_settings(ReVisiT, {str(k): v for k, v in given.items()})
+        own = {str(key): value for key, value in given.items()}
         ReVisiT(**own)
     except RevisitError as error:
         raise RevisitError(f"{where}, `base`: {error}") from error
     settings = {**own, **parse_assignments(assignments)}
     names = (model if isinstance(model, str) else ",".join(map(str, model))).split(",")
     if "layers" in settings:
-        return ReVisiT(**parse_settings(ReVisiT, settings))
+        return ReVisiT(**settings)
     wanted = [ReVisiT.recommended(load_config(name.strip()).model_type) for name in names]
     if len({method.layers for method in wanted}) > 1:
         raise RevisitError(
             "The paper recommends other layers for some of these models: ablate them apart, or --set layers."
         )
-    return dataclasses.replace(wanted[0], **parse_settings(ReVisiT, settings))
+    return wanted[0].replace(**settings)
 
 
 def _with_methods(settings: Any, methods: Any) -> Any:
     """The plan of `revisit eval` with these methods in place of named ones."""
     import dataclasses
 
-    plan = dataclasses.replace(settings, method=("greedy",)).plan()
+    plan = settings.replace(method=("greedy",)).plan()
     return dataclasses.replace(plan, methods=methods, tuned={})
 
 

@@ -78,24 +78,22 @@ def analyze(
             raise RevisitError(f"--{name.strip('_').replace('_', '-')} has no meaning for {study}; leave it out.")
     if method and len(method) > 1 and study != "pointing":
         raise RevisitError(f"{study} reads the captions of one method, not of {len(method)}: give --method once.")
-    from revisit.decoding.grammar import parse_assignments
-    from revisit.decoding.options import parse_settings
     from revisit.evaluation.config import DEFAULT_SCENES
     from revisit.evaluation.scenes import scene_packages
     from revisit.evaluation.store import make_folder
-    from revisit.methods.revisit import ReVisiT
     from revisit.models.config import OF_SCENES
     from revisit.paper.pointing import SETTINGS, check_settings
     from revisit.paper.sections import study_section
     from revisit.paper.studies import Choices, run_study, subject_of
     from revisit.paper.study import read_study
+    from revisit.registry import parse_assignments
     from revisit.report.terminal import print_section
 
     if data is None and model not in OF_SCENES:
         raise RevisitError(f"Say where the pictures are: --data DIR, or --data {DEFAULT_SCENES} for generated scenes.")
     pointed = tuple(method or SETTINGS) if study == "pointing" else SETTINGS
     check_settings(pointed)
-    choices = Choices(parse_settings(ReVisiT, parse_assignments(set_)), count, pointed)
+    choices = Choices(parse_assignments(set_), count, pointed)
     subject = subject_of(study)(
         model=model,
         data=data or DEFAULT_SCENES,

@@ -59,7 +59,7 @@ def get(
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from revisit.benchmarks.io import data
-    from revisit.decoding.grammar import parse_assignments
+    from revisit.registry import parse_assignments
 
     columns = (SpinnerColumn(), TextColumn("{task.description}: {task.completed}"), TimeElapsedColumn())
     console = Console(stderr=True)

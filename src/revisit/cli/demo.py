@@ -34,9 +34,9 @@ def demo(
     from rich.table import Table
 
     from revisit import load
-    from revisit.decoding.plain import Plain
     from revisit.errors import RevisitError
     from revisit.explain import page, record, terminal
+    from revisit.methods.greedy import Greedy
     from revisit.methods.revisit import ReVisiT
 
     picture, nouns, place = _sample() if scene is None else _scene(scene)
@@ -46,7 +46,7 @@ def demo(
     except OSError as error:
         raise RevisitError(f"The folder {str(output)!r} cannot be written to: {error.strerror}.") from None
     loaded, processor = load(model)
-    methods = [ReVisiT.recommended(loaded), Plain()]
+    methods = [ReVisiT.recommended(loaded), Greedy()]
     decode = record.explain(loaded, processor, [picture], DESCRIBE, methods, max_new_tokens=128, objects=nouns)
     console = Console()
     console.print(f"\nThe picture ({output / 'demo.png'}) shows: [bold]{', '.join(nouns)}[/] (place: {place}).\n")

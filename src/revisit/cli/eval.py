@@ -105,11 +105,11 @@ def evaluate(
       revisit eval --config grid.yaml --set revisit.alpha=0.001
     """
     from revisit.benchmarks.language import require_data
-    from revisit.decoding.grammar import parse_assignments
     from revisit.evaluation.comparison import compare_folder
     from revisit.evaluation.config import load_config
     from revisit.evaluation.runner import run
     from revisit.evaluation.store import read_results, unfinished
+    from revisit.registry import parse_assignments
     from revisit.report.comparisons import comparison_section
     from revisit.report.terminal import print_section
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 def chosen_method(text: str, assignments: list[str]) -> tuple[str, dict[str, Any]]:
     """A method's name and settings, from its text and from `--set`, which comes on top; checked."""
-    from revisit.decoding.grammar import parse_assignments
     from revisit.methods import get, parse_method
+    from revisit.registry import parse_assignments
 
     name, own = parse_method(text)
     settings = {**own, **parse_assignments(assignments)}

@@ -10,7 +10,6 @@ from revisit.cli.tables import show
 
 def methods(as_json: bool = options.JSON) -> None:
     """List the decoding methods: what each does, what it costs, where it comes from."""
-    import dataclasses
     import json
 
     from revisit.methods import find, names
@@ -23,7 +22,7 @@ def methods(as_json: bool = options.JSON) -> None:
                 "summary": cls.summary,
                 "cost": cls.cost,
                 "source": cls.source,
-                "settings": [f.name for f in dataclasses.fields(cls)],
+                "settings": list(cls.model_fields),
             }
             for name, cls in found
         ]
@@ -66,7 +65,6 @@ def models(as_json: bool = options.JSON) -> None:
 
 def benchmarks(as_json: bool = options.JSON) -> None:
     """List the benchmarks: their metrics, where their data comes from, and what answers on disk are scored against."""
-    import dataclasses
     import json
 
     from revisit.benchmarks import find, names
@@ -79,7 +77,7 @@ def benchmarks(as_json: bool = options.JSON) -> None:
             "data": "authors' servers" if cls.downloads else f"hub: {cls.hub.repos[0]}" if cls.hub else cls.source,
             "license": cls.license,
             "scored_with": cls.truth,
-            "options": [f.name for f in dataclasses.fields(cls)],
+            "options": list(cls.model_fields),
         }
         for name in names()
         for cls in [find(name)]

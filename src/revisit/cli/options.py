@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from revisit.decoding.settings import MAX_BEAMS, MAX_SEED
 from revisit.models import DESCRIBE
+from revisit.validation import MAX_BEAMS, MAX_SEED
 
 
 def a_seed(value: int) -> int:

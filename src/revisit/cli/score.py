@@ -52,7 +52,7 @@ def score(
     """
     from revisit.benchmarks import get
     from revisit.benchmarks.io.answers import read_answers
-    from revisit.decoding.grammar import parse_assignments
+    from revisit.registry import parse_assignments
 
     options: dict[str, Any] = dict(parse_assignments(set_))
     named = {"parser": parser, "judge": judge, "judge_url": judge_url, "judge_model": judge_model}

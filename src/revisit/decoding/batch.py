@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from revisit.decoding.loop import generate
-from revisit.decoding.plain import Plain
+from revisit.decoding.method import METHODS
 from revisit.decoding.settings import Decoding
 from revisit.decoding.trace import RowTrace, Trace
 from revisit.errors import RevisitError
@@ -69,7 +69,7 @@ def decode_prompts(
     answers: dict[int, Decoded] = {}
     for rows, used in (
         ([row for row, pictures in enumerate(images) if pictures], method),
-        ([row for row, pictures in enumerate(images) if not pictures], Plain()),
+        ([row for row, pictures in enumerate(images) if not pictures], METHODS.get("greedy")),
     ):
         if rows:
             inputs = prepare(processor, [prompts[row] for row in rows], [images[row] for row in rows], model.device)

@@ -47,11 +47,9 @@ from transformers.generation import logits_process
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GENERATION_MODES_MAPPING
 
-from revisit.decoding.method import Method
-from revisit.decoding.options import parse_settings
-from revisit.decoding.registry import as_method, refuse_settings
+from revisit.decoding.method import Method, as_method, refuse_settings
 from revisit.decoding.run import Run
-from revisit.decoding.settings import Decoding
+from revisit.decoding.settings import Drawing
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError, did_you_mean
 from revisit.models.checkpoint import brief
@@ -60,7 +58,7 @@ from revisit.models.parts import describe, text_config
 from revisit.models.types import Processor, Tokenizer
 
 if TYPE_CHECKING:
-    from revisit.decoding.method import Refine
+    from revisit.decoding.method import MethodLike, Refine
 
 SUPPORTED_MODES = (
     GenerationMode.GREEDY_SEARCH,
@@ -98,7 +96,7 @@ REPEATABLE = (
 def generate(
     model: Any,
     *args: Any,
-    method: Method | type[Method] | str | Mapping[str, Any] = "revisit",
+    method: MethodLike = "revisit",
     trace: Trace | bool | None = None,
     processor: Processor | None = None,
     **kwargs: Any,
@@ -167,7 +165,7 @@ def _check_drawing(kwargs: Mapping[str, Any]) -> None:
     given = {name: kwargs.get(name, getattr(config, name, None)) for name in ("num_beams", "temperature", "top_p")}
     if not kwargs.get("do_sample", getattr(config, "do_sample", None)):
         given = {"num_beams": given["num_beams"]}
-    parse_settings(Decoding, {name: value for name, value in given.items() if value is not None}, "generate")
+    Drawing.read({name: value for name, value in given.items() if value is not None}, "generate")
 
 
 def _kind(value: Any) -> str:

@@ -1,30 +1,44 @@
-"""What every decoding method is: a frozen, self-validating settings object that stock `generate()` accepts."""
+"""What every decoding method is, and the methods by name."""
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, get_args
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from revisit.decoding.options import fits, type_hints
-from revisit.errors import RevisitError, unknown, unknown_setting
+from pydantic import AfterValidator, Field
+
+from revisit.errors import RevisitError
+from revisit.registry import Registry
+from revisit.validation import Settings
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from torch import Tensor
     from typing_extensions import Self
 
     from revisit.decoding.run import Run
-    from revisit.models.types import Processor
+    from revisit.models.types import Model, Processor
 
-    Refine = Callable[[Tensor, Tensor], Tensor]  # (input_ids (B, T), logits (B, V)) -> logits (B, V)
+    Refine: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (input_ids (B, T), logits (B, V)) -> logits (B, V)
+    # A method, its class, its name with settings ("revisit:alpha=1e-3"), or a mapping with its name.
+    MethodLike: TypeAlias = "Method | type[Method] | str | Mapping[str, Any]"
 
 
-@dataclasses.dataclass(frozen=True)
-class Method:
-    """A decoding method: its settings, checked on creation, and `begin`, which acts on one call of `generate`.
+def _distinct(layers: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(layers))
 
-    Pass it as `model.generate(..., custom_generate=method)` or `revisit.generate(model, ..., method=method)`.
+
+LayerNumbers = Annotated[
+    tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), AfterValidator(_distinct)
+]  # each once
+
+
+class Method(Settings):
+    """A decoding method: its fields are its settings, validated on creation, and `begin` acts on one call of `generate`.
+
+    Pass it as `revisit.generate(model, ..., method=method)` or `model.generate(..., custom_generate=method)`.
     """
 
     name: ClassVar[str]  # what it is called on a command line
@@ -32,18 +46,24 @@ class Method:
     cost: ClassVar[str] = ""  # forwards, rows and prefills that it needs
     source: ClassVar[str] = ""  # the paper
 
-    def __new__(cls, *args: Any, **settings: Any) -> Self:
-        """Raises RevisitError for a setting that the method does not have, before `__init__` would raise TypeError."""
-        known = [field.name for field in dataclasses.fields(cls)]
-        if "logits_processor" in settings and "logits_processor" not in known:
-            made = f"{cls.__name__}.recommended(model)" if hasattr(cls, "recommended") else f"{cls.__name__}()"
-            raise RevisitError(f"custom_generate takes a method, not its class: write custom_generate={made}.")
-        for name in settings.keys() - set(known) - set(inspect.signature(cls.__init__).parameters):
-            raise unknown_setting(cls.__name__ if known else cls.name, name, known)
-        return super().__new__(cls)
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        if "logits_processor" in settings:  # transformers calls what it is given as custom_generate
+            instance = f"{type(self).__name__}{'.recommended(model)' if hasattr(self, 'recommended') else '()'}"
+            raise RevisitError(f"custom_generate takes a method, not its class: write custom_generate={instance}.")
+        if args:
+            raise RevisitError(f"{type(self).__name__} takes its settings by name, not {args[0]!r} alone.")
+        super().__init__(**settings)
 
     def begin(self, run: Run) -> Refine:
-        """Prepare for one call: what returns is given the raw logits of every step, before any other processor."""
+        """Prepare one call of `generate`.
+
+        Args:
+            run: The call: the prompt, the model's parts, and what can be tapped while it runs.
+
+        Returns:
+            A function that takes (input_ids, raw logits) at every step, before any other logits processor, and returns the
+            scores to decode by, of the logits' shape.
+        """
         raise RevisitError(
             f"The method {self.name!r} cannot decode: its class {type(self).__name__} has no begin(run)."
         )
@@ -69,8 +89,8 @@ class Method:
 
         return checked
 
-    def for_model(self, model: Any) -> Self:
-        """This method as it decodes a model: itself, unless settings of it were left to the model."""
+    def for_model(self, model: Model | str) -> Self:
+        """This method as it decodes a model: itself, unless it leaves settings to the model."""
         return self
 
     @property
@@ -95,7 +115,7 @@ class Method:
         **model_kwargs: Any,
     ) -> Any:
         """The `custom_generate` entry point; called by transformers, never by hand."""
-        from revisit.decoding.loop import decode  # the layer above: a method is only ever called through it
+        from revisit.decoding.loop import decode  # needs torch, which settings do not
 
         return decode(
             self,
@@ -112,59 +132,75 @@ class Method:
 
     def settings(self) -> dict[str, Any]:
         """Every setting, in JSON-ready form."""
-        return {
-            f.name: list(v) if isinstance(v := getattr(self, f.name), tuple) else v for f in dataclasses.fields(self)
-        }
-
-    def check_range(self, field: str, low: float, high: float, *, low_open: bool = False) -> None:
-        """Raises RevisitError unless low <= value <= high (low < value with `low_open`)."""
-        value = getattr(self, field)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise RevisitError(f"{type(self).__name__}: {field} must be a number, not {value!r}.")
-        hint = type_hints(type(self))[field]
-        if isinstance(value, float) and float not in (hint, *get_args(hint)):
-            raise RevisitError(f"{type(self).__name__}: {field} must be a whole number, not {value!r}.")
-        if not (low < value if low_open else low <= value) or not value <= high:
-            bounds = f"{'above' if low_open else 'at least'} {low:g}" + (
-                "" if high == float("inf") else f" and at most {high:g}"
-            )
-            raise RevisitError(f"{type(self).__name__}: {field} must be {bounds}, not {value!r}.")
-
-    def check_flags(self) -> None:
-        """Raises RevisitError unless every setting that is true or false is one of the two (or None, where that is allowed)."""
-        for field, hint in type_hints(type(self)).items():
-            if bool in (hint, *get_args(hint)) and not fits(value := getattr(self, field), hint):
-                raise RevisitError(f"{type(self).__name__}: {field} must be true or false, not {value!r}.")
-
-    def check_seed(self) -> None:
-        """Raises RevisitError unless `seed` is a whole number that generators take."""
-        self.check_range("seed", 0, 2**63 - 1)
-
-    def check_choice(self, field: str) -> None:
-        """Raises RevisitError unless the value is one of the field's Literal choices."""
-        choices = get_args(type_hints(type(self))[field])
-        value = getattr(self, field)
-        if not isinstance(value, str) or value not in choices:
-            raise unknown(f"{type(self).__name__} {field}", str(value), map(str, choices))
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in self}
 
 
-def layer_numbers(method: str, layers: Any, named: tuple[str, ...]) -> str | tuple[int, ...]:
-    """A named set of layers, or layer numbers, each once; raises RevisitError otherwise."""
-    if isinstance(layers, str):
-        if layers not in named:
-            raise unknown(f"{method} layer set", layers, named)
-        return layers
-    numbers = (
-        (layers,) if isinstance(layers, int) else tuple(layers) if isinstance(layers, (list, tuple, range)) else ()
-    )
-    if not numbers or any(isinstance(i, bool) or not isinstance(i, int) for i in numbers):
+def _check_begin(cls: type[Method], where: str) -> None:
+    if cls.begin is Method.begin:
+        raise RevisitError(f"{where} cannot decode: it must have a method begin(self, run).")
+
+
+METHODS = Registry("method", "revisit.methods", Method, _check_begin)
+
+
+def recommended(name: str, model: Model | str, /, **settings: Any) -> Method:
+    """A method with what is recommended for a model, where the method knows that, and these settings."""
+    return _recommended(METHODS.find(name), model, settings)
+
+
+def as_method(method: MethodLike, model: Model | str | None = None, /, **settings: Any) -> Method:
+    """A method from whatever names one.
+
+    Args:
+        method: A method keeps the settings it has. Its class or its name takes what is recommended for the model.
+        model: A loaded model or its `model_type`; None for the method's defaults.
+        **settings: Settings that come on top.
+    """
+    if isinstance(method, Method):
+        _check_begin(type(method), type(method).__name__)
+        changed = METHODS.make(method.replace, **settings) if settings else method
+        return changed if model is None else changed.for_model(model)
+    if isinstance(method, type) and issubclass(method, Method):
+        METHODS.check(method, method.__name__)
+        return _recommended(method, model, settings)
+    if not isinstance(method, (str, Mapping)):
         raise RevisitError(
-            f"{method}: layers must be one of {', '.join(named)} or a list of layer numbers, not {layers!r}."
+            "method must be a decoding method such as revisit.ReVisiT(), or its name such as 'revisit' (plain decoding is "
+            f"'greedy'), not {method!r}."
         )
-    if min(numbers) < 0:
-        raise RevisitError(f"{method}: layer {min(numbers)} does not exist; layers are numbered from 0.")
-    return tuple(dict.fromkeys(numbers))
+    name, own = METHODS.parse(method)
+    return _recommended(METHODS.find(name), model, {**own, **settings})
 
 
-# A method, its class, its name with settings such as "revisit:alpha=1e-3", or a mapping of `name` and settings.
-MethodLike: TypeAlias = Method | type[Method] | str | Mapping[str, Any]
+def _recommended(cls: type[Method], model: Model | str | None, settings: Mapping[str, Any]) -> Method:
+    knows = model is not None and hasattr(cls, "recommended")
+    made = METHODS.make(partial(cls.recommended, model) if knows else cls, **settings)  # type: ignore[attr-defined]
+    return made if model is None else made.for_model(model)
+
+
+def refuse_settings(method: Method, arguments: Mapping[str, Any]) -> None:
+    """Raises RevisitError for a setting of the method among the arguments of `generate`, where it would do nothing."""
+    for field in type(method).model_fields:
+        if field in arguments:
+            text = f"{method.name}:{field}={arguments[field]}"
+            raise RevisitError(
+                f"{field} is a setting of the method, not an argument of generate: write method={text!r}."
+            )
+
+
+def method_text(name: str, settings: Mapping[str, Any]) -> str:
+    """The text that names a method with these settings, without those that are its defaults."""
+    defaults = METHODS.get(name).settings() if name in METHODS.names() else {}
+    changed = {key: value for key, value in settings.items() if key not in defaults or defaults[key] != value}
+    return ":".join(
+        [name, *([",".join(f"{key}={value_text(value)}" for key, value in changed.items())] if changed else [])]
+    )
+
+
+def value_text(value: object) -> str:
+    """A setting's value as it is typed; the links of a chain as methods with their settings."""
+    if isinstance(value, Mapping):
+        return method_text(value["name"], {key: own for key, own in value.items() if key != "name"})
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(value_text, value))}]"
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)

@@ -15,7 +15,7 @@ from statistics import stdev
 from typing import Any, Literal
 
 from revisit.benchmarks.base import Metric, ratio
-from revisit.decoding.registry import value_text
+from revisit.decoding.method import value_text
 from revisit.errors import RevisitError, unknown
 from revisit.evaluation import statistics
 from revisit.evaluation.store import partial_text, read_results, read_scores, unfinished

@@ -11,22 +11,22 @@ The file has the flags' names as keys, with underscores:
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from revisit import benchmarks
-from revisit.decoding.grammar import parse_entry, parse_list
 from revisit.decoding.method import Method
-from revisit.decoding.options import parse_settings, read_fields
-from revisit.decoding.settings import Beams, Count, Decoding, Seed, Temperature, TopP
+from revisit.decoding.settings import Decoding
 from revisit.errors import EXTRAS, RevisitError, unknown, unknown_setting
 from revisit.evaluation import presets
 from revisit.evaluation.engines.base import ENGINES
 from revisit.evaluation.plan import Plan
 from revisit.models.config import OF_SCENES
+from revisit.registry import parse_entry, parse_list
+from revisit.validation import Beams, Count, PositiveShare, Seed, Settings, Temperature
 
 SCENES = "scenes"
 DOWNLOAD = "download"
@@ -37,8 +37,7 @@ YAML_BRACKETS = 1000
 Entry = str | Mapping[str, Any]  # a name with settings in its text, or a mapping with a name
 
 
-@dataclass(frozen=True)
-class EvalConfig:
+class EvalConfig(Settings):
     """Everything `revisit eval` can be told; the defaults are those of the command line."""
 
     model: str | tuple[str, ...] = ("tiny",)
@@ -53,7 +52,7 @@ class EvalConfig:
     seeds: tuple[Seed, ...] = ()
     sample: bool = False
     temperature: Temperature = 1.0
-    top_p: TopP = 1.0
+    top_p: PositiveShare = 1.0
     beams: Beams = 1
     engine: str = "local"
     workers: Count | None = None
@@ -64,11 +63,7 @@ class EvalConfig:
     allow_incomplete: bool = False
     skip_bad_images: bool = False
     preset: str | None = None
-    set: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Every value is of its type afterwards, whether it came from a file, a flag or Python."""
-        read_fields(self)
+    set: Mapping[str, Any] = Field(default_factory=dict)
 
     def plan(self) -> Plan:
         """The plan, every name looked up and every setting checked; nothing is loaded."""
@@ -156,7 +151,7 @@ class EvalConfig:
         def make(name: str, settings: dict[str, Any]) -> Method:
             cls: Any = methods.find(name)
             if preset and preset.as_published and name != "revisit" and hasattr(cls, "official"):
-                made: Method = cls.official(**parse_settings(cls, settings))
+                made: Method = cls.official(**settings)
                 return made if model is None else made.for_model(model.config.model_type)
             if model is None:
                 return methods.get(name, **settings)
@@ -167,7 +162,7 @@ class EvalConfig:
         wanted = methods.parse_methods(self.method)
         tests = [parse_entry(entry, "benchmark") for entry in parse_list(self.benchmark, _is_benchmark)]
         tests = [(benchmarks.find(name).name, own) for name, own in tests]
-        fields = {name: {f.name for f in dataclasses.fields(methods.find(name))} for name, _ in wanted}
+        fields = {name: set(methods.find(name).model_fields) for name, _ in wanted}
         scoped = scope(self.set, fields, [name for name, _ in tests])
         return (
             tuple(make(name, {**scoped[name], **own}) for name, own in wanted),
@@ -205,13 +200,10 @@ def load_config(file: Path | None, flags: Mapping[str, Any]) -> EvalConfig:
 
 def merge(values: Mapping[str, Any], flags: Mapping[str, Any], where: str) -> EvalConfig:
     """The values found in the file `where` with the given flags on top; `set` merges key by key."""
-    read = parse_settings(EvalConfig, values, where)
-    both = {**read, **flags}
-    if "set" in read and "set" in flags:
-        both["set"] = {**read["set"], **flags["set"]}
-    config = EvalConfig(**both)
+    read = EvalConfig.read(values, where)
+    config = read.replace(**{**flags, "set": {**read.set, **flags.get("set", {})}})
     chosen = {"method", "benchmark", "set", "preset"}
-    if chosen & read.keys() and not chosen & flags.keys():
+    if chosen & values.keys() and not chosen & flags.keys():
         try:
             config.chosen_benchmarks()
         except RevisitError as error:

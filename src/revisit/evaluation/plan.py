@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from revisit.benchmarks.base import Benchmark
-from revisit.decoding.method import Method
-from revisit.decoding.registry import value_text
+from revisit.decoding.method import Method, value_text
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
 
@@ -75,7 +74,7 @@ class Plan:
 
     def decoding_for(self, benchmark: Benchmark) -> Decoding:
         """The decoding settings of one benchmark."""
-        return replace(self.decoding, max_new_tokens=self.max_new_tokens or benchmark.max_new_tokens)
+        return self.decoding.replace(max_new_tokens=self.max_new_tokens or benchmark.max_new_tokens)
 
 
 def label(method: Method) -> str:

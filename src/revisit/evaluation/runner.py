@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
@@ -113,7 +113,7 @@ class GridCell:
                 "version": self.benchmark.version,
                 "options": self.benchmark.options(),
             },
-            "decoding": asdict(self.decoding),
+            "decoding": dict(self.decoding),
             "seed": self.plan.seed if self.decoding.temperature is not None else 0,  # without draws it decides nothing
         }
         if not self.engine.batch_invariant(self.decoding):  # then a job's answer may depend on its batch
@@ -454,7 +454,7 @@ def settings(plan: Plan) -> dict[str, Any]:
         "limits": dict(plan.limits),
         "batch_size": plan.batch_size,
         "max_new_tokens": plan.max_new_tokens,
-        "decoding": {k: v for k, v in asdict(plan.decoding).items() if k != "max_new_tokens"},
+        "decoding": {k: v for k, v in dict(plan.decoding).items() if k != "max_new_tokens"},
         "seed": plan.seed,
         "seeds": list(plan.seeds),
         "skip_bad_images": plan.skip_bad_images,

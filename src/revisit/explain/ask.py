@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from revisit.decoding.registry import as_method, refuse_settings
+from revisit.decoding.method import as_method, refuse_settings
 from revisit.embedded.familiar import NOTICE, advice
 from revisit.errors import RevisitError, as_path, need
 from revisit.explain import figure, page
@@ -82,7 +82,7 @@ def ask(
     by_name = isinstance(model, (str, Path))
     loaded, processor = loaded_pair(model, "ask")
     name = str(model) if isinstance(model, (str, Path)) and not Path(model).is_dir() else name_of(loaded)
-    others = list(compare_with) if isinstance(compare_with, (list, tuple)) else [compare_with]
+    others: list[Any] = list(compare_with) if isinstance(compare_with, (list, tuple)) else [compare_with]
     methods = [as_method(entry, loaded) for entry in (method, *others)]
     options = {"max_new_tokens": max_new_tokens, "do_sample": False, **generate_kwargs}
     decode = explain(loaded, processor, pictures, question, methods, model_name=name, objects=objects, **options)

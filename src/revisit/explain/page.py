@@ -1,7 +1,7 @@
 """A decode as one self-contained HTML file: no network, no build step, works from disk.
 
 from revisit.explain import page, record
-decode = record.explain(model, processor, [image], "Describe the image.", [ReVisiT(), Plain()])
+decode = record.explain(model, processor, [image], "Describe the image.", [ReVisiT(), Greedy()])
 page.write("out.html", decode)
 """
 

@@ -1,19 +1,15 @@
-"""The decoding methods, one file each. Looking them up by name: `revisit.decoding.registry`, whose functions are here too."""
+"""The decoding methods, one file each, and the ways to find them by name."""
 
 from __future__ import annotations
 
-from revisit.decoding.registry import (
-    as_method,
-    find,
-    get,
-    method_text,
-    names,
-    parse_method,
-    parse_methods,
-    recommended,
-    register,
-    value_text,
-)
+from revisit.decoding.method import METHODS, as_method, method_text, recommended, value_text
+
+find = METHODS.find
+get = METHODS.get
+names = METHODS.names
+parse_method = METHODS.parse
+parse_methods = METHODS.parse_list
+register = METHODS.register
 
 __all__ = [
     "as_method",

@@ -6,11 +6,11 @@ sampling it tells how much of a method's gain is its constraint's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from revisit.decoding.method import Method
 from revisit.methods.contrastive import cut
+from revisit.validation import PositiveShare
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from revisit.decoding.run import Run
 
 
-@dataclass(frozen=True)
 class APC(Method):
     """Settings of the control.
 
@@ -27,15 +26,12 @@ class APC(Method):
         methods use, 1e-5 what ReVisiT uses.
     """
 
-    alpha: float = 0.1
+    alpha: PositiveShare = 0.1
 
     name = "apc"
     summary = "a control: the plausibility constraint of the other methods, and nothing else"
     cost = "1 forward"
     source = "Li et al., Contrastive Decoding, arXiv:2210.15097 (the constraint)"
-
-    def __post_init__(self) -> None:
-        self.check_range("alpha", 0, 1, low_open=True)
 
     @classmethod
     def official(cls, **overrides: Any) -> APC:

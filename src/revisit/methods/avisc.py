@@ -12,11 +12,11 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from revisit.errors import RevisitError
-from revisit.methods.contrastive import Contrastive, cut
+from revisit.methods.contrastive import Contrastive, contrast
+from revisit.validation import Number, Seed, Share, Strength
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,13 +27,9 @@ if TYPE_CHECKING:
     from revisit.taps.attention import Call
 
 
-def contrast(logits: Tensor, blind: Tensor, alpha: float, beta: float) -> Tensor:
-    """(1 + alpha)·l − alpha·l_blind where l allows it, -inf elsewhere.  (..., V), (..., V) -> (..., V)
-
-    A row of l_blind with a NaN anywhere counts as l, as published.
-    """
-    blind = logits.where(blind.isnan().any(-1, keepdim=True), blind)
-    return cut((1 + alpha) * logits - alpha * blind, logits, beta)
+def without_nan(blind: Tensor, logits: Tensor) -> Tensor:
+    """l_blind, or l in rows of l_blind with a NaN anywhere, as published.  (..., V), (..., V) -> (..., V)"""
+    return logits.where(blind.isnan().any(-1, keepdim=True), blind)
 
 
 def blind_tokens(attention: Tensor, gamma: float, sigma: float) -> Tensor:
@@ -48,7 +44,6 @@ def blind_tokens(attention: Tensor, gamma: float, sigma: float) -> Tensor:
     return mean >= mean.mean() + sigma * mean.std()
 
 
-@dataclass(frozen=True)
 class AvisC(Contrastive):
     """Settings of AvisC; the defaults are those of its LLaVA programs' parsers.
 
@@ -60,26 +55,17 @@ class AvisC(Contrastive):
     blank: what the other vision tokens become: "zeros", "ones" or "noise" (seeded by `seed`).
     """
 
-    alpha: float = 1.0
-    beta: float = 0.1
-    gamma: float = 0.5
-    sigma: float = 0.99
+    alpha: Strength = 1.0
+    beta: Share = 0.1
+    gamma: Share = 0.5
+    sigma: Number = 0.99
     blank: Literal["zeros", "ones", "noise"] = "zeros"
-    seed: int = 0
+    seed: Seed = 0
 
     name = "avisc"
     summary = "contrast with a run that sees only the over-attended vision tokens"
     cost = "2 rows per sequence, 2 prefills"
     source = "Woo et al., AvisC, arXiv:2405.17820"
-
-    def __post_init__(self) -> None:
-        self.check_choice("mode")
-        self.check_choice("blank")
-        self.check_range("alpha", 0, float("inf"))
-        self.check_range("beta", 0, 1)
-        self.check_range("gamma", 0, 1)
-        self.check_range("sigma", float("-inf"), float("inf"))
-        self.check_seed()
 
     @classmethod
     def official(cls, **overrides: Any) -> AvisC:
@@ -101,7 +87,7 @@ class AvisC(Contrastive):
         watch = contextlib.ExitStack()
         run.stack.enter_context(watch)
 
-        def see(call: Call) -> None:
+        def attention_hook(call: Call) -> None:
             if not run.loop_model.contrasting and len(seen) < run.parts.depth:
                 attention = call.last_attention()[:, : mask.shape[1]]
                 seen.append(attention.to(mask.device))  # layers may sit on several devices
@@ -110,13 +96,13 @@ class AvisC(Contrastive):
             watch.close()  # the clean prefill is over
             return self._hidden(seen, mask, run.parts.depth)
 
-        watch.enter_context(watching(run.parts, see, "AvisC"))
+        watch.enter_context(watching(run.parts, attention_hook, "AvisC"))
         blanker = Blanker(run, branch, hidden, self._filler, mask.shape[1])
 
         def combine(logits: Tensor, blind: Tensor, _: int) -> Tensor:
             if run.generation_config.use_cache:  # the prompt is never read again
                 blanker.hooks.release()
-            return contrast(logits, blind, self.alpha, self.beta)
+            return contrast(logits, without_nan(blind, logits), self.alpha, self.beta)
 
         return self.contrasted(run, branch, mask.any(-1), combine)
 

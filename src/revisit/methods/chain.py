@@ -7,16 +7,12 @@ token that agrees most, the distribution that VCD arrived at, over the tokens th
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from revisit.decoding.grammar import without_brackets
-from revisit.decoding.method import Method
-from revisit.decoding.options import parse_settings
-from revisit.decoding.registry import as_method, find, parse_method, parse_methods
+from revisit.decoding.method import METHODS, Method, as_method
 from revisit.errors import RevisitError
+from revisit.validation import without_brackets
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,10 +20,9 @@ if TYPE_CHECKING:
     from revisit.decoding.method import Refine
     from revisit.decoding.recorder import Recorder
     from revisit.decoding.run import Run
-    from revisit.models.types import Processor
+    from revisit.models.types import Model, Processor
 
 
-@dataclass(frozen=True)
 class Chain(Method):
     """Settings of a chain.
 
@@ -42,19 +37,18 @@ class Chain(Method):
     cost = "what its methods cost; one more row per sequence for each contrast"
     source = "—"
 
-    def __post_init__(self) -> None:
-        given = _entries(self.methods)
-        made = tuple(as_method(method) for method in given)
-        for method in made:
-            if isinstance(method, Chain):
-                raise RevisitError("Chain: a chain cannot be a link of another; list its methods instead.")
-        object.__setattr__(self, "methods", made)
-        object.__setattr__(self, "_given", given)  # names among them are looked up again for a model
+    def __init__(self, methods: str | Sequence[Any] = ("vcd", "revisit"), *args: Any, **settings: Any) -> None:
+        given = _entries(methods)
+        links = tuple(as_method(method) for method in given)
+        if any(isinstance(link, Chain) for link in links):
+            raise RevisitError("Chain: a chain cannot be a link of another; list its methods instead.")
+        super().__init__(*args, methods=links, **settings)
+        self.__dict__["_given"] = given  # names among them are looked up again for a model
 
-    def for_model(self, model: Any) -> Chain:
+    def for_model(self, model: Model | str) -> Chain:
         """This chain with what is recommended for the model wherever a link was given by its name or class."""
         given: tuple[Any, ...] = self.__dict__["_given"]
-        return dataclasses.replace(self, methods=tuple(as_method(method, model) for method in given))
+        return self.replace(methods=tuple(as_method(method, model) for method in given))
 
     @classmethod
     def official(cls, methods: str | Sequence[Any] = ("vcd", "revisit")) -> Chain:
@@ -72,7 +66,7 @@ class Chain(Method):
 
     def bind(self, processor: Processor) -> Chain:
         """This chain with every link bound."""
-        return dataclasses.replace(self, methods=tuple(method.bind(processor) for method in self.methods))
+        return self.replace(methods=tuple(method.bind(processor) for method in self.methods))
 
     def begin(self, run: Run) -> Refine:
         whole = run.recorder
@@ -100,7 +94,7 @@ class Chain(Method):
 def _entries(given: Any) -> tuple[Any, ...]:
     """The links of a chain as they were given: methods, classes, mappings, or texts with one name each."""
     if isinstance(given, str):
-        given = [{"name": name, **settings} for name, settings in parse_methods(without_brackets(given))]
+        given = [{"name": name, **settings} for name, settings in METHODS.parse_list(without_brackets(given))]
     if not isinstance(given, (list, tuple)) or not given:
         raise RevisitError("Chain: methods must be a list of methods or of their names, such as [VCD(), ReVisiT()].")
     return tuple(given)
@@ -110,10 +104,10 @@ def _official(entry: Any) -> Any:
     """A named method with its published settings, where it has any that differ from the model's recommendation."""
     if not isinstance(entry, (str, Mapping)):
         return entry
-    name, settings = parse_method(entry)
-    cls: Any = find(name)
+    name, settings = METHODS.parse(entry)
+    cls: Any = METHODS.find(name)
     published = hasattr(cls, "official") and not hasattr(cls, "recommended")
-    return cls.official(**parse_settings(cls, settings)) if published else entry
+    return cls.official(**settings) if published else entry
 
 
 def _plainly_named(method: Method) -> bool:

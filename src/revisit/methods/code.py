@@ -8,13 +8,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from revisit.methods.contrastive import Contrastive
 from revisit.methods.prompts import Boundaries, around_image, starts_with_bos
+from revisit.validation import Count, PositiveNumber
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +41,6 @@ def contrast(logits: Tensor, described: Tensor, power: float) -> Tensor:
     return scores.masked_fill((p < d * p.amax(-1, keepdim=True)) | (logits == -math.inf), -math.inf)
 
 
-@dataclass(frozen=True)
 class CODE(Boundaries, Contrastive):
     """Settings of CODE.
 
@@ -53,24 +51,16 @@ class CODE(Boundaries, Contrastive):
     bos: begin the description with this token id; the released code does, for tokenizers that write one.
     """
 
-    power: float = 0.7
+    power: PositiveNumber = 0.7
     request: str = REQUEST
     request_ids: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    description_tokens: int = 512
+    description_tokens: Count = 512
     bos: int | None = None
 
     name = "code"
     summary = "contrast with the model's own description in the image's place"
     cost = "a description per image, then 2 rows per sequence, 2 prefills"
     source = "Kim et al., CODE, arXiv:2406.01920"
-
-    def __post_init__(self) -> None:
-        self.check_choice("mode")
-        self.check_range("power", 0, float("inf"), low_open=True)
-        self.check_range("description_tokens", 1, float("inf"))
-        if self.request_ids is not None:
-            head, tail = self.request_ids
-            object.__setattr__(self, "request_ids", (tuple(head), tuple(tail)))
 
     @classmethod
     def official(cls, **overrides: Any) -> CODE:
@@ -86,7 +76,7 @@ class CODE(Boundaries, Contrastive):
         """This method with its request, and where asked for the BOS, as token ids."""
         request = self.request_ids or around_image(processor, self.request)
         bos = starts_with_bos(processor) if self.bos == -1 else self.bos
-        return dataclasses.replace(self, request_ids=request, bos=bos)
+        return self.replace(request_ids=request, bos=bos)
 
     def begin(self, run: Run) -> Refine:
         from revisit.contrast.branch import add_branch

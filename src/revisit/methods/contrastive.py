@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from revisit.decoding.method import Method
@@ -26,7 +25,11 @@ def cut(scores: Tensor, logits: Tensor, beta: float) -> Tensor:
     return scores.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(beta), -math.inf)
 
 
-@dataclass(frozen=True)
+def contrast(logits: Tensor, other: Tensor, alpha: float, beta: float) -> Tensor:
+    """(1 + alpha)·l − alpha·l_other where l allows it, -inf elsewhere.  (..., V), (..., V) -> (..., V)"""
+    return cut((1 + alpha) * logits - alpha * other, logits, beta)
+
+
 class Contrastive(Method):
     """A method that decodes with a second, contrasted run of the model.
 
@@ -35,7 +38,7 @@ class Contrastive(Method):
         matrix with one vector twice in less time than with two at once.
     """
 
-    mode: Literal["auto", "stacked", "sequential"] = field(default="auto", kw_only=True)
+    mode: Literal["auto", "stacked", "sequential"] = "auto"
 
     def stacks(self, run: Run) -> bool:
         """Whether the branches of this run go through the model together."""
@@ -47,12 +50,12 @@ class Contrastive(Method):
         start = run.input_ids.shape[1]
 
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
-            contrast = branch.take().to(logits.device)  # (rows, V)
-            scores = combine(logits, contrast, input_ids.shape[1] - start)
+            other = branch.take().to(logits.device)  # (rows, V)
+            scores = combine(logits, other, input_ids.shape[1] - start)
             scores = scores.where(has_image[:, None].to(scores.device), logits)
             if run.beams:  # beams are compared with each other
                 scores = scores.log_softmax(-1)
-            run.recorder.note_scores(input_ids, logits, scores, contrast, has_image)
+            run.recorder.note_scores(input_ids, logits, scores, other, has_image)
             return scores
 
         return refine

@@ -11,11 +11,11 @@ No extra forward pass; the early layers are further rows of the head's own produ
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from revisit.decoding.method import Method, layer_numbers
+from revisit.decoding.method import LayerNumbers, Method
 from revisit.errors import RevisitError
+from revisit.validation import Count, PositiveShare, Strength
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +50,6 @@ def correcting_layers(depth: int) -> tuple[int, ...]:
     return tuple(range(max(1, min(first, depth - 1)), min(last, depth - 1) + 1))
 
 
-@dataclass(frozen=True)
 class DeCo(Method):
     """Settings of DeCo; the defaults are those of its command line.
 
@@ -60,24 +59,16 @@ class DeCo(Method):
     norm: apply the decoder's "final" norm to the early states (as published), or "none".
     """
 
-    alpha: float = 0.6
-    layers: Literal["late"] | tuple[int, ...] = "late"
-    top_p: float = 0.9
-    top_k: int = 20
+    alpha: Strength = 0.6
+    layers: Literal["late"] | LayerNumbers = "late"
+    top_p: PositiveShare = 0.9
+    top_k: Count = 20
     norm: Literal["none", "final"] = "final"
 
     name = "deco"
     summary = "correct the final logits by the earlier layer that is surest about a candidate"
     cost = "1 forward; head rows for the early layers"
     source = "Wang et al., DeCo, arXiv:2410.11779"
-
-    def __post_init__(self) -> None:
-        layers = layer_numbers("DeCo", self.layers, ("late",))
-        object.__setattr__(self, "layers", layers if isinstance(layers, str) else tuple(sorted(layers)))
-        self.check_range("alpha", 0, float("inf"))
-        self.check_range("top_p", 0, 1, low_open=True)
-        self.check_range("top_k", 1, float("inf"))
-        self.check_choice("norm")
 
     @classmethod
     def official(cls, **overrides: Any) -> DeCo:
@@ -87,7 +78,7 @@ class DeCo(Method):
     def begin(self, run: Run) -> Refine:
         run.find_vision_tokens(required=False)
         depth = run.parts.depth
-        layers = correcting_layers(depth) if isinstance(self.layers, str) else self.layers
+        layers = correcting_layers(depth) if isinstance(self.layers, str) else tuple(sorted(self.layers))
         if layers[-1] >= depth:
             raise RevisitError(
                 f"DeCo: layer {layers[-1]} cannot correct: this model's early layers are numbered 0 (embedding) to {depth - 1}."

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from revisit.decoding.method import Method, layer_numbers
+from revisit.decoding.method import LayerNumbers, Method
 from revisit.errors import RevisitError
 from revisit.models.layers import resolve_layers
+from revisit.validation import Share
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,7 +74,6 @@ def candidate_layers(spec: str | Sequence[int], depth: int, tied: bool) -> tuple
     return chosen
 
 
-@dataclass(frozen=True)
 class DoLa(Method):
     """Settings of DoLa; the defaults are those of its in-library version.
 
@@ -86,8 +85,8 @@ class DoLa(Method):
     precision: "float32", or "model" to leave early logits in the model's own type, as the in-library version.
     """
 
-    layers: Literal["low", "high", "all"] | tuple[int, ...] = "low"
-    relative_top: float = 0.1
+    layers: Literal["low", "high", "all"] | LayerNumbers = "low"
+    relative_top: Share = 0.1
     norm: Literal["none", "final"] = "none"
     per_row: bool = True
     precision: Literal["float32", "model"] = "float32"
@@ -96,13 +95,6 @@ class DoLa(Method):
     summary = "contrast the final layer with the early layer that differs most from it"
     cost = "1 forward; head rows for the early layers"
     source = "Chuang et al., DoLa, arXiv:2309.03883"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", layer_numbers("DoLa", self.layers, ("low", "high", "all")))
-        self.check_flags()
-        self.check_range("relative_top", 0, 1)
-        self.check_choice("norm")
-        self.check_choice("precision")
 
     @classmethod
     def official(cls, **overrides: Any) -> DoLa:

@@ -9,13 +9,12 @@ often compared with, puts its sentence right after the image instead: `place="im
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from revisit.errors import RevisitError
-from revisit.methods.contrastive import Contrastive, cut
+from revisit.methods.contrastive import Contrastive, contrast
 from revisit.methods.prompts import Boundaries, space_after_image, system_turn, word_ids
+from revisit.validation import Share, Strength
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,12 +25,6 @@ if TYPE_CHECKING:
     from revisit.models.types import Processor
 
 
-def contrast(logits: Tensor, disturbed: Tensor, alpha: float, beta: float) -> Tensor:
-    """(1 + alpha)·l − alpha·l_disturbed where l allows it, -inf elsewhere.  (..., V), (..., V) -> (..., V)"""
-    return cut((1 + alpha) * logits - alpha * disturbed, logits, beta)
-
-
-@dataclass(frozen=True)
 class ICD(Boundaries, Contrastive):
     """Settings of ICD; the defaults are those of its program for LLaVA.
 
@@ -44,8 +37,8 @@ class ICD(Boundaries, Contrastive):
         turn; found by `bind(processor)`. Without them the sentence goes to the very beginning of the prompt.
     """
 
-    alpha: float = 1.0
-    beta: float = 0.1
+    alpha: Strength = 1.0
+    beta: Share = 0.1
     sentence: str = "You are a confused objects detector to provide a fuzzy overview or impression of the image."
     place: Literal["system", "image"] = "system"
     sentence_ids: tuple[int, ...] = ()
@@ -56,12 +49,6 @@ class ICD(Boundaries, Contrastive):
     summary = "contrast with the same image under a disturbing instruction"
     cost = "2 rows per sequence, 2 prefills, 2 image encodings"
     source = "Wang et al., ICD, arXiv:2403.18715"
-
-    def __post_init__(self) -> None:
-        self.check_choice("mode")
-        self.check_choice("place")
-        self.check_range("alpha", 0, float("inf"))
-        self.check_range("beta", 0, 1)
 
     @classmethod
     def official(cls, **overrides: Any) -> ICD:
@@ -91,10 +78,10 @@ class ICD(Boundaries, Contrastive):
             return self
         if self.place == "image":
             words = self.sentence + ("" if space_after_image(processor) else "\n")
-            return dataclasses.replace(self, sentence_ids=word_ids(processor, words))
+            return self.replace(sentence_ids=word_ids(processor, words))
         system, user = system_turn(processor, self.sentence)
         ids = word_ids(processor, self.sentence + " ")
-        return dataclasses.replace(self, sentence_ids=ids, system_ids=system, user_ids=user)
+        return self.replace(sentence_ids=ids, system_ids=system, user_ids=user)
 
     def begin(self, run: Run) -> Refine:
         from revisit.contrast.branch import add_branch

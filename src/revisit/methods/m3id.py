@@ -9,11 +9,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from revisit.methods.contrastive import Contrastive, cut
 from revisit.methods.prompts import Boundaries
+from revisit.validation import Share, Strength, WholeNumber
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,6 @@ def contrast(
     return cut(scores, logits, beta)
 
 
-@dataclass(frozen=True)
 class M3ID(Boundaries, Contrastive):
     """Settings of M3ID; the defaults are those of RITUAL's code, which most comparisons use.
 
@@ -57,27 +56,17 @@ class M3ID(Boundaries, Contrastive):
     normalize: combine log-probabilities instead of logits.
     """
 
-    decay: float = 0.02
-    beta: float = 0.1
-    start: int = 0
-    cap: float | None = None
-    gate: float | None = None
+    decay: Strength = 0.02
+    beta: Share = 0.1
+    start: WholeNumber = 0
+    cap: Strength | None = None
+    gate: Strength | None = None
     normalize: bool = False
 
     name = "m3id"
     summary = "contrast with the same text without its image, more strongly at every step"
     cost = "2 rows per sequence, a second prefill without the image"
     source = "Favero et al., M3ID, arXiv:2403.14003"
-
-    def __post_init__(self) -> None:
-        self.check_choice("mode")
-        self.check_flags()
-        self.check_range("decay", 0, float("inf"))
-        self.check_range("beta", 0, 1)
-        self.check_range("start", 0, float("inf"))
-        for field in ("cap", "gate"):
-            if getattr(self, field) is not None:
-                self.check_range(field, 0, float("inf"))
 
     @classmethod
     def official(cls, **overrides: Any) -> M3ID:

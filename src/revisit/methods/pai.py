@@ -10,15 +10,18 @@ Either part can be left out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from pydantic import model_validator
 
 from revisit.errors import RevisitError
 from revisit.methods.contrastive import Contrastive, cut
 from revisit.methods.prompts import Boundaries
+from revisit.validation import Share, Strength, WholeNumber
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from typing_extensions import Self
 
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
@@ -36,7 +39,6 @@ def amplify(scores: Tensor, image: Tensor, alpha: float) -> Tensor:
     return (scores + alpha * scores.abs()).where(image.unsqueeze(1) & scores.isfinite(), scores)
 
 
-@dataclass(frozen=True)
 class PAI(Boundaries, Contrastive):
     """Settings of PAI; the defaults are those of its documentation.
 
@@ -49,10 +51,10 @@ class PAI(Boundaries, Contrastive):
     Only the newest position's attention is changed; with `use_cache=False` what that did to earlier steps is not kept.
     """
 
-    alpha: float = 0.2
-    gamma: float | None = 1.1
-    beta: float = 0.1
-    first_layer: int = 2
+    alpha: Strength = 0.2
+    gamma: Strength | None = 1.1
+    beta: Share = 0.1
+    first_layer: WholeNumber = 2
     at_prompt: bool | None = None
 
     name = "pai"
@@ -60,16 +62,11 @@ class PAI(Boundaries, Contrastive):
     cost = "2 rows per sequence, a second prefill without the image (1 without guidance)"
     source = "Liu et al., PAI, arXiv:2407.21771"
 
-    def __post_init__(self) -> None:
-        self.check_choice("mode")
-        self.check_flags()
-        self.check_range("alpha", 0, float("inf"))
-        self.check_range("beta", 0, 1)
-        self.check_range("first_layer", 0, float("inf"))
-        if self.gamma is not None:
-            self.check_range("gamma", 0, float("inf"))
-        elif self.alpha == 0:
+    @model_validator(mode="after")
+    def _check_that_something_is_left(self) -> Self:
+        if self.gamma is None and self.alpha == 0:
             raise RevisitError("PAI: with alpha 0 and gamma none there is nothing left to do; set one of them.")
+        return self
 
     @classmethod
     def official(cls, **overrides: Any) -> PAI:
@@ -109,7 +106,7 @@ class PAI(Boundaries, Contrastive):
         forwards = 0
         run.check_sliding_windows("PAI")
 
-        def see(call: Call) -> Callable[[Tensor], Tensor] | None:
+        def attention_hook(call: Call) -> Callable[[Tensor], Tensor] | None:
             nonlocal forwards
             if call.layer < first or getattr(run.loop_model, "contrasting", False):
                 return None
@@ -128,7 +125,7 @@ class PAI(Boundaries, Contrastive):
 
             return replace
 
-        run.stack.enter_context(watching(run.parts, see, "PAI"))
+        run.stack.enter_context(watching(run.parts, attention_hook, "PAI"))
         return seen
 
     def _plain(self, run: Run, has_image: Tensor, seen: set[int]) -> Refine:

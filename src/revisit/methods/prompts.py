@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from revisit.decoding.method import Method
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
 class Boundaries(Method):
     """A method that takes the image out of the prompt.
 
@@ -26,7 +24,7 @@ class Boundaries(Method):
         of the model's family; empty means that there are none.
     """
 
-    around: tuple[int, ...] | None = field(default=None, kw_only=True)
+    around: tuple[int, ...] | None = None
 
     def boundaries(self, run: Run) -> tuple[int, ...]:
         """Ids of the tokens around an image in this model's prompts; raises RevisitError if they are not known."""

@@ -11,18 +11,20 @@ No training, no extra forward pass.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from revisit.decoding.method import Method, layer_numbers
-from revisit.decoding.options import parse_settings
-from revisit.errors import RevisitError, unknown
+from pydantic import Field, model_validator
+
+from revisit.decoding.method import LayerNumbers, Method
+from revisit.errors import RevisitError
 from revisit.models import families
-from revisit.models.layers import LAYER_SETS, resolve_layers
-from revisit.step.rule import ADAPTIVE_WEIGHTS, Rule
+from revisit.models.layers import resolve_layers
+from revisit.step.rule import Rule
+from revisit.validation import PositiveShare, Seed
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from typing_extensions import Self
 
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 SELECTIONS_WITHOUT_COUNT = ("random", "soft")  # selections that have no number of vision tokens
 
 
-@dataclass(frozen=True)
 class ReVisiT(Method):
     """Settings of ReVisiT; the defaults are the paper's.
 
@@ -52,46 +53,42 @@ class ReVisiT(Method):
     precision: "float32", or "model" to round vision distributions like the released code.
     """
 
-    alpha: float = 1e-5
-    layers: Literal["last", "all", "low", "high"] | tuple[int, ...] = "last"
+    alpha: PositiveShare = 1e-5
+    layers: Literal["last", "all", "low", "high"] | LayerNumbers = "last"
     divergence: Literal["jsd", "official", "kl", "cosine"] = "jsd"
     select: Literal["min", "max", "random", "soft"] = "min"
     fusion: Literal["poe", "interpolation"] = "poe"
-    weight: float | Literal["agreement", "uncertainty", "both"] | None = None
+    weight: Annotated[float, Field(ge=0, le=1000)] | Literal["agreement", "uncertainty", "both"] | None = None
     vocabulary: Literal["subset", "full"] = "subset"
     norm: Literal["none", "final"] = "none"
     normalize: bool = True
     precision: Literal["float32", "model"] = "float32"
-    seed: int = 0
-    neighbors: int = 1
+    seed: Seed = 0
+    neighbors: Annotated[int, Field(ge=1, le=1024)] = 1
 
     name = "revisit"
     summary = "refine by the vision token that agrees most with the output distribution"
     cost = "1.0×, no extra forward"
     source = "Cho et al., ReVisiT, arXiv:2506.09522"
 
-    def __post_init__(self) -> None:
-        if self.weight is None:
-            object.__setattr__(self, "weight", 1.0 if self.fusion == "poe" else 0.5)
-        self.check_range("alpha", 0, 1, low_open=True)
-        self.check_seed()
-        self.check_weight()
-        self.check_range("neighbors", 1, 1024)
-        self.check_flags()
-        for name in ("divergence", "select", "fusion", "vocabulary", "norm", "precision"):
-            self.check_choice(name)
-        object.__setattr__(self, "layers", layer_numbers("ReVisiT", self.layers, LAYER_SETS))
+    @model_validator(mode="before")
+    @classmethod
+    def _default_weight(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        if settings.get("weight") in (None, "none"):
+            return {**settings, "weight": 0.5 if settings.get("fusion") == "interpolation" else 1.0}
+        return settings
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.fusion == "interpolation" and isinstance(self.weight, float) and self.weight > 1:
+            raise RevisitError(
+                f'ReVisiT: weight must be a number from 0 to 1 with fusion="interpolation", not {self.weight:g}.'
+            )
         if self.neighbors > 1 and self.select in SELECTIONS_WITHOUT_COUNT:
             raise RevisitError(
                 f'ReVisiT: neighbors acts with select="min" and "max" only; leave it out, or at 1, with "{self.select}".'
             )
-
-    def check_weight(self) -> None:
-        """Raises RevisitError unless the weight is a number in range or the name of an adaptive weight."""
-        if not isinstance(self.weight, str):
-            self.check_range("weight", 0, 1 if self.fusion == "interpolation" else 1000)
-        elif self.weight not in ADAPTIVE_WEIGHTS:
-            raise unknown("ReVisiT weight", self.weight, ("a number", *ADAPTIVE_WEIGHTS))
+        return self
 
     @classmethod
     def paper(cls, **overrides: Any) -> ReVisiT:
@@ -124,16 +121,15 @@ class ReVisiT(Method):
     @classmethod
     def _declared(cls, entry: Any) -> dict[str, Any]:
         """The settings in a model's generation_config.json, each of which must be right alone."""
+        if entry is None:
+            return {}
+        where = "The entry `revisit` of the model's generation_config.json is wrong"
+        if not isinstance(entry, dict):
+            raise RevisitError(f"{where}: it must map settings to values.")
         try:
-            if not isinstance(entry or {}, dict):
-                raise RevisitError("it must map settings to values.")
-            settings = parse_settings(cls, entry or {})
-            cls(**settings)
+            return {name: getattr(cls(**entry), name) for name in entry}
         except (RevisitError, TypeError) as error:
-            raise RevisitError(
-                f"The entry `revisit` of the model's generation_config.json is wrong: {str(error)[:200]}"
-            ) from None
-        return settings
+            raise RevisitError(f"{where}: {str(error)[:200]}") from None
 
     def rule(self, *, normalize: bool | None = None) -> Rule:
         """These settings as those of one step; `normalize` overrides the method's own."""

@@ -10,17 +10,19 @@ the picture (the processor's normalization is undone and done again); all tiles 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import model_validator
 
 from revisit.errors import RevisitError
 from revisit.methods.contrastive import Contrastive, cut
+from revisit.validation import Seed, Share, Strength
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+    from typing_extensions import Self
 
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
@@ -32,7 +34,6 @@ def combine(logits: Tensor, transformed: Tensor, alpha: float, beta: float) -> T
     return cut(logits + alpha * transformed, logits, beta)
 
 
-@dataclass(frozen=True)
 class RITUAL(Contrastive):
     """Settings of RITUAL.
 
@@ -43,10 +44,10 @@ class RITUAL(Contrastive):
     mean, std: the processor's normalization of the channels; None takes them from the model's processor.
     """
 
-    alpha: float = 3.0
-    beta: float = 0.1
+    alpha: Strength = 3.0
+    beta: Share = 0.1
     transform: Literal["random", "flip", "upside-down", "rotate", "colors", "blur", "crop"] = "random"
-    seed: int = 0
+    seed: Seed = 0
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
 
@@ -55,14 +56,11 @@ class RITUAL(Contrastive):
     cost = "2 rows per sequence, 2 prefills, 2 image encodings"
     source = "Woo et al., RITUAL, arXiv:2405.17821"
 
-    def __post_init__(self) -> None:
-        self.check_choice("mode")
-        self.check_choice("transform")
-        self.check_range("alpha", 0, float("inf"))
-        self.check_range("beta", 0, 1)
-        self.check_seed()
+    @model_validator(mode="after")
+    def _check_normalization(self) -> Self:
         if (self.mean is None) != (self.std is None):
             raise RevisitError("RITUAL: mean and std belong together; set both, or neither to take the processor's.")
+        return self
 
     @classmethod
     def official(cls, **overrides: Any) -> RITUAL:
@@ -87,7 +85,7 @@ class RITUAL(Contrastive):
             )
         if not getattr(images, "do_normalize", True):
             mean, std = [0.0] * len(mean), [1.0] * len(std)
-        return dataclasses.replace(self, mean=tuple(map(float, mean)), std=tuple(map(float, std)))
+        return self.replace(mean=tuple(map(float, mean)), std=tuple(map(float, std)))
 
     def begin(self, run: Run) -> Refine:
         from revisit.contrast.branch import add_branch

@@ -10,12 +10,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from revisit.errors import RevisitError
-from revisit.methods.contrastive import Contrastive, cut
+from revisit.methods.contrastive import Contrastive, contrast
 from revisit.models import families
+from revisit.validation import Share, Strength, WholeNumber
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,11 +26,6 @@ if TYPE_CHECKING:
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
     from revisit.taps.attention import Call
-
-
-def contrast(logits: Tensor, induced: Tensor, alpha: float, beta: float) -> Tensor:
-    """(1 + alpha)·l − alpha·l_induced where l allows it, -inf elsewhere.  (..., V), (..., V) -> (..., V)"""
-    return cut((1 + alpha) * logits - alpha * induced, logits, beta)
 
 
 def least_attended(attention: Tensor, image: Tensor, counts: Tensor) -> Tensor:
@@ -73,7 +70,6 @@ def newest_column(visible: Tensor) -> Tensor:
     return visible.shape[-1] - 1 - from_the_end
 
 
-@dataclass(frozen=True)
 class SID(Contrastive):
     """Settings of SID.
 
@@ -85,25 +81,16 @@ class SID(Contrastive):
     constraint: cut implausible tokens "always", or only when "sampling" as the released code.
     """
 
-    alpha: float = 0.5
-    beta: float = 0.1
-    layer: int = 2
-    keep: int | float | None = None
+    alpha: Strength = 0.5
+    beta: Share = 0.1
+    layer: Annotated[int, Field(ge=1)] = 2
+    keep: WholeNumber | Share | None = None
     constraint: Literal["always", "sampling"] = "always"
 
     name = "sid"
     summary = "contrast with a run that sees only the least attended vision tokens"
     cost = "2 rows per sequence, 2 prefills"
     source = "Huo et al., SID, arXiv:2408.02032"
-
-    def __post_init__(self) -> None:
-        self.check_choice("mode")
-        self.check_choice("constraint")
-        self.check_range("alpha", 0, float("inf"))
-        self.check_range("beta", 0, 1)
-        self.check_range("layer", 1, float("inf"))
-        if self.keep is not None:
-            self.check_range("keep", 0, 1 if isinstance(self.keep, float) else float("inf"))
 
     @classmethod
     def official(cls, **overrides: Any) -> SID:
@@ -123,7 +110,7 @@ class SID(Contrastive):
         counts = budget(self.keep, mask.sum(-1), run.model.config.model_type)
         masker = Masker(branch, mask, counts, self.layer)
         run.check_sliding_windows("SID")
-        run.stack.enter_context(watching(run.parts, masker.see, "SID"))
+        run.stack.enter_context(watching(run.parts, masker.attention_hook, "SID"))
         beta = self.beta if self.constraint == "always" or run.generation_config.do_sample else 0.0
 
         def combine(logits: Tensor, other: Tensor, _: int) -> Tensor:
@@ -144,7 +131,7 @@ class Masker:
         self.hidden: Tensor | None = None  # (rows, n) columns that the running forward hides
         self._last: tuple[Tensor | None, Tensor | None] = (None, None)  # the last layer's mask before and after
 
-    def see(self, call: Call) -> None:
+    def attention_hook(self, call: Call) -> None:
         rows = self.branch.live
         if rows is None or call.layer < self.layer - 1:
             return

@@ -7,10 +7,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from revisit.methods.contrastive import Contrastive, cut
+from pydantic import Field
+
+from revisit.methods.contrastive import Contrastive, contrast
+from revisit.validation import Seed, Share, Strength
 
 if TYPE_CHECKING:
     import torch
@@ -39,12 +41,6 @@ def add_noise(pixels: Tensor, step: int, generator: torch.Generator) -> Tensor:
     return signal * pixels + noise * torch.randn(pixels.shape, generator=generator)
 
 
-def contrast(logits: Tensor, noisy: Tensor, alpha: float, beta: float) -> Tensor:
-    """(1 + alpha)·l − alpha·l_noisy where l allows it, -inf elsewhere.  (..., V), (..., V) -> (..., V)"""
-    return cut((1 + alpha) * logits - alpha * noisy, logits, beta)
-
-
-@dataclass(frozen=True)
 class VCD(Contrastive):
     """Settings of VCD; the defaults are those of its command line.
 
@@ -54,22 +50,15 @@ class VCD(Contrastive):
     seed: of the noise; a picture gets the same noise in every batch.
     """
 
-    alpha: float = 1.0
-    beta: float = 0.1
-    noise_step: int = 500
-    seed: int = 0
+    alpha: Strength = 1.0
+    beta: Share = 0.1
+    noise_step: Annotated[int, Field(ge=0, le=STEPS - 1)] = 500
+    seed: Seed = 0
 
     name = "vcd"
     summary = "contrast with the same prompt over a noisy image"
     cost = "2 rows per sequence, 2 prefills, 2 image encodings"
     source = "Leng et al., VCD, arXiv:2311.16922"
-
-    def __post_init__(self) -> None:
-        self.check_choice("mode")
-        self.check_range("alpha", 0, float("inf"))
-        self.check_range("beta", 0, 1)
-        self.check_range("noise_step", 0, STEPS - 1)
-        self.check_seed()
 
     @classmethod
     def official(cls, **overrides: Any) -> VCD:

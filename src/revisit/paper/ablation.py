@@ -16,7 +16,6 @@ A panel is a `grid` (all combinations) or a list of `rows`; both change the sett
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,14 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from revisit.decoding.method import Method
-from revisit.decoding.options import parse_settings
-from revisit.decoding.plain import Plain
 from revisit.errors import RevisitError, unknown
 from revisit.evaluation.engines.base import BadImage, decode_images
 from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.records import AblationRecord
 from revisit.evaluation.runner import GridCell, Reporter, Silent, run
 from revisit.evaluation.store import read_record, write_record
+from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import SELECTIONS_WITHOUT_COUNT, ReVisiT
 from revisit.paper.shared import SharingEngine
 
@@ -91,7 +89,7 @@ def paper_panels(base: ReVisiT) -> dict[str, Panel]:
     """Panels (a) to (d) of the paper's ablation table around a main configuration."""
 
     def vary(**settings: Any) -> ReVisiT:
-        return dataclasses.replace(base, **settings)
+        return base.replace(**settings)
 
     def panel(key: str, title: str, settings: tuple[str, ...], methods: Sequence[ReVisiT]) -> Panel:
         return Panel(key, title, settings, tuple(dict.fromkeys(methods)), base)
@@ -157,23 +155,20 @@ def _combined(grid: Any, place: str) -> list[dict[str, Any]]:
 
 def _replaced(base: ReVisiT, settings: Mapping[Any, Any], place: str) -> ReVisiT:
     # YAML 1.1 reads 1e-5 as text: strings are read by the setting's type, as on a command line
-    try:
-        parsed = parse_settings(ReVisiT, {str(key): value for key, value in settings.items()})
-    except RevisitError as error:
-        raise RevisitError(f"{place}: {error}") from error
+    parsed = {str(key): value for key, value in settings.items()}
     if "fusion" in parsed and "weight" not in parsed and parsed["fusion"] != base.fusion:
         parsed["weight"] = None  # each fusion's own default
     if parsed.get("select") in SELECTIONS_WITHOUT_COUNT:
         parsed.setdefault("neighbors", 1)
     try:
-        return dataclasses.replace(base, **parsed)
+        return base.replace(**parsed)
     except RevisitError as error:
         raise RevisitError(f"{place}: {error}") from error
 
 
 def all_methods(panels: Mapping[str, Panel]) -> tuple[Method, ...]:
     """Plain decoding and every method of the panels, once each."""
-    return tuple(dict.fromkeys([Plain(), *(method for panel in panels.values() for method in panel.methods)]))
+    return tuple(dict.fromkeys([Greedy(), *(method for panel in panels.values() for method in panel.methods)]))
 
 
 def ablate(

@@ -16,13 +16,14 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+from pydantic import Field, InstanceOf
 from torch import Tensor
 from transformers import StoppingCriteria
 
@@ -47,14 +48,13 @@ Moment: TypeAlias = "float | torch.cuda.Event"  # seconds of the host's clock, o
 Script: TypeAlias = Callable[[int, Tensor], Tensor]  # (step, the model's logits) -> the logits that take their place
 
 
-@dataclass(frozen=True)
 class Timed(Method):
     """A method, timed from inside; `script` replaces the model's logits, outside the measured time."""
 
-    inner: Method
-    script: Script | None = None
-    spans: list[tuple[Moment, Moment]] = field(default_factory=list, compare=False)  # inside the method, step by step
-    busy: list[float] = field(default_factory=list, compare=False)  # the same in processor time of all threads
+    inner: InstanceOf[Method]
+    script: Any = None  # Script
+    spans: list[tuple[Moment, Moment]] = Field(default_factory=list)  # inside the method, step by step
+    busy: list[float] = Field(default_factory=list)  # the same in processor time of all threads
 
     name = "timed"
 
@@ -66,7 +66,7 @@ class Timed(Method):
         return self.inner.needs_processor
 
     def bind(self, processor: Processor) -> Timed:
-        return replace(self, inner=self.inner.bind(processor))
+        return self.model_copy(update={"inner": self.inner.bind(processor)})  # one pair of lists
 
     def begin(self, run: Run) -> Refine:
         refine = self.inner.begin(run)
@@ -155,7 +155,7 @@ def time_call(
     model: Model, inputs: Inputs, method: Method, timing: Timing, script: Script | None = None, **kw: Any
 ) -> Any:
     """Runs one call, adds what it took to `timing`, and returns what it generated."""
-    clock, timed, trace = _Clock(), Timed(method, script), Trace()
+    clock, timed, trace = _Clock(), Timed(inner=method, script=script), Trace()
     memory = Memory(model.device)
     wait(model.device)
     started = now(model.device)

@@ -220,7 +220,7 @@ def _run_ablation(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
 def _vqav2_panel(base: Any) -> Panel:
     """Layer scope by threshold, as the paper's VQAv2 ablation has them."""
     rows = published.table("ablation_vqav2")
-    methods = tuple(dataclasses.replace(base, layers=row["layers"], alpha=row["alpha"]) for row in rows)
+    methods = tuple(base.replace(layers=row["layers"], alpha=row["alpha"]) for row in rows)
     return Panel("layers", "Layer scope × threshold α", ("layers", "alpha"), methods, base)
 
 

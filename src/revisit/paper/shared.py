@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,11 +16,11 @@ from transformers.cache_utils import DynamicLayer
 from revisit.decoding.batch import decode_batch
 from revisit.decoding.loop import generate
 from revisit.decoding.method import Method
-from revisit.decoding.plain import Plain
 from revisit.decoding.settings import Decoding
 from revisit.evaluation.engines.base import Job
 from revisit.evaluation.engines.local import LocalEngine, as_answers, memory_advice
 from revisit.evaluation.records import Answer
+from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
 from revisit.models.families import IMAGE_INPUTS
 from revisit.models.layers import resolve_layers
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from revisit.decoding.run import Run
 
 
-@dataclass(frozen=True)
 class CaptureOnly(Method):
     """Plain decoding that keeps the vision states of some layers with the cache."""
 
@@ -59,7 +57,7 @@ class CaptureOnly(Method):
 
 def shares(method: Any) -> bool:
     """Whether a method leaves the prefill as it is."""
-    return type(method) in (Plain, ReVisiT)
+    return type(method) in (Greedy, ReVisiT)
 
 
 class SharedPrefill:
@@ -76,7 +74,7 @@ class SharedPrefill:
         first = generate(
             model,
             **inputs,
-            method=CaptureOnly(tuple(sorted(layers))),
+            method=CaptureOnly(layers=tuple(sorted(layers))),
             max_new_tokens=1,
             do_sample=False,
             return_dict_in_generate=True,

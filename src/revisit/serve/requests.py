@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 from pydantic import JsonValue, ValidationError
 
 from revisit import methods
-from revisit.decoding.grammar import LIST_OF_METHODS, parse_entry, parse_list, without_brackets
-from revisit.decoding.plain import Plain
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, unknown
+from revisit.methods.greedy import Greedy
 from revisit.models.images import image_from_data_uri
+from revisit.registry import LIST_OF_METHODS, parse_entry, parse_list
 from revisit.serve.errors import ApiError, from_validation, quoted, shorten
 from revisit.serve.limits import Limits
 from revisit.serve.schema import UNSUPPORTED, ChatBody, DecodingChoice, Message
+from revisit.validation import without_brackets
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -162,7 +163,7 @@ def read_request(
     return ChatRequest(
         messages=[_for_template(message) for message in chat.messages],
         images=images,
-        method=method if sources else Plain(),  # without images every method is plain decoding
+        method=method if sources else Greedy(),  # without images every method is plain decoding
         decoding=_decoding(chat, length),
         seed=chat.seed if chat.seed is not None else secrets.randbits(62),
         stop=(chat.stop,) if isinstance(chat.stop, str) else tuple(chat.stop or ()),
@@ -182,9 +183,10 @@ def _for_template(message: Message) -> TemplateMessage:
 
 def _decoding(chat: ChatBody, length: int) -> Decoding:
     if not chat.temperature:  # greedy: top_p and top_k change nothing
-        return Decoding(length)
+        return Decoding(max_new_tokens=length)
     top_p = None if chat.top_p is None else max(chat.top_p, 1e-6)
-    return Decoding(length, max(chat.temperature, 1e-5), top_p, chat.top_k)  # less could overflow the logits
+    temperature = max(chat.temperature, 1e-5)  # logits divided by less could overflow
+    return Decoding(max_new_tokens=length, temperature=temperature, top_p=top_p, top_k=chat.top_k)
 
 
 def make_method(name: str, settings: Settings, limits: Limits, model: Model | str) -> Method:
@@ -211,7 +213,8 @@ def make_method(name: str, settings: Settings, limits: Limits, model: Model | st
 
 def _check_work(method: Method, limits: Limits) -> None:
     """Refuse methods that would write more tokens of their own than an answer may have."""
-    own, usual = getattr(method, "description_tokens", 0), getattr(type(method), "description_tokens", 0)
+    field = type(method).model_fields.get("description_tokens")
+    own, usual = (0, 0) if field is None else (getattr(method, "description_tokens", 0), field.default)
     if own > max(limits.new_tokens, usual):
         raise RevisitError(f"description_tokens must be at most {max(limits.new_tokens, usual)}, not {own}.")
 

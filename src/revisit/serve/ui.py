@@ -6,7 +6,6 @@ images and answers in the browser; the server stores nothing.
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import typing
 from importlib.util import find_spec
@@ -16,7 +15,7 @@ from fastapi.responses import HTMLResponse
 from pydantic import JsonValue
 
 from revisit import methods
-from revisit.decoding.registry import value_text
+from revisit.decoding.method import value_text
 from revisit.embedded import samples
 from revisit.errors import RevisitError
 from revisit.models import DESCRIBE
@@ -91,8 +90,7 @@ def method_settings(model: Model | str) -> list[Json]:
             defaults = methods.recommended(name, model).settings()
         except (RevisitError, TypeError):  # has settings without defaults
             continue
-        hints = typing.get_type_hints(cls)
-        settings = [_setting(f.name, hints[f.name], defaults[f.name]) for f in dataclasses.fields(cls)]
+        settings = [_setting(key, field.annotation, defaults[key]) for key, field in cls.model_fields.items()]
         found.append({"name": name, "summary": cls.summary, "settings": settings})
     return found
 

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from revisit import settings
-from revisit.decoding.grammar import parse_entry
-from revisit.decoding.method import layer_numbers
-from revisit.decoding.options import parse_settings
 from revisit.errors import RevisitError
 from revisit.methods.revisit import ReVisiT
 from revisit.models.layers import LAYER_SETS
+from revisit.registry import parse_entry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +50,7 @@ def parse(extra_args: Mapping[str, object] | None, model: object) -> ReVisiT | N
             f'revisit: {value!r} is not a set of settings; send an object such as {{"alpha": 1e-5, "layers": "last"}} (over HTTP: as '
             "a JSON string), or 1 for what is recommended for the model."
         )
-    return ReVisiT.recommended(model, **parse_settings(ReVisiT, dict(value)))
+    return ReVisiT.recommended(model, **value)
 
 
 def kept_layers(model: object) -> str | tuple[int, ...]:
@@ -66,12 +64,11 @@ def kept_layers(model: object) -> str | tuple[int, ...]:
     if text in LAYER_SETS:
         return text
     try:
-        layers = [int(part) for part in text.split(",")]
-    except ValueError:
+        return ReVisiT(layers=text).layers  # type: ignore[arg-type]
+    except RevisitError:
         raise RevisitError(
             f"{LAYERS_SWITCH}={text!r} is neither one of {', '.join(LAYER_SETS)} nor a comma-separated list of layer numbers."
         ) from None
-    return layer_numbers(LAYERS_SWITCH, layers, LAYER_SETS)
 
 
 def check(method: ReVisiT, server: str | Sequence[int]) -> None:

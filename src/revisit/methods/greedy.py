@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from revisit.decoding.method import Method
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
     from revisit.decoding.run import Run
 
 
-@dataclass(frozen=True)
-class Plain(Method):
+class Greedy(Method):
     """The model as it is: greedy, or whatever the generation settings ask for."""
 
     name = "greedy"
