@@ -60,7 +60,11 @@ def prefill(model: Any, inputs: Any, profile: Profile, repeats: int = 9) -> None
         for name, method in methods.items():
             started = time.perf_counter()
             revisit.generate(
-                model, **inputs, method=latency.Timed(inner=method, script=profile.at), do_sample=False, max_new_tokens=1
+                model,
+                **inputs,
+                method=latency.Timed(inner=method, script=profile.at),
+                do_sample=False,
+                max_new_tokens=1,
             )
             times[name].append(time.perf_counter() - started)
     medians = {name: statistics.median(taken[1:]) for name, taken in times.items()}

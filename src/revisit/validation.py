@@ -152,5 +152,16 @@ def _allowed(schema: Mapping[str, Any]) -> str:
         return f"{kind}, each {_allowed(schema['items'])}"
     low, above, high = (schema.get(key) for key in ("minimum", "exclusiveMinimum", "maximum"))
     if low is not None:
-        return f"{kind} from {low:,} to {high:,}" if high is not None else f"{kind} of at least {low:,}"
-    return f"{kind} above {above:,} and at most {high:,}" if above is not None and high is not None else kind
+        return (
+            f"{kind} from {_number(low)} to {_number(high)}"
+            if high is not None
+            else f"{kind} of at least {_number(low)}"
+        )
+    return (
+        f"{kind} above {_number(above)} and at most {_number(high)}" if above is not None and high is not None else kind
+    )
+
+
+def _number(value: float) -> str:
+    """A bound with separators between thousands; 1e9 is 1,000,000,000."""
+    return f"{int(value):,}" if value == int(value) else str(value)

@@ -55,7 +55,7 @@ def test_why_an_answer_ended(loaded: tuple[Any, Any], images: list[list[Any]]) -
     whole = alone(loaded, PROMPTS[0], images[0], Decoding(max_new_tokens=200))
     assert whole.finish == "stop"
     assert whole.tokens[-1] in loaded[0].generation_config.eos_token_id
-    exact = alone(loaded, PROMPTS[0], images[0], Decoding(len(whole.tokens)))
+    exact = alone(loaded, PROMPTS[0], images[0], Decoding(max_new_tokens=len(whole.tokens)))
     assert (exact.finish, exact.tokens) == ("stop", whole.tokens)
 
 

@@ -326,16 +326,16 @@ def test_pixels_are_needed_to_change_them() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: VCD(alpha=-1), "VCD: alpha must be at least 0, not -1"),
-        (lambda: VCD(noise_step=1000), "VCD: noise_step must be at least 0 and at most 999"),
+        (lambda: VCD(alpha=-1), "VCD: alpha must be a number from 0 to 1,000,000,000, not -1"),
+        (lambda: VCD(noise_step=1000), "VCD: noise_step must be a whole number from 0 to 999, not 1000"),
         (lambda: VCD(mode="both"), "Unknown VCD mode 'both'"),  # type: ignore[arg-type]
         (lambda: DoLa(layers="lower"), "Did you mean 'low'"),  # type: ignore[arg-type]
-        (lambda: SID(layer=0), "SID: layer must be at least 1"),
+        (lambda: SID(layer=0), "SID: layer must be a whole number of at least 1, not 0"),
         (lambda: revisit.PAI(alpha=0, gamma=None), "nothing left to do"),
-        (lambda: VCD(noise_step=3.5), "VCD: noise_step must be a whole number, not 3.5"),  # type: ignore[arg-type]
+        (lambda: VCD(noise_step=3.5), "VCD: noise_step must be a whole number from 0 to 999, not 3.5"),  # type: ignore[arg-type]
         (lambda: SID(layer=1.5), "SID: layer must be a whole number"),  # type: ignore[arg-type]
-        (lambda: VCD(seed="a"), "VCD: seed must be a number"),  # type: ignore[arg-type]
-        (lambda: revisit.ReVisiT(seed=2**70), "ReVisiT: seed must be at least 0"),
+        (lambda: VCD(seed="a"), "VCD: seed must be a whole number"),  # type: ignore[arg-type]
+        (lambda: revisit.ReVisiT(seed=2**70), "ReVisiT: seed must be a whole number from 0"),
         (lambda: revisit.methods.get("vdc"), "Did you mean 'vcd'"),
         (lambda: revisit.methods.get("vcd", alfa="1"), "Did you mean 'alpha'"),
     ],

@@ -53,7 +53,7 @@ class Timed(Method):
 
     inner: InstanceOf[Method]
     script: Any = None  # Script
-    spans: list[tuple[Moment, Moment]] = Field(default_factory=list)  # inside the method, step by step
+    spans: list[tuple[Any, Any]] = Field(default_factory=list)  # inside the method, step by step
     busy: list[float] = Field(default_factory=list)  # the same in processor time of all threads
 
     name = "timed"
