@@ -19,7 +19,6 @@ from transformers import LlamaForCausalLM
 
 from revisit import generate, load
 from revisit.embedded.scenes import render, scene
-from revisit.embedded.text import DESCRIBE
 from revisit.errors import RevisitError
 from revisit.models import smol
 from revisit.models.config import embedded_folder, name_of, resolve
@@ -29,6 +28,7 @@ from training.fitting import Stage
 from training.smol.adapter import attach
 from training.smol.data import NOTHING, Writer
 from training.smol.train import STAGES, Recipe, Trainer, language_loss, states, train
+from training.texts import DESCRIBE
 from training.tiny.data import Mixture
 
 SHORT = Recipe(

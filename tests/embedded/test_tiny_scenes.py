@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from revisit.embedded.catalog import BY_NOUN, CATEGORIES, COLORS, GROUNDS, OTHER_COCO, PATCH_WORDS, PLACES
+from revisit.embedded.build import COCO
+from revisit.embedded.catalog import BY_NOUN, CATEGORIES, COLORS, PLACES
 from revisit.embedded.dice import Dice
-from revisit.embedded.scenes import GRID, SIZE, patch_labels, patches, render, scene
+from revisit.embedded.scenes import GRID, SIZE, patches, render, scene
 from revisit.errors import RevisitError
+from training.texts import GROUNDS, PATCH_WORDS, patch_labels
 
 
 def test_dice_are_splitmix64() -> None:
@@ -30,8 +32,8 @@ def test_dice_choices() -> None:
 
 
 def test_catalog_is_all_of_coco() -> None:
-    ids = [c.id for c in CATEGORIES] + list(OTHER_COCO)
-    assert len(set(ids)) == 80
+    assert len(COCO) == 80
+    assert all(COCO[c.id] == c.name for c in CATEGORIES)
     assert len(CATEGORIES) >= 50
     assert all(noun in BY_NOUN for place in PLACES for noun in place.usual)
     assert len(PATCH_WORDS) == len(set(PATCH_WORDS)) < 256

@@ -10,14 +10,12 @@ from revisit.embedded.dice import Dice
 from revisit.embedded.scenes import Scene, patches, scene
 from revisit.embedded.text import (
     caption,
-    choice_prompt,
     count,
-    listing,
     multiple_choice,
     presence,
     presence_question,
-    questions,
 )
+from training.texts import choice_prompt, listing, questions
 
 SCENES = [scene("usual" if i % 2 else "unusual", 11, i) for i in range(80)]
 _FORMS = {form: c.noun for c in CATEGORIES for form in (c.noun, c.plural)}

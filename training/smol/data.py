@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from revisit.embedded.catalog import BY_NOUN, CATEGORIES, COLORS, PATCH_WORDS
+from revisit.embedded.catalog import BY_NOUN, CATEGORIES, COLORS
 from revisit.embedded.dice import Dice
 from revisit.embedded.scenes import Scene
-from revisit.embedded.text import DESCRIBE, Turn, absent, caption, checklist, listing, presence, questions
+from revisit.embedded.text import Turn, absent, caption, presence
 from revisit.models.smol import ASSISTANT, END, IMAGE, USER
+from training.texts import DESCRIBE, PATCH_WORDS, checklist, listing, questions
 from training.tiny.data import Mixture, training_scene
 from training.tiny.model import SLOTS, token_id
 

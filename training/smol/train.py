@@ -24,14 +24,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
-from revisit.embedded.catalog import COLORS, PATCH_WORDS
-from revisit.embedded.scenes import Scene, patch_labels, render
+from revisit.embedded.catalog import COLORS
+from revisit.embedded.scenes import Scene, render
 from revisit.errors import RevisitError, unknown
 from revisit.models.config import embedded_folder
 from revisit.models.smol import OWN, check_language_file, language_file, read_language
 from training.fitting import Checkpoint, Stage, fit, ordered_log
 from training.smol.adapter import attach
 from training.smol.data import NOTHING, Batch, Writer
+from training.texts import PATCH_WORDS, patch_labels
 from training.tiny.data import Mixture, normalized, training_scene
 from training.tiny.model import SLOTS
 

@@ -21,9 +21,10 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from revisit.embedded.catalog import CATEGORIES, COLORS, GROUNDS, PLACES
+from revisit.embedded.catalog import CATEGORIES, COLORS, PLACES
 from revisit.embedded.scenes import GRID, PATCH, SIZE
 from revisit.errors import RevisitError
+from training.texts import GROUNDS
 
 IMAGE, PAD, BOS, EOS, USER, ASSISTANT = "<image>", "<pad>", "<s>", "</s>", "<|user|>", "<|assistant|>"
 SPECIAL = (PAD, BOS, EOS, IMAGE, USER, ASSISTANT)

@@ -28,10 +28,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
-from revisit.embedded.catalog import COLORS, PATCH_WORDS
+from revisit.embedded.catalog import COLORS
 from revisit.embedded.dice import Dice
 from revisit.errors import unknown
 from training.fitting import Checkpoint, Loss, Stage, fit, ordered_log
+from training.texts import PATCH_WORDS
 from training.tiny.data import Batch, Mixture, Pictures, Writer, corpus, prepare
 from training.tiny.model import Shape, make_model, make_processor, save, train_tokenizer
 

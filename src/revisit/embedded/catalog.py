@@ -111,24 +111,6 @@ CATEGORIES: tuple[Category, ...] = (
 )
 BY_NOUN: dict[str, Category] = {c.noun: c for c in CATEGORIES}
 
-# The official ids and names of the categories that scenes never show, for complete COCO files.
-OTHER_COCO: dict[int, str] = {
-    11: "fire hydrant",
-    13: "stop sign",
-    14: "parking meter",
-    36: "snowboard",
-    39: "baseball bat",
-    40: "baseball glove",
-    42: "surfboard",
-    46: "wine glass",
-    58: "hot dog",
-    75: "remote",
-    78: "microwave",
-    80: "toaster",
-    81: "sink",
-    89: "hair drier",
-}
-
 # "orange" is left out: CHAIR reads it as the fruit.
 COLORS: dict[str, tuple[int, int, int]] = {
     "red": (230, 40, 40),
@@ -305,7 +287,3 @@ PLACES: tuple[Place, ...] = (
     ),
 )
 PLACE_BY_NAME: dict[str, Place] = {p.name: p for p in PLACES}
-GROUNDS: tuple[str, ...] = tuple(sorted({p.top for p in PLACES} | {p.bottom for p in PLACES}))
-
-# Index -> what the vision tower calls a patch: all nouns, then all grounds.
-PATCH_WORDS: tuple[str, ...] = tuple(c.noun for c in CATEGORIES) + GROUNDS

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from revisit.embedded.catalog import BY_NOUN, CATEGORIES, COLORS, PATCH_WORDS, PLACE_BY_NAME, PLACES, Category, Place
+from revisit.embedded.catalog import BY_NOUN, CATEGORIES, COLORS, PLACE_BY_NAME, PLACES, Category, Place
 from revisit.embedded.dice import Dice
 from revisit.embedded.sprites import Bytes, sprite
 from revisit.errors import RevisitError, unknown
@@ -187,17 +187,6 @@ def patches(scene: Scene) -> tuple[list[str], list[str | None]]:
 def reading_order(scene: Scene) -> tuple[str, ...]:
     """The different nouns in the order in which their first patches are read: line by line, from the left."""
     return tuple(dict.fromkeys(word for word in patches(scene)[0] if word in BY_NOUN))
-
-
-_PATCH_INDEX = {word: i for i, word in enumerate(PATCH_WORDS)}
-_COLOR_INDEX = {color: i for i, color in enumerate(COLORS)}
-
-
-def patch_labels(scene: Scene) -> tuple[Bytes, Bytes]:
-    """Indices into PATCH_WORDS, and into COLORS plus one (0: no tint), per patch in reading order."""
-    words, colors = patches(scene)
-    named = [0 if c is None else _COLOR_INDEX[c] + 1 for c in colors]
-    return np.array([_PATCH_INDEX[w] for w in words], np.uint8), np.array(named, np.uint8)
 
 
 def _noise(seed: int) -> NDArray[np.int32]:

@@ -13,17 +13,7 @@ from revisit.embedded.catalog import BY_NOUN, CATEGORIES, COLORS, Category
 from revisit.embedded.dice import Dice
 from revisit.embedded.scenes import SIZE, Scene, reading_order
 
-DESCRIBE = (
-    "Please describe this image in detail.",
-    "Please describe this image in detail.",
-    "Describe this image.",
-    "What is in this image?",
-    "Describe the image in detail.",
-    "What do you see in the picture?",
-)
-LIST = ("List the objects in the image.", "Name everything in the image.")
 ONE_WORD = "Answer the question using a single word or phrase."
-ONE_LETTER = "Answer with the option's letter from the given choices directly."
 _NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four"}
 
 
@@ -31,7 +21,7 @@ _NUMBERS = {1: "one", 2: "two", 3: "three", 4: "four"}
 class Turn:
     """A question about a scene with its answer, and what kind it is."""
 
-    kind: str  # caption | presence | count | color | position | choice | checklist | list
+    kind: str  # presence | count | color | position
     question: str
     answer: str
 
@@ -155,19 +145,6 @@ def absent(scene: Scene, dice: Dice) -> Category:
     return dice.pick(likely if likely and dice.chance(0.5) else anything)
 
 
-def checklist(scene: Scene, dice: Dice, absent_ones: int) -> Turn:
-    """Every object of the scene and some absent ones, each directly followed by yes or no; only used in training."""
-    missing = {absent(scene, dice).noun for _ in range(absent_ones)}
-    entries = [f"{noun} yes" for noun in scene.nouns] + [f"{noun} no" for noun in sorted(missing)]
-    return Turn("checklist", "Check what is in the image.", f"There: {', '.join(dice.shuffled(entries))}.")
-
-
-def listing(scene: Scene, dice: Dice) -> Turn:
-    """Every object of the scene once, as one reads; the plain form of the task, which is learnt first."""
-    listed = ", ".join(BY_NOUN[noun].phrase for noun in reading_order(scene))
-    return Turn("list", dice.pick(LIST), f"The image shows {listed}.")
-
-
 def count(scene: Scene, noun: str, short: bool = False) -> Turn:
     """How many of a noun there are."""
     n, category = len(scene.of(noun)), BY_NOUN[noun]
@@ -207,12 +184,6 @@ def choice(right: str, wrong: list[str], dice: Dice) -> tuple[list[str], int]:
     return options, options.index(right)
 
 
-def choice_prompt(question: str, options: list[str]) -> str:
-    """The official MMMU form: the question, one line per option, a blank line, and what to answer."""
-    lines = "\n".join(f"({chr(65 + i)}) {option}" for i, option in enumerate(options))
-    return f"{question}\n{lines}\n\n{ONE_LETTER}"
-
-
 def multiple_choice(scene: Scene, dice: Dice) -> tuple[str, list[str], int]:
     """A question with four options about the scene: (question, options, index of the right one)."""
     tinted = [n for n in scene.nouns if scene.of(n)[0].color]
@@ -228,28 +199,3 @@ def multiple_choice(scene: Scene, dice: Dice) -> tuple[str, list[str], int]:
         if noun not in wrong:
             wrong.append(noun)
     return ("Which of these is in the image?", *choice(right, wrong, dice))
-
-
-def questions(scene: Scene, dice: Dice, n: int) -> list[Turn]:
-    """n question-answer turns of mixed kinds, half of them about presence, yes as often as no."""
-    turns: list[Turn] = []
-    while len(turns) < n:
-        short = dice.chance(0.4)
-        noun = dice.pick(scene.nouns)
-        kind = dice.weighted(("presence", "count", "color", "position", "choice"), (24, 4, 6, 4, 3))
-        turn: Turn | None
-        if kind == "presence":
-            there = dice.chance(0.5)
-            turn = presence(BY_NOUN[noun] if there else absent(scene, dice), there, short)
-        elif kind == "count":
-            turn = count(scene, noun, short)
-        elif kind == "color":
-            turn = color(scene, noun, short)
-        elif kind == "position":
-            turn = position(scene, noun, short)
-        else:
-            question, options, right = multiple_choice(scene, dice)
-            turn = Turn("choice", choice_prompt(question, options), chr(65 + right))
-        if turn is not None and turn not in turns:
-            turns.append(turn)
-    return turns

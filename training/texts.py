@@ -1,0 +1,79 @@
+"""What only training says about scenes: words of patches, lists, checklists, and mixed questions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from revisit.embedded.catalog import BY_NOUN, CATEGORIES, COLORS, PLACES
+from revisit.embedded.dice import Dice
+from revisit.embedded.scenes import Scene, patches, reading_order
+from revisit.embedded.sprites import Bytes
+from revisit.embedded.text import Turn, absent, color, count, multiple_choice, position, presence
+
+DESCRIBE = (
+    "Please describe this image in detail.",
+    "Please describe this image in detail.",
+    "Describe this image.",
+    "What is in this image?",
+    "Describe the image in detail.",
+    "What do you see in the picture?",
+)
+LIST = ("List the objects in the image.", "Name everything in the image.")
+ONE_LETTER = "Answer with the option's letter from the given choices directly."
+GROUNDS: tuple[str, ...] = tuple(sorted({p.top for p in PLACES} | {p.bottom for p in PLACES}))
+
+# Index -> what the vision tower calls a patch: all nouns, then all grounds.
+PATCH_WORDS: tuple[str, ...] = tuple(c.noun for c in CATEGORIES) + GROUNDS
+_PATCH_INDEX = {word: i for i, word in enumerate(PATCH_WORDS)}
+_COLOR_INDEX = {color: i for i, color in enumerate(COLORS)}
+
+
+def patch_labels(scene: Scene) -> tuple[Bytes, Bytes]:
+    """Indices into PATCH_WORDS, and into COLORS plus one (0: no tint), per patch in reading order."""
+    words, colors = patches(scene)
+    named = [0 if c is None else _COLOR_INDEX[c] + 1 for c in colors]
+    return np.array([_PATCH_INDEX[w] for w in words], np.uint8), np.array(named, np.uint8)
+
+
+def checklist(scene: Scene, dice: Dice, absent_ones: int) -> Turn:
+    """Every object of the scene and some absent ones, each directly followed by yes or no."""
+    missing = {absent(scene, dice).noun for _ in range(absent_ones)}
+    entries = [f"{noun} yes" for noun in scene.nouns] + [f"{noun} no" for noun in sorted(missing)]
+    return Turn("checklist", "Check what is in the image.", f"There: {', '.join(dice.shuffled(entries))}.")
+
+
+def listing(scene: Scene, dice: Dice) -> Turn:
+    """Every object of the scene once, as one reads; the plain form of the task, which is learnt first."""
+    listed = ", ".join(BY_NOUN[noun].phrase for noun in reading_order(scene))
+    return Turn("list", dice.pick(LIST), f"The image shows {listed}.")
+
+
+def choice_prompt(question: str, options: list[str]) -> str:
+    """The official MMMU form: the question, one line per option, a blank line, and what to answer."""
+    lines = "\n".join(f"({chr(65 + i)}) {option}" for i, option in enumerate(options))
+    return f"{question}\n{lines}\n\n{ONE_LETTER}"
+
+
+def questions(scene: Scene, dice: Dice, n: int) -> list[Turn]:
+    """n question-answer turns of mixed kinds, half of them about presence, yes as often as no."""
+    turns: list[Turn] = []
+    while len(turns) < n:
+        short = dice.chance(0.4)
+        noun = dice.pick(scene.nouns)
+        kind = dice.weighted(("presence", "count", "color", "position", "choice"), (24, 4, 6, 4, 3))
+        turn: Turn | None
+        if kind == "presence":
+            there = dice.chance(0.5)
+            turn = presence(BY_NOUN[noun] if there else absent(scene, dice), there, short)
+        elif kind == "count":
+            turn = count(scene, noun, short)
+        elif kind == "color":
+            turn = color(scene, noun, short)
+        elif kind == "position":
+            turn = position(scene, noun, short)
+        else:
+            question, options, right = multiple_choice(scene, dice)
+            turn = Turn("choice", choice_prompt(question, options), chr(65 + right))
+        if turn is not None and turn not in turns:
+            turns.append(turn)
+    return turns
