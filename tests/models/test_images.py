@@ -192,7 +192,7 @@ def test_limits_apply_before_decoding(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(images, "MAX_BYTES", 10)
     (tmp_path / "x.png").write_bytes(png())
     for source in (png(), tmp_path / "x.png"):
-        with pytest.raises(RevisitError, match="more than the 10 allowed"):
+        with pytest.raises(RevisitError, match="more than the 10 bytes allowed"):
             open_image(source)
     for source in (PIXELS, Image.fromarray(PIXELS)):
         with pytest.raises(RevisitError, match="6×4 pixels, more than the 20 allowed"):

@@ -7,15 +7,19 @@ import binascii
 import glob
 import io
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from PIL import Image as pil
+from PIL import ImageOps, UnidentifiedImageError
+from PIL.Image import Image
+
 from revisit.errors import RevisitError
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from revisit.models.types import ImageLike
 
 MAX_PIXELS = 100_000_000
@@ -40,40 +44,31 @@ def open_image(source: ImageLike, *, max_pixels: int = MAX_PIXELS) -> Image:
     Raises:
         RevisitError: The image cannot be read, or is too large.
     """
-    from PIL import Image
-
-    if isinstance(source, Image.Image):
+    if isinstance(source, pil.Image):
         _check_size(source.size, "given", max_pixels)
         try:
             source.load()
             return _to_rgb(upright(source))
+        except RevisitError:
+            raise
         except (OSError, SyntaxError, ValueError, AttributeError) as error:  # closed, cut off, of an odd mode
-            if isinstance(error, RevisitError):
-                raise
             raise RevisitError(f"The PIL image, of mode {source.mode}, cannot be read: {error}.") from error
-    if hasattr(source, "read"):
-        source = _content(source)
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        _check_bytes(len(source), "given as bytes")
-        return read_image(bytes(source), "given as bytes", max_pixels=max_pixels)
     if isinstance(source, (str, Path)):
         return _open_file(str(source), max_pixels)
     if hasattr(source, "__array__") and hasattr(source, "shape"):
         return _from_array(source, max_pixels)
+    if hasattr(source, "read"):
+        try:
+            source = source.read(MAX_BYTES + 1)
+        except (OSError, ValueError) as error:
+            raise RevisitError(f"The file that was given as an image cannot be read: {error}.") from error
+        if isinstance(source, str):
+            raise RevisitError("The file that was given as an image holds text: open it as bytes, with mode 'rb'.")
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return read_image(bytes(source), "given as bytes", max_pixels=max_pixels)
     raise RevisitError(
         f"An image must be a path, bytes, an array or a PIL.Image, not {type(source).__name__}; a list goes where several are asked for."
     )
-
-
-def _content(file: Any) -> bytes:
-    """What is left to read in an open file, as far as it may be read."""
-    try:
-        data = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise RevisitError(f"The file that was given as an image cannot be read: {error}.") from error
-    if not isinstance(data, bytes):
-        raise RevisitError("The file that was given as an image holds text: open it as bytes, with mode 'rb'.")
-    return data
 
 
 def _open_file(name: str, max_pixels: int) -> Image:
@@ -87,21 +82,15 @@ def _open_file(name: str, max_pixels: int) -> Image:
             raise RevisitError(f"There is no image file {name[:200]!r}; check the path.")
         if not path.is_file():
             raise RevisitError(f"{name!r} is {'a folder' if path.is_dir() else 'no regular file'}, not an image file.")
-        _check_bytes(path.stat().st_size, repr(name))
         with path.open("rb") as file:
-            return read_image(file, repr(name), max_pixels=max_pixels)
-    except RevisitError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        said = error.strerror if isinstance(error, OSError) else str(error)
-        raise RevisitError(f"The image file {name[:200]!r} may not be read: {said}.") from None
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise RevisitError(f"The image file {name[:200]!r} may not be read: {error.strerror}.") from None
+    return read_image(data, repr(name), max_pixels=max_pixels)
 
 
 def _from_array(array: Any, max_pixels: int) -> Image:
     """The picture in an array or tensor."""
-    import numpy as np
-    from PIL import Image
-
     if hasattr(array, "detach"):  # a tensor, wherever it is
         array = array.detach().cpu()
         array = array.float() if array.is_floating_point() else array
@@ -126,7 +115,7 @@ def _from_array(array: Any, max_pixels: int) -> Image:
     if values.dtype.kind in "bf":
         values = (values * (255.0 if values.max() <= 1 else 1.0)).round()
     values = values.astype(np.uint8)
-    return _to_rgb(Image.fromarray(np.ascontiguousarray(values)))
+    return _to_rgb(pil.fromarray(np.ascontiguousarray(values)))
 
 
 def _check_size(size: tuple[int, int], what: str, max_pixels: int) -> None:
@@ -144,12 +133,9 @@ def _check_size(size: tuple[int, int], what: str, max_pixels: int) -> None:
         )
 
 
-def _check_scans(file: Any, what: str) -> None:
+def _check_scans(data: bytes, what: str) -> None:
     """Refuse a JPEG whose passes over the picture are more than `MAX_SCANS`, counted by its markers."""
-    place = file.tell()
-    file.seek(0)
-    data, scans, at = file.read(), 0, 2
-    file.seek(place)
+    scans, at = 0, 2
     marker = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # 0: a byte of data; the others have no length
     while (found := marker.search(data, at)) and found[0][-1] != 0xD9:  # the picture's end
         scans += found[0][-1] == 0xDA
@@ -158,75 +144,44 @@ def _check_scans(file: Any, what: str) -> None:
         at = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
 
 
-def _check_bytes(count: int, what: str) -> None:
-    if count > MAX_BYTES:
-        raise RevisitError(f"The image {what} has {count:,} bytes, more than the {MAX_BYTES:,} allowed.")
-
-
-def read_image(source: Any, what: str, *, max_pixels: int = MAX_PIXELS, formats: Sequence[str] = FORMATS) -> Image:
-    """The picture in a binary file object (or bytes); "the file `what`" in messages, `formats` are the file types read."""
-    import warnings
-
-    from PIL import Image, UnidentifiedImageError
-
-    if isinstance(source, bytes):
-        source = io.BytesIO(source)
+def read_image(data: bytes, what: str, *, max_pixels: int = MAX_PIXELS, formats: tuple[str, ...] = FORMATS) -> Image:
+    """The picture in an encoded file; "the image `what`" in messages, `formats` are the file types read."""
+    if len(data) > MAX_BYTES:
+        raise RevisitError(f"The image {what} has more than the {MAX_BYTES:,} bytes allowed.")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the limit below is ours, and odd tags do not matter
-            Image.init()
-            image: Image.Image = Image.open(source, formats=[name for name in formats if name in Image.OPEN])
+            image: Image = pil.open(io.BytesIO(data), formats=formats)
             _check_size(image.size, what, max_pixels)
             if image.format in ("JPEG", "MPO"):
-                _check_scans(source, what)
+                _check_scans(data, what)
             image.load()
-            image = upright(image)
+            return _to_rgb(upright(image))
+    except RevisitError:
+        raise
     except UnidentifiedImageError:
         raise RevisitError(
             f"The file {what} is not an image in a format that can be read; convert it to PNG or JPEG."
         ) from None
-    except Image.DecompressionBombError:
+    except pil.DecompressionBombError:
         raise RevisitError(
             f"The image {what} has more than the {max_pixels:,} pixels allowed; make it smaller first."
         ) from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:
-        if isinstance(error, RevisitError):
-            raise
         raise RevisitError(f"The image {what} is truncated or damaged ({error}); get a whole copy.") from None
-    return _to_rgb(image)
 
 
 def upright(image: Image) -> Image:
-    """The picture as its camera held it; whatever else its EXIF data says, and however damaged it is."""
-    from PIL import Image as pil
-
-    turns = pil.Transpose
+    """The picture as its camera held it; damaged EXIF data is ignored."""
     try:
-        turn = {  # by the tag for the orientation
-            2: turns.FLIP_LEFT_RIGHT,
-            3: turns.ROTATE_180,
-            4: turns.FLIP_TOP_BOTTOM,
-            5: turns.TRANSPOSE,
-            6: turns.ROTATE_270,
-            7: turns.TRANSVERSE,
-            8: turns.ROTATE_90,
-        }.get(int(image.getexif().get(0x0112, 1)))
+        return ImageOps.exif_transpose(image)
     except Exception:  # Pillow's reader of tags raises what it likes
         return image
-    if turn is None:
-        return image
-    turned = image.transpose(turn)
-    for name in ("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp"):  # or it would be turned again
-        turned.info.pop(name, None)
-    return turned
 
 
 def _to_rgb(image: Image) -> Image:
     """Any mode as RGB; 16- and 32-bit gray is scaled to 8 bits instead of being cut off."""
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        import numpy as np
-        from PIL import Image as pil
-
         values = np.asarray(image).astype("float32")
         if not np.isfinite(values).all():
             raise RevisitError("The image holds values that are no numbers, or infinite.")
@@ -261,7 +216,7 @@ def find_images(arguments: Sequence[str], *, allow_url: bool = False) -> list[st
     return found
 
 
-def image_from_data_uri(uri: str, *, max_pixels: int = MAX_PIXELS, formats: Sequence[str] = WEB_FORMATS) -> Image:
+def image_from_data_uri(uri: str, *, max_pixels: int = MAX_PIXELS, formats: tuple[str, ...] = WEB_FORMATS) -> Image:
     """The picture in a `data:image/...;base64,` URI."""
     header, _, payload = uri.partition(",")
     if not header.startswith("data:image/") or not header.endswith(";base64"):
