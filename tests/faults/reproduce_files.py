@@ -38,7 +38,7 @@ CHECKPOINTS = (
     "weights truncated",
     "settings unknown",
     "template of broken syntax",
-    "template that doubles",
+    "template that raises",
 )
 
 

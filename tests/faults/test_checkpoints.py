@@ -18,7 +18,7 @@ SAMPLE = (
     "a tensor missing",
     "nan",
     "index names a pickle",
-    "template that multiplies",
+    "template that raises",
     "settings unknown",
 )
 

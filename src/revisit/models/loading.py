@@ -17,8 +17,7 @@ from transformers.utils import logging as bars
 from transformers.utils.hub import cached_file
 
 from revisit.errors import RevisitError, did_you_mean
-from revisit.models import checkpoint
-from revisit.models.checkpoint import brief
+from revisit.models.checkpoint import INDEX, brief, check_index
 from revisit.models.config import EMBEDDED, describe_model, embedded_folder, load_config, resolve
 from revisit.models.processors import ATTRIBUTE, load_processor, processor_of
 from revisit.models.types import Model, Processor
@@ -84,15 +83,15 @@ def load(
     hub = {name: kwargs[name] for name in HUB if name in kwargs}
     config = load_config(name, trust_remote_code=trust_remote_code, **hub)
     _check_takes_images(name, config, trust_remote_code)
-    _check_files(name, hub, quantized=bool(getattr(config, "quantization_config", None)))
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    if index := cached_file(name, INDEX, **quiet, **hub):
+        check_index(Path(index))
     processor = load_processor(name, trust_remote_code=trust_remote_code, **hub)
     model, loading = _from_pretrained(
         name, dtype=dtype, device_map=device_map, trust_remote_code=trust_remote_code, **kwargs
     )
-    vocabulary = model.config.get_text_config().vocab_size
-    checkpoint.check_generation(name, _local(name, hub) / "generation_config.json", model.generation_config, vocabulary)
     if not allow_incomplete:
-        checkpoint.check_weights(name, model, loading)
+        _check_weights(name, model, loading)
     setattr(model, ATTRIBUTE, processor)  # for methods that need it
     _log.info("%s is on %s", name_or_path, placement(model))
     return model.eval(), processor
@@ -165,26 +164,42 @@ def _check_takes_images(name: str, config: Any, trust_remote_code: bool) -> None
         )
 
 
-def _check_files(name: str, hub: dict[str, Any], quantized: bool) -> None:
-    """Refuses weights that are missing, outside the folder, of another format or cut off, before they are opened."""
-    folder = _local(name, hub)
-    if folder.is_dir():
-        checkpoint.check_folder(folder, quantized)
-        return
-    found = cached_file(
-        name,
-        checkpoint.INDEX,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-        **hub,
-    )
-    if found is not None:
-        checkpoint.index_files(Path(found))
+def _check_weights(name: str, model: Model, loading: dict[str, Any]) -> None:
+    """Refuses a model with tensors that were missing, left over, of another shape, or not finite.
+
+    `loading` is what transformers says about the loading; heads tied by declaration are not missing there.
+    """
+    mismatched = [entry[0] for entry in loading.get("mismatched_keys") or ()]
+    for kind, found in (
+        ("lacks", loading.get("missing_keys") or ()),
+        ("has another shape for", mismatched),
+        ("has, beyond what its configuration declares,", loading.get("unexpected_keys") or ()),
+        ("has values that are not finite in", _not_finite(model)),
+    ):
+        if found:
+            first, *others = sorted(found)
+            names = first[:200] + (f" and {len(others)} more tensors" if others else "")
+            raise RevisitError(
+                f"The checkpoint {name!r} {kind} {names}: its answers would mean nothing. Get a whole copy, or load it as it "
+                "is with allow_incomplete=True (--allow-incomplete)."
+            )
 
 
-def _local(name: str, hub: dict[str, Any]) -> Path:
-    """The folder of a local model; of a hub id, a path that does not exist."""
-    return Path(name) / (hub.get("subfolder") or "")
+def _not_finite(model: Model) -> list[str]:
+    """Names of the tensors that hold infinities or NaN; the device is waited for once."""
+    names, extremes = [], []
+    scattered = len({parameter.device for parameter in model.parameters()}) > 1
+    for name, tensor in model.state_dict().items():
+        if not isinstance(tensor, torch.Tensor) or tensor.is_meta or not tensor.numel():
+            continue
+        if tensor.is_floating_point() and tensor.element_size() > 1:  # float8 has no such operation
+            pair = torch.stack(torch.aminmax(tensor.detach())).float()  # (2,)
+            names.append(name)
+            extremes.append(pair.cpu() if scattered else pair)
+    if not extremes:
+        return []
+    finite = torch.stack(extremes).isfinite().all(-1).tolist()
+    return [name for name, good in zip(names, finite, strict=True) if not good]
 
 
 def _from_pretrained(name: str, *, device_map: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:

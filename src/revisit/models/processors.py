@@ -8,7 +8,7 @@ from typing import Any
 
 from revisit.errors import RevisitError
 from revisit.models import families
-from revisit.models.checkpoint import brief, check_image_processor, check_tokenizer
+from revisit.models.checkpoint import brief
 from revisit.models.config import load_config, resolve
 from revisit.models.types import Model, Processor
 
@@ -25,7 +25,6 @@ def load_processor(name_or_path: str | Path, *, trust_remote_code: bool = False,
     needs = families.of(config.model_type).needs
     if needs and importlib.util.find_spec(needs) is None:
         raise RevisitError(f"The processor of {name!r} needs {needs}, which is not installed: pip install {needs}.")
-    check_tokenizer(Path(name) / "tokenizer.json")
     try:
         processor = _build(name, config, trust_remote_code=trust_remote_code, **kwargs)
     except RevisitError:
@@ -36,7 +35,6 @@ def load_processor(name_or_path: str | Path, *, trust_remote_code: bool = False,
     if tokenizer is None or images is None:
         lacks = "tokenizer" if tokenizer is None else "image processor"
         raise RevisitError(f"The model {name!r} comes without {lacks}; get a whole copy of its folder.")
-    check_image_processor(name, images)
     tokenizer.padding_side = "left"
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
