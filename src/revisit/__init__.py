@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from revisit.decoding.trace import Trace
     from revisit.errors import RevisitError
     from revisit.explain.ask import Answer, ask
+    from revisit.explain.check import Check, check, check_many
     from revisit.methods.apc import APC
     from revisit.methods.avisc import AvisC
     from revisit.methods.chain import Chain
@@ -39,6 +40,7 @@ _WHERE = {
     "Benchmark": "revisit.benchmarks.base",
     "CODE": "revisit.methods.code",
     "Chain": "revisit.methods.chain",
+    "Check": "revisit.explain.check",
     "DeCo": "revisit.methods.deco",
     "DoLa": "revisit.methods.dola",
     "ICD": "revisit.methods.icd",
@@ -53,6 +55,8 @@ _WHERE = {
     "Trace": "revisit.decoding.trace",
     "answers": "revisit.models.prompts",
     "ask": "revisit.explain.ask",
+    "check": "revisit.explain.check",
+    "check_many": "revisit.explain.check",
     "generate": "revisit.decoding.loop",
     "load": "revisit.models.loading",
     "open_image": "revisit.models.images",
@@ -72,6 +76,7 @@ __all__ = [
     "AvisC",
     "Benchmark",
     "Chain",
+    "Check",
     "DeCo",
     "DoLa",
     "Method",
@@ -80,6 +85,8 @@ __all__ = [
     "Trace",
     "answers",
     "ask",
+    "check",
+    "check_many",
     "generate",
     "load",
     "open_image",

@@ -197,13 +197,14 @@ def test_a_model_loaded_by_name_is_released_and_its_patches_are_known(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     loaded: list[weakref.ref[Any]] = []
+    original = revisit.load
 
     def load(name: str) -> Any:
-        pair = revisit.load(name)
+        pair = original(name)
         loaded.append(weakref.ref(pair[0]))
         return pair
 
-    monkeypatch.setattr("revisit.explain.ask.load", load)
+    monkeypatch.setattr("revisit.models.loading.load", load)
     answer = revisit.ask("tiny", sample("demo").path, max_new_tokens=4)
     gc.collect()
     assert loaded[0]() is None

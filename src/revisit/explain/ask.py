@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from revisit.decoding.method import as_method, refuse_settings
 from revisit.embedded.familiar import NOTICE, advice
 from revisit.errors import RevisitError, as_path, need
 from revisit.explain import figure, page
+from revisit.explain.check import Check, check_answer
 from revisit.explain.record import Decode, MethodOutput, TokenStep, explain, label
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
@@ -86,12 +88,13 @@ def ask(
     methods = [as_method(entry, loaded) for entry in (method, *others)]
     options = {"max_new_tokens": max_new_tokens, "do_sample": False, **generate_kwargs}
     decode = explain(loaded, processor, pictures, question, methods, model_name=name, objects=objects, **options)
-    if by_name:
-        _ = decode.patch_words  # the last chance: nobody else holds the model
     notes = [f"{NOTICE} {advice('This picture', flag='')}"] if decode.unfamiliar else []
+    answer = Answer(decode, notes)
+    if by_name:
+        _ = decode.patch_words, answer.check()  # the last chance: nobody else holds the model
     for note in notes:
         warnings.warn(note, stacklevel=2)
-    return Answer(decode, notes)
+    return answer
 
 
 @dataclass
@@ -139,6 +142,14 @@ class Answer:
         """(step from 1, the token, the model's own best token) wherever the method changed the best token."""
         steps = self._output.steps
         return [(n + 1, steps[n].text, str(steps[n].instead_of)) for n in self._output.changed]
+
+    @cached_property
+    def _check(self) -> Check:
+        return check_answer(self.decode)
+
+    def check(self, threshold: float | None = None) -> Check:
+        """Which words of the answer does the picture support? Needs no forward pass: see `revisit.check`."""
+        return self._check if threshold is None else replace(self._check, threshold=threshold)
 
     def save(self, path: str | Path) -> Path:
         """Write the page (.html), a figure (.png, .svg, .pdf) or the trace (.json); returns the path."""

@@ -44,6 +44,10 @@ class PrefillStates:
         """The states at one layer, which may be counted from the end.  -> (1, tokens, d)"""
         return self.states[layer][None]
 
+    def model(self) -> Model | None:
+        """The model; None if it has been released."""
+        return self._model()
+
     def head(self) -> Head | None:
         """The model's head, which turns states into words; None if the model has been released."""
         model = self._model()

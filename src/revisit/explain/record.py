@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,12 +14,15 @@ from revisit.benchmarks.chair_words import WORDS
 from revisit.decoding.loop import generate
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
+from revisit.explain.check import settings_of
 from revisit.explain.lens import whole_vocabulary
+from revisit.explain.objects import object_words
 from revisit.explain.prefill import PrefillStates, unfamiliar_images, watch_prefill
 from revisit.explain.tokens import token_text, token_texts
 from revisit.methods import get, value_text
 from revisit.models.config import name_of
 from revisit.models.geometry import layout_of
+from revisit.models.parts import ModelParts
 from revisit.models.prompts import new_tokens, prepare
 
 if TYPE_CHECKING:
@@ -173,7 +175,8 @@ def explain(
     for name in generate_kwargs:
         if name in ("method", "trace", "processor", "custom_generate", *inputs):
             raise RevisitError(f"{name} is given to generate already; leave it out (the trace is always kept).")
-    with watch_prefill(model, inputs) as seen:
+    layers = sorted({0, settings_of(model)[0]["layer"], ModelParts.of(model).depth})
+    with watch_prefill(model, inputs, layers) as seen:
         first = answer_with(model, processor, inputs, methods[0], **generate_kwargs)
     others = [answer_with(model, processor, inputs, method, **generate_kwargs) for method in methods[1:]]
     name = model_name or name_of(model)
@@ -305,13 +308,6 @@ def wrong_spans(text: str, objects: Sequence[str]) -> list[tuple[int, int]]:
     """Where a text has words for objects (CHAIR's words, singular or plural) that are not among `objects`."""
     present = {WORDS.get(name, name) for name in objects}
     return [found.span() for found in object_words().finditer(text) if WORDS[found.group(1).lower()] not in present]
-
-
-@cache
-def object_words() -> re.Pattern[str]:
-    """CHAIR's words with an optional plural ending, the longest first."""
-    words = "|".join(sorted(map(re.escape, WORDS), key=len, reverse=True))
-    return re.compile(rf"\b({words})(?:e?s)?\b", re.IGNORECASE)
 
 
 def label(method: dict[str, Any]) -> str:

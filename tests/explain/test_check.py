@@ -1,0 +1,218 @@
+"""`revisit.check`: which words a picture supports, from one forward pass."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import families
+import revisit
+from revisit.embedded.samples import sample
+from revisit.errors import RevisitError
+from revisit.explain.check import check_many, encode_text, is_content, spellings, word_places
+from revisit.models import DESCRIBE
+from revisit.models.parts import ModelParts
+from revisit.models.prompts import prepare
+
+TEXT = "The image shows a surfboard, a zebra and a pizza."
+
+
+@pytest.fixture(scope="module")
+def pair() -> Any:
+    return revisit.load("tiny")
+
+
+def calls_of(module: torch.nn.Module, counted: list[int]) -> Any:
+    return module.register_forward_hook(lambda *_: counted.append(1))
+
+
+def test_words_have_their_place_and_support(pair: Any) -> None:
+    shown = sample("demo")
+    there = f"The image shows a {shown.nouns[0]} and a {'zebra' if 'zebra' not in shown.nouns else 'pizza'}."
+    found = revisit.check(pair, shown.path, there)
+    present, absent = [word for word in found.words if word.checkable]
+    assert all(found.text[word.start : word.end] == word.text for word in found.words)
+    assert present.support > 10 * absent.support
+    assert (present.row, present.column) == divmod(present.token, 8)
+    assert not [word for word in found.words if word.text in ("The", "and") and word.checkable]
+
+
+def test_a_word_is_as_supported_as_the_vision_tokens_say(pair: Any) -> None:
+    """Against the definition, spelled out: mean of the five largest probabilities over the whole vocabulary."""
+    model, processor = pair
+    shown = sample("demo")
+    word = shown.nouns[0]
+    found = revisit.check(pair, shown.path, f"A {word}.")
+    inputs = prepare(processor, DESCRIBE, shown.path)
+    mask = inputs["input_ids"][0] == model.config.image_token_id
+    token = processor.tokenizer.encode(f"a {word}", add_special_tokens=False)[-1]
+    with torch.no_grad():
+        states = model(**inputs, output_hidden_states=True).hidden_states
+        layer = getattr(model.generation_config, "check", {}).get("layer", len(states) - 1)
+        chance = model.lm_head(states[layer][0, mask]).softmax(-1)[:, token]
+    assert found.words[1].support == pytest.approx(float(chance.topk(5).values.mean()), rel=1e-4)
+    assert found.words[1].token == int(chance.argmax())
+
+
+def test_one_forward_pass_and_one_vision_pass_for_a_batch(pair: Any) -> None:
+    model, _ = pair
+    counted: list[int] = []
+    seen: list[int] = []
+    hooks = [calls_of(model, counted), calls_of(model.model.vision_tower, seen)]
+    check_many(pair, [sample("demo").path] * 3, [TEXT, "A dog.", "Two cats on a bed."])
+    for hook in hooks:
+        hook.remove()
+    assert (len(counted), len(seen)) == (1, 1)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "internvl", "smolvlm", "llava_next"])
+def test_a_batch_gives_what_each_text_gives_alone(family: str) -> None:
+    pair = families.build(family)
+    images = [families.picture(1, (40, 32)), families.picture(2, (64, 48)), families.picture(3, (40, 40))]
+    texts = ["A dog on a couch.", "Cat", "Two birds and a very long table in the room."]
+    together = check_many(pair, images, texts, words="content")
+    for image, text, one in zip(images, texts, together, strict=True):
+        alone = revisit.check(pair, image, text, words="content")
+        for a, b in zip(alone.words, one.words, strict=True):
+            assert (a.text, a.start, a.token, a.row) == (b.text, b.start, b.token, b.row)
+            assert a.support == pytest.approx(b.support, rel=1e-3)
+            assert a.probability == pytest.approx(b.probability, rel=1e-2)
+
+
+def test_the_probability_is_that_of_decoding(pair: Any) -> None:
+    """The text of a greedy answer has, word for word, the probabilities that decoding recorded."""
+    answer = revisit.ask(pair, sample("demo").path, method="greedy", max_new_tokens=40)
+    again = revisit.check(pair, sample("demo").path, answer.text)
+    own = answer.check()
+    assert [word.text for word in own.words] == [word.text for word in again.words]
+    for a, b in zip(own.words, again.words, strict=True):
+        assert a.support == pytest.approx(b.support, rel=1e-3, abs=1e-6)
+        if a.probability is not None:
+            assert a.probability == pytest.approx(b.probability, rel=1e-2, abs=1e-5)
+
+
+def test_an_answer_is_checked_without_another_pass(pair: Any) -> None:
+    answer = revisit.ask(pair, sample("demo").path, max_new_tokens=40)
+    counted: list[int] = []
+    hook = calls_of(pair[0], counted)
+    checked = answer.check()
+    hook.remove()
+    assert not counted
+    assert checked.text == answer.text
+    assert answer.check(threshold=1.0).flagged() == [word for word in checked.words if word.checkable]
+
+
+def test_an_answer_of_a_model_given_by_name_can_be_checked() -> None:
+    assert revisit.ask("tiny", sample("demo").path, max_new_tokens=10).check().words
+
+
+def test_it_says_what_the_picture_would_rather_say(pair: Any) -> None:
+    shown = sample("demo")
+    plain = revisit.ask(pair, shown.path, method="greedy").text
+    found = revisit.check(pair, shown.path, plain)
+    instead = [word.instead for word in found.words if word.checkable and word.text not in shown.nouns]
+    assert instead
+    assert set(instead) & set(shown.nouns)
+
+
+def test_capital_letters_do_not_take_support_away(pair: Any) -> None:
+    noun = sample("demo").nouns[0]
+    lower, upper = (
+        revisit.check(pair, sample("demo").path, text).words[at].support
+        for text, at in ((f"A {noun} here.", 1), (f"{noun.capitalize()} here.", 0))
+    )
+    assert upper == pytest.approx(lower)
+    tokenizer = pair[1].tokenizer
+    assert len(spellings(tokenizer, "Dog", tokenizer.encode("Dog", add_special_tokens=False))) == 2
+
+
+def test_tokens_are_joined_to_words(pair: Any) -> None:
+    tokens, spans = encode_text(pair[1], DESCRIBE, 1, "Ein Bär, a t-shirt and 3 zebras!")
+    text = "Ein Bär, a t-shirt and 3 zebras!"
+    places = word_places(text, spans)
+    assert [text[a:b] for a, b, _ in places] == ["Ein", "Bär", "a", "t-shirt", "and", "3", "zebras"]
+    assert [n for *_, own in places for n in own] == sorted(n for *_, own in places for n in own)
+    assert pair[1].tokenizer.decode(tokens).strip() == text
+
+
+@pytest.mark.parametrize(
+    ("word", "content"), [("dog", True), ("The", False), ("3", False), ("t-shirt", True), ("x", False), ("犬", True)]
+)
+def test_content_words(word: str, content: bool) -> None:
+    assert is_content(word) is content
+
+
+def test_it_can_be_kept(pair: Any, tmp_path: Path) -> None:
+    found = revisit.check(pair, sample("demo").path, TEXT + " <b>", threshold=0.5)
+    stored = json.loads(found.save(tmp_path / "check.json").read_text("utf-8"))
+    assert stored["words"] == found.to_dict()["words"]
+    assert stored["flagged"] == [word.text for word in found.flagged()]
+    page = found.save(tmp_path / "page.html").read_text("utf-8")
+    assert "&lt;b&gt;" in page
+    assert "<b>" not in page
+    assert "<rect" in page
+    assert "http" not in page.replace("http-equiv", "")
+    assert found._repr_html_() in page
+    table = found.to_pandas()
+    assert table["flagged"].sum() == len(found.flagged())
+    assert found.flagged()
+    assert 0 <= found.doubt <= 1
+
+
+def test_the_states_of_a_model_without_recommendation_are_the_last(pair: Any) -> None:
+    found = revisit.check(families.llava(), families.picture(1, (40, 40)), "A dog.")
+    assert "No threshold is recommended" in found.notes[0]
+    assert all(math.isfinite(word.support) and 0 <= word.support <= 1 for word in found.words)
+    assert ModelParts.of(families.llava()[0]).depth > 0
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"text": ""}, "no word to check"),
+    ({"text": "   \n"}, "no word to check"),
+    ({"text": "?!..."}, "no word to check"),
+    ({"text": None}, "is a string, not NoneType"),
+    ({"text": 3}, "is a string, not int"),
+    ({"text": "dog " * 1000}, "split the text"),
+    ({"text": "A <image> of a dog"}, "stands for an image"),
+    ({"image": None}, "No image was given"),
+    ({"image": []}, "No image was given"),
+    ({"image": "nowhere.jpg"}, "nowhere.jpg"),
+    ({"prompt": ""}, "question that the text answers"),
+    ({"prompt": 7}, "question that the text answers"),
+    ({"threshold": 2}, "from 0 to 1"),
+    ({"threshold": -0.1}, "from 0 to 1"),
+    ({"threshold": True}, "from 0 to 1"),
+    ({"threshold": "high"}, "from 0 to 1"),
+    ({"words": "verbs"}, "'objects', 'content' or a list"),
+    ({"words": []}, "is empty"),
+    ({"model": 7}, "model must be a name"),
+    ({"model": ("tiny",)}, "the pair"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "sentence"), WRONG)
+def test_wrong_uses_are_one_sentence(pair: Any, wrong: dict[str, Any], sentence: str) -> None:
+    use = {"model": pair, "image": sample("demo").path, "text": TEXT, **wrong}
+    with pytest.raises(RevisitError, match=sentence) as error:
+        revisit.check(**use)
+    assert "\n" not in str(error.value)
+
+
+def test_pictures_and_texts_must_be_pairs(pair: Any) -> None:
+    with pytest.raises(RevisitError, match="Each text needs its own picture"):
+        check_many(pair, [sample("demo").path], ["a dog", "a cat"])
+    with pytest.raises(RevisitError, match="Each text needs its own picture"):
+        check_many(pair, [sample("demo").path], "a dog")
+
+
+@pytest.mark.parametrize("entry", [{"layers": 2}, 5, {"layer": 99}, {"threshold": 3}])
+def test_a_wrong_recommendation_is_refused(entry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = families.llava()
+    monkeypatch.setattr(pair[0].generation_config, "check", entry, raising=False)
+    with pytest.raises(RevisitError, match=r"generation_config\.json"):
+        revisit.check(pair, families.picture(1, (40, 40)), "A dog.")
