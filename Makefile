@@ -49,7 +49,7 @@ test-vllm: .venv-vllm/.installed  ## the vLLM plug-in inside real engines (CPU),
 	touch $@
 
 test-ray: .venv-ray/.installed  ## evaluation on a two-node Ray cluster of this machine, one node of which is killed, then workers
-	.venv-ray/bin/python -m pytest -o addopts= -W default tests/evaluation/test_ray_engine.py tests/evaluation/test_dispatch.py tests/faults/test_ray_kills.py
+	.venv-ray/bin/python -m pytest -o addopts= -W default tests/evaluation/test_ray_engine.py tests/faults/test_ray_kills.py
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .

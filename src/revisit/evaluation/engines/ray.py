@@ -7,6 +7,7 @@ the jobs; only the model has to be reachable from the workers' machines.
 from __future__ import annotations
 
 import socket
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -15,10 +16,10 @@ from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, need
 from revisit.evaluation.engines.base import BadImage, Engine, Job, answers_to, decode_images
-from revisit.evaluation.engines.dispatch import Lost, dispatch
 from revisit.evaluation.records import Answer
 
-WAIT = 120.0  # seconds between signs of life
+WAIT = 360.0  # seconds without a sign of life after which a run gives up
+ATTEMPTS = 3  # times that every worker may die before one answers
 
 
 class RayEngine(Engine):
@@ -71,9 +72,63 @@ class RayEngine(Engine):
     def stream(
         self, method: Method, decoding: Decoding, batches: Iterable[Sequence[Job]]
     ) -> Iterator[list[Answer | BadImage]]:
-        """Batches go to whichever worker is free; those of a worker that dies go to another."""
-        pool = Actors(self, method, decoding)
-        return dispatch((list(batch) for batch in batches), pool, self.workers or self._default_workers())
+        """Batches go to whichever worker is free. A worker that dies is replaced, and its batch goes to another."""
+        ray, workers = self.ray, self.workers or self._default_workers()
+        waiting = deque(batches)
+        pending: dict[
+            Any, tuple[Any, Sequence[Job] | None]
+        ] = {}  # handle -> worker, and its batch; None while it loads
+        free: list[Any] = []
+        deaths = 0
+        errors = ray.exceptions
+        lost = (errors.RayActorError, errors.ObjectLostError, errors.OutOfMemoryError)
+
+        def start() -> None:
+            worker = self._remote().remote(self.model, self.options, self.cpus)
+            pending[worker.ready.remote()] = (worker, None)
+
+        try:
+            for _ in range(workers):
+                start()
+            while waiting or any(batch is not None for _, batch in pending.values()):
+                while waiting and free:
+                    worker, jobs = free.pop(), waiting.popleft()
+                    files = [(job, read_files(job)) for job in jobs]
+                    pending[worker.answer.remote(method, decoding, files)] = (worker, jobs)
+                done, _ = ray.wait(list(pending), num_returns=1, timeout=WAIT)
+                if not done:
+                    raise RevisitError(
+                        f"No worker has done anything for {WAIT:.0f} seconds: the cluster may lack free CPUs, GPUs or memory for them; "
+                        "ask for fewer workers."
+                    )
+                worker, batch = pending.pop(done[0])
+                try:
+                    result = ray.get(done[0])
+                except errors.RayTaskError as error:
+                    raise error.as_instanceof_cause() from None
+                except lost as error:
+                    deaths += 1
+                    if deaths >= ATTEMPTS * workers:
+                        raise RevisitError(
+                            f"{deaths} workers in a row died; their machines probably lack the memory for the model, or for a batch of "
+                            "this size: use a smaller --batch-size."
+                        ) from error
+                    if batch is not None:
+                        waiting.appendleft(batch)
+                    start()
+                    continue
+                free.append(worker)
+                if batch is not None:
+                    deaths = 0
+                    yield result
+        finally:
+            for worker in [*free, *(worker for worker, _ in pending.values())]:
+                ray.kill(worker)
+
+    def _remote(self) -> Any:
+        """The class of the workers, with what each of them takes of the cluster."""
+        gpus = self.gpus if self.gpus is not None else int(self.ray.cluster_resources().get("GPU", 0) > 0)
+        return self.ray.remote(num_cpus=self.cpus, num_gpus=gpus, max_restarts=0)(Worker)
 
     def _default_workers(self) -> int:
         gpus = int(self.ray.cluster_resources().get("GPU", 0))
@@ -94,39 +149,6 @@ def check_reachable(address: str | None) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=20).close()
     except OSError as error:
         raise RevisitError(f"There is no Ray cluster at {address!r}: {error.strerror or error}.") from None
-
-
-class Actors:
-    """Ray actors as a `dispatch.Pool`."""
-
-    def __init__(self, engine: RayEngine, method: Method, decoding: Decoding) -> None:
-        self.engine, self.method, self.decoding = engine, method, decoding
-        ray = engine.ray
-        gpus = engine.gpus if engine.gpus is not None else int(ray.cluster_resources().get("GPU", 0) > 0)
-        self.remote = ray.remote(num_cpus=engine.cpus, num_gpus=gpus, max_restarts=0)(Worker)
-
-    def start(self) -> tuple[Any, Any]:
-        actor = self.remote.remote(self.engine.model, self.engine.options, self.engine.cpus)
-        return actor, actor.ready.remote()
-
-    def submit(self, worker: Any, batch: Sequence[Job]) -> Any:
-        return worker.answer.remote(self.method, self.decoding, [(job, read_files(job)) for job in batch])
-
-    def wait(self, handles: Sequence[Any]) -> Any | None:
-        done, _ = self.engine.ray.wait(list(handles), num_returns=1, timeout=WAIT)
-        return done[0] if done else None
-
-    def result(self, handle: Any) -> Any:
-        errors = self.engine.ray.exceptions
-        try:
-            return self.engine.ray.get(handle)
-        except errors.RayTaskError as error:
-            raise error.as_instanceof_cause() from None
-        except (errors.RayActorError, errors.WorkerCrashedError, errors.NodeDiedError, errors.ObjectLostError) as error:
-            raise Lost(str(error)) from None
-
-    def discard(self, worker: Any) -> None:
-        self.engine.ray.kill(worker)
 
 
 class Worker:
