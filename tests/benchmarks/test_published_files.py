@@ -87,8 +87,6 @@ def test_mmmu(shared_data):
     tables = json.loads((shared_data / "mmmu/mmmu_tables.json").read_text())
     assert list(mmmu.SUBJECTS) == tables["subjects_in_scoring_order"]
     assert {k: list(v) for k, v in mmmu.DOMAINS.items()} == tables["domains"]
-    assert tables["paper_items_per_subject_after_multi_image_filter"] == mmmu.SINGLE_IMAGE_COUNTS
-    assert sum(mmmu.SINGLE_IMAGE_COUNTS.values()) == 857
 
 
 def test_hallusionbench(shared_data):
