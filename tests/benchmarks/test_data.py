@@ -328,5 +328,5 @@ def test_wrong_requests_are_one_sentence(tmp_path: Path) -> None:
         run("pope", tmp_path / "data", "--split", "test")
     with pytest.raises(RevisitError, match="fetched from the hub"):
         run("mmmu", tmp_path / "data", "--from", "http://127.0.0.1:9")
-    with pytest.raises(RevisitError, match="names no hub dataset"):
+    with pytest.raises(RevisitError, match="has no hub dataset"):
         run("amber", tmp_path / "data", "--from", "somebody/amber")

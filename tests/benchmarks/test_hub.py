@@ -17,13 +17,13 @@ from typing import Any
 import datasets
 import huggingface_hub
 import pytest
-from datasets import Features, Image, List, Value
+from datasets import Features, Image, Value
 from PIL import Image as Pillow
 from typer.testing import CliRunner
 
 from http_files import FileServer
 from revisit.benchmarks import get
-from revisit.benchmarks.io import drafts, hub
+from revisit.benchmarks.io import data, drafts, hub
 from revisit.cli.main import app
 from revisit.errors import RevisitError
 
@@ -108,33 +108,6 @@ def make_hallusionbench(folder: Path) -> Path:
     return card(folder, default={"image": "data/image-*", "non_image": "data/non_image-*"})
 
 
-VQA = {
-    "question_type": TEXT,
-    "multiple_choice_answer": TEXT,
-    "answers": List({"answer": TEXT, "answer_confidence": TEXT, "answer_id": NUMBER}),
-    "image_id": NUMBER,
-    "answer_type": TEXT,
-    "question_id": NUMBER,
-    "question": TEXT,
-    "image": Image(),
-}
-
-
-def vqa_row(number: int, image: int, words: list[str], data: bytes) -> tuple[Any, ...]:
-    answers = [{"answer": word, "answer_confidence": "yes", "answer_id": n} for n, word in enumerate(words, 1)]
-    return ("how many", words[0], answers, image, "number", number, f"How many {number}?", column(data))
-
-
-def make_vqav2(folder: Path) -> Path:
-    rows = [
-        vqa_row(420001, 42, ["3"] * 9 + ["4"], COCO[0]),
-        vqa_row(420002, 42, ["2"] * 3 + ["3"] * 7, COCO[0]),
-        vqa_row(430001, 43, ["1"] * 10, picture(50, "WEBP")),
-    ]
-    save(folder / "data/validation-00000-of-00001.parquet", VQA, rows)
-    return card(folder, default={"validation": "data/validation-*"})
-
-
 MMMU = {
     **dict.fromkeys(("id", "question", "options", "explanation"), TEXT),
     **{f"image_{n}": Image() for n in range(1, 8)},
@@ -194,7 +167,6 @@ Maker = Callable[[Path], Path]
 MAKERS: dict[str, Maker] = {
     "pope": make_pope,
     "hallusionbench": make_hallusionbench,
-    "vqav2": make_vqav2,
     "mmmu": make_mmmu,
     "mme": make_mme,
     "llava_bench": make_llava_bench,
@@ -204,8 +176,6 @@ KNOWN: dict[str, tuple[list[str], dict[str, float]]] = {
     "pope": (["Yes"] * 6, {"accuracy": 1 / 2, "precision": 1 / 2, "recall": 1, "F1": 2 / 3, "yes_ratio": 1}),
     # VS with figure right, VD original wrong, VD edited right, VS without figure right
     "hallusionbench": (["Yes", "No", "No", "No"], {"aAcc": 75, "VD/aAcc": 50, "VS/aAcc": 100, "VS/qAcc": 100}),
-    # nine others agree; (3 x 2/3 + 7 x 1) / 10; ten answers alike and nothing normalised
-    "vqav2": (["3", "2", "One"], {"accuracy": (100 + 90 + 0) / 3, "token_max": 100}),
     "mmmu": (["(A)", "it is three"], {"micro": 1 / 2, "Art/accuracy": 0, "Math/accuracy": 1}),
     "mme": (["Yes", "No", "Yes", "Yes"], {"acc": 75, "acc_plus": 50, "existence/score": 200, "OCR/score": 50}),
     "llava_bench": (["A high green hill.", "Green"], {"words": 2.5}),
@@ -246,13 +216,13 @@ def test_fetched_loaded_and_scored(name: str, made: Callable[[str], Path], tmp_p
     assert (about["rows"], about["items"]) == (len(items), len(items))
     assert about["splits"] == list(get(name).hub.splits)
     assert about["pictures"] == len({image for item in items for image in item.images})
-    again = hub.get(name, tmp_path / "again", str(source))
+    again = data.get(name, tmp_path / "again", str(source))
     assert again["fingerprint"] == about["fingerprint"]  # the content's, not the time's or the place's
     assert sorted(p.name for p in tmp_path.iterdir()) == ["again", "data", source.name]  # no draft is left
 
 
 def test_files_are_the_official_ones(made: Callable[[str], Path], tmp_path: Path) -> None:
-    hub.get("pope", tmp_path / "pope", str(made("pope")))
+    data.get("pope", tmp_path / "pope", str(made("pope")))
     lines = (tmp_path / "pope/pope/coco_pope_random.json").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [
         {
@@ -263,19 +233,13 @@ def test_files_are_the_official_ones(made: Callable[[str], Path], tmp_path: Path
         }
         for n, label in ((1, "yes"), (2, "no"))
     ]
-    for n, data in enumerate(COCO, 1):  # byte for byte, so nothing is lost to a second compression
-        assert (tmp_path / f"pope/val2014/COCO_val2014_{n:012d}.jpg").read_bytes() == data
-    hub.get("hallusionbench", tmp_path / "hallusion", str(made("hallusionbench")))
+    for n, body in enumerate(COCO, 1):  # byte for byte, so nothing is lost to a second compression
+        assert (tmp_path / f"pope/val2014/COCO_val2014_{n:012d}.jpg").read_bytes() == body
+    data.get("hallusionbench", tmp_path / "hallusion", str(made("hallusionbench")))
     rows = json.loads((tmp_path / "hallusion/hallusionbench/HallusionBench.json").read_text())
     assert [row["filename"] for row in rows] == ["VS/chart/0_1.png", "VD/chart/0_0.png", "VD/chart/0_1.png", None]
     assert (tmp_path / "hallusion/hallusionbench/VD/chart/0_1.png").read_bytes() == FIGURE
-    hub.get("vqav2", tmp_path / "vqa", str(made("vqav2")))
-    items = get("vqav2").load(tmp_path / "vqa")
-    assert [item.images[0].name for item in items] == ["COCO_val2014_000000000042.jpg"] * 2 + [
-        "COCO_val2014_000000000043.png"  # WebP is not among the names that VQAv2's files can have
-    ]
-    assert items[0].meta["types"] == ("number", "how many")
-    hub.get("llava_bench", tmp_path / "llava", str(made("llava_bench")))
+    data.get("llava_bench", tmp_path / "llava", str(made("llava_bench")))
     first = get("llava_bench").load(tmp_path / "llava")[0]
     assert (first.meta["context"], first.meta["reference"]) == ("A hill.", "It is a hill.")
     assert first.images[0].name == "001.jpg"
@@ -283,34 +247,33 @@ def test_files_are_the_official_ones(made: Callable[[str], Path], tmp_path: Path
 
 def test_mmmu_takes_subjects_in_official_order(made: Callable[[str], Path], tmp_path: Path) -> None:
     source = made("mmmu")
-    hub.get("mmmu", tmp_path / "data", str(source))
+    data.get("mmmu", tmp_path / "data", str(source))
     items = get("mmmu").load(tmp_path / "data")
     assert [item.id for item in items] == ["validation_Art_1", "validation_Math_2"]
     assert [image.name for image in items[1].images] == ["validation_Math_2_1.png", "validation_Math_2_2.png"]
     assert [image.read_bytes() for image in items[1].images] == [picture(62), picture(63)]
-    assert hub.get("mmmu", tmp_path / "one", str(source), limit=1)["items"] == 1
+    assert data.get("mmmu", tmp_path / "one", str(source), limit=1)["items"] == 1
 
 
 def test_a_limit_reads_no_further(tmp_path: Path) -> None:
     source = tmp_path / "dataset"
-    rows = [vqa_row(n, n, ["a"] * 10, COCO[0]) for n in (1, 2, 3)]
-    save(source / "data/validation-00000-of-00002.parquet", VQA, rows)
-    (source / "data/validation-00001-of-00002.parquet").write_bytes(b"not there yet")
-    card(source, default={"validation": "data/validation-*"})
-    about = hub.get("vqav2", tmp_path / "some", str(source), limit=2)
+    save(source / "data/test-00000-of-00002.parquet", POPE, pope_rows())
+    (source / "data/test-00001-of-00002.parquet").write_bytes(b"not there yet")
+    card(source, default={"test": "data/test-*"})
+    about = data.get("pope", tmp_path / "some", str(source), limit=2)
     assert (about["rows"], about["pictures"], about["asked"]["limit"]) == (2, 2, 2)
-    assert [item.id for item in get("vqav2").load(tmp_path / "some")] == ["1", "2"]
+    assert [item.id for item in get("pope").load(tmp_path / "some")] == ["coco_adversarial/1", "coco_adversarial/2"]
     with pytest.raises(RevisitError, match="cannot be read as a dataset"):
-        hub.get("vqav2", tmp_path / "all", str(source))
+        data.get("pope", tmp_path / "all", str(source))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["dataset", "some"]
 
 
 def test_mme_keeps_only_whole_pairs(made: Callable[[str], Path], tmp_path: Path) -> None:
     source = str(made("mme"))
-    about = hub.get("mme", tmp_path / "three", source, limit=3)
+    about = data.get("mme", tmp_path / "three", source, limit=3)
     assert (about["rows"], about["items"], about["pictures"]) == (3, 2, 1)
     with pytest.raises(RevisitError, match="raise --limit"):
-        hub.get("mme", tmp_path / "one", source, limit=1)
+        data.get("mme", tmp_path / "one", source, limit=1)
 
 
 # ----------------------------------------------------------------------------------------------------- refusals
@@ -318,24 +281,24 @@ def test_mme_keeps_only_whole_pairs(made: Callable[[str], Path], tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["chair", "repope", "amber"])
 def test_what_no_hub_dataset_holds(name: str, tmp_path: Path) -> None:
-    with pytest.raises(RevisitError, match="names no hub dataset"):
-        hub.get(name, tmp_path / "data")
+    with pytest.raises(RevisitError, match="has no hub dataset"):
+        data.get(name, tmp_path / "data", "lmms-lab/POPE")
 
 
 def test_names_that_are_not_known(made: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(RevisitError, match="Did you mean 'pope'"):
-        hub.get("popee", tmp_path / "data")
+        data.get("popee", tmp_path / "data")
     with pytest.raises(RevisitError, match="neither a folder nor a hub dataset OWNER/NAME"):
-        hub.get("pope", tmp_path / "data", str(tmp_path / "nowhere"))
+        data.get("pope", tmp_path / "data", str(tmp_path / "nowhere"))
     with pytest.raises(RevisitError, match=r"Unknown split of .*'tset'\. Did you mean 'test'"):
-        hub.get("pope", tmp_path / "data", str(made("pope")), split="tset")
+        data.get("pope", tmp_path / "data", str(made("pope")), split="tset")
     with pytest.raises(RevisitError, match="Art test row 1 has no answer"):
-        hub.get("mmmu", tmp_path / "data", str(made("mmmu")), split="test", limit=1)
+        data.get("mmmu", tmp_path / "data", str(made("mmmu")), split="test", limit=1)
     with pytest.raises(RevisitError, match="limit must be at least 1"):
-        hub.get("pope", tmp_path / "data", limit=0)
+        data.get("pope", tmp_path / "data", limit=0)
     (tmp_path / "empty").mkdir()
     with pytest.raises(RevisitError, match="empty cannot be read as a dataset"):
-        hub.get("pope", tmp_path / "data", str(tmp_path / "empty"))
+        data.get("pope", tmp_path / "data", str(tmp_path / "empty"))
     assert not (tmp_path / "data").exists()
 
 
@@ -364,13 +327,13 @@ def test_rows_that_do_not_fit(rows: list[tuple[Any, ...]], message: str, tmp_pat
     save(source / "data/test-00000-of-00001.parquet", POPE, rows)
     card(source, default={"test": "data/test-*"})
     with pytest.raises(RevisitError, match=message):
-        hub.get("pope", tmp_path / "data", str(source))
+        data.get("pope", tmp_path / "data", str(source))
     assert [p.name for p in tmp_path.iterdir()] == ["dataset"]
 
 
 def test_other_columns(made: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(RevisitError, match="has no column image_source") as caught:
-        hub.get("pope", tmp_path / "data", str(made("mme")))
+        data.get("pope", tmp_path / "data", str(made("mme")))
     assert "it has question_id, image, question, answer, category" in str(caught.value)
     assert "lmms-lab/POPE" in str(caught.value)
 
@@ -380,26 +343,26 @@ def test_a_folder_of_another_origin(
 ) -> None:
     source, folder = str(made("pope")), tmp_path / "data"
     folder.mkdir()  # empty is as good as new
-    about = hub.get("pope", folder, source)
+    about = data.get("pope", folder, source)
     monkeypatch.setattr(hub, "_library", lambda: pytest.fail("the same request must not fetch again"))
-    assert hub.get("pope", folder, source) == about
+    assert data.get("pope", folder, source) == about
     with pytest.raises(RevisitError, match="holds pope from"):
-        hub.get("pope", folder, source, limit=2)
+        data.get("pope", folder, source, limit=2)
     with pytest.raises(RevisitError, match="holds pope from"):
-        hub.get("mme", folder, source)
+        data.get("mme", folder, source)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/notes.txt").write_text("keep")
     with pytest.raises(RevisitError, match="not empty and holds other files"):
-        hub.get("pope", tmp_path / "mine", source)
+        data.get("pope", tmp_path / "mine", source)
     with pytest.raises(RevisitError, match="is a file"):
-        hub.get("pope", tmp_path / "mine/notes.txt", source)
+        data.get("pope", tmp_path / "mine/notes.txt", source)
     assert (tmp_path / "mine/notes.txt").read_text() == "keep"
 
 
 def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(RevisitError, match=r"pip install 'revisit-decoding\[hub\]'"):
-        hub.get("pope", tmp_path / "data")
+        data.get("mme", tmp_path / "data")
 
 
 def test_a_hub_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,10 +371,10 @@ def test_a_hub_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", unreachable)
     with pytest.raises(RevisitError) as caught:
-        hub.get("pope", tmp_path / "data")
+        data.get("mme", tmp_path / "data")
     text = str(caught.value)
-    assert "lmms-lab/POPE cannot be reached (ConnectionError: no route to host)" in text
-    assert "hf download lmms-lab/POPE --repo-type dataset --local-dir FOLDER" in text
+    assert "lmms-lab/MME cannot be reached (ConnectionError: no route to host)" in text
+    assert "hf download lmms-lab/MME --repo-type dataset --local-dir FOLDER" in text
     assert "long story" not in text
     assert not list(tmp_path.iterdir())
 
@@ -432,7 +395,7 @@ def test_a_hub_repository_is_pinned_and_streamed(
             raise RepositoryNotFoundError.__new__(RepositoryNotFoundError)
         return SimpleNamespace(sha="c0ffee")
 
-    real, folder = datasets.load_dataset, str(made("pope"))
+    real, folder = datasets.load_dataset, str(made("mme"))
 
     def load(path: str, name: str | None = None, **options: Any) -> Any:
         asked.append((path, name, options))
@@ -440,20 +403,20 @@ def test_a_hub_repository_is_pinned_and_streamed(
 
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", look)
     monkeypatch.setattr(datasets, "load_dataset", load)
-    about = hub.get("pope", tmp_path / "data", limit=6)
-    assert (about["source"], about["revision"], about["rows"]) == ("lmms-lab-encoder/POPE", "c0ffee", 6)
+    about = data.get("mme", tmp_path / "data", limit=4)
+    assert (about["source"], about["revision"], about["rows"]) == ("lmms-lab-encoder/MME", "c0ffee", 4)
     assert asked == [
-        "lmms-lab/POPE",
-        "lmms-lab-encoder/POPE",
-        ("lmms-lab-encoder/POPE", None, {"streaming": True, "revision": "c0ffee"}),
+        "lmms-lab/MME",
+        "lmms-lab-encoder/MME",
+        ("lmms-lab-encoder/MME", None, {"streaming": True, "revision": "c0ffee"}),
     ]
     with pytest.raises(RevisitError, match="The hub has no dataset lmms-lab/Nothing"):
-        hub.get("pope", tmp_path / "other", "lmms-lab/Nothing")
+        data.get("mme", tmp_path / "other", "lmms-lab/Nothing")
 
 
 COMMIT = "c0ffee" * 6 + "c0ff"
-ON_HUB = ("hallusionbench", "llava_bench", "mme", "mmmu", "pope", "vqav2")
-ITEMS = {"hallusionbench": 4, "llava_bench": 2, "mme": 4, "mmmu": 2, "pope": 6, "vqav2": 3}
+ON_HUB = ("hallusionbench", "llava_bench", "mme", "mmmu", "pope")
+ITEMS = {"hallusionbench": 4, "llava_bench": 2, "mme": 4, "mmmu": 2, "pope": 6}
 # In a process of its own, which takes the loopback for the hub: every benchmark, and what came of it.
 CLIENT = """
 import json, sys
@@ -586,9 +549,9 @@ def test_stopped_anywhere_nothing_is_left(
         with monkeypatch.context() as patch:
             patch.setattr(drafts.Draft, "_target", target)
             with pytest.raises(KeyboardInterrupt):
-                hub.get("mme", tmp_path / "data", source)
+                data.get("mme", tmp_path / "data", source)
         assert [p.name for p in tmp_path.iterdir()] == ["dataset-mme"], stop
-    assert hub.get("mme", tmp_path / "data", source)["items"] == 4
+    assert data.get("mme", tmp_path / "data", source)["items"] == 4
 
 
 def test_a_full_disk_is_one_sentence(
@@ -600,7 +563,7 @@ def test_a_full_disk_is_one_sentence(
     source = str(made("pope"))
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(RevisitError, match=r"Cannot write .*data: No space left on device\. Nothing was left there"):
-        hub.get("pope", tmp_path / "data", source)
+        data.get("pope", tmp_path / "data", source)
     assert [p.name for p in tmp_path.iterdir()] == ["dataset-pope"]
 
 
@@ -609,10 +572,10 @@ def test_killed_in_the_middle(made: Callable[[str], Path], tmp_path: Path) -> No
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from revisit.benchmarks.io import hub\n"
+        "from revisit.benchmarks.io import data\n"
         "def stop(done):\n"
         "    if done == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "hub.get('pope', Path(sys.argv[1]), sys.argv[2], progress=stop)\n"
+        "data.get('pope', Path(sys.argv[1]), sys.argv[2], progress=stop)\n"
     )
     folder = tmp_path / "data"
     ended = subprocess.run([sys.executable, "-c", script, folder, source], env=dict(os.environ), check=False)
@@ -621,7 +584,7 @@ def test_killed_in_the_middle(made: Callable[[str], Path], tmp_path: Path) -> No
     left = tmp_path / ".data.draft"
     assert (left / "val2014/COCO_val2014_000000000001.jpg").exists()  # it was in the middle
     (left / "val2014/stray.jpg").write_bytes(b"of another attempt")
-    assert hub.get("pope", folder, source)["items"] == 6
+    assert data.get("pope", folder, source)["items"] == 6
     assert not left.exists()
     assert sorted(p.name for p in (folder / "val2014").iterdir()) == [f"COCO_val2014_{n:012d}.jpg" for n in (1, 2)]
 
@@ -631,7 +594,7 @@ def test_two_processes_do_not_mix(made: Callable[[str], Path], tmp_path: Path) -
     with drafts.drafting(tmp_path / "data") as out:
         out.text("a.txt", "one")
         with pytest.raises(RevisitError, match=r"Another process is writing .*data"):
-            hub.get("pope", tmp_path / "data", source)
+            data.get("pope", tmp_path / "data", source)
     assert [p.read_text() for p in (tmp_path / "data").iterdir()] == ["one"]  # the first one was not disturbed
 
 

@@ -31,7 +31,6 @@ class HubDataset:
     splits: tuple[str, ...]
     columns: tuple[str, ...]
     configs: tuple[str, ...] = ()  # configurations in the order to read them; the only one if empty
-    large: bool = False  # too large to be fetched whole for a few items
 
 
 def lmms(name: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ Data: HallusionBench.json and its figures (tianyi-lab/HallusionBench).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -28,7 +29,7 @@ from revisit.benchmarks.base import (
 )
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer, check_rows
-from revisit.benchmarks.io.drafts import ARRAY, Draft
+from revisit.benchmarks.io.drafts import Draft
 from revisit.benchmarks.io.files import Record
 from revisit.benchmarks.judge import Judge
 from revisit.benchmarks.pope import parse_vlmevalkit
@@ -251,6 +252,7 @@ class HallusionBench(Benchmark):
     @classmethod
     def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
         """One list of questions; a question without a figure has no file name, as in the official file."""
+        entries = []
         for row in rows:
             fields = {name: row[name] for name in (*HUB_COLUMNS, "sample_note") if name in row}
             entry = {name: value if value is None else str(value) for name, value in fields.items()}
@@ -262,7 +264,8 @@ class HallusionBench(Benchmark):
                     raise RevisitError(f"{row.where} has a figure without a file name.")
                 entry["filename"] = str(row["filename"]).removeprefix("./")
                 out.picture(f"hallusionbench/{entry['filename']}", row.get("image"), row.where, named=True)
-            out.add("hallusionbench/HallusionBench.json", entry, ARRAY)
+            entries.append(entry)
+        out.text("hallusionbench/HallusionBench.json", json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
 
     def adapted(self, answers: list[Answer], chosen: Mapping[str, Any]) -> Benchmark:
         """Labels that a result file carries are taken, unless another judge was asked for."""

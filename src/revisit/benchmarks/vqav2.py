@@ -12,12 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from revisit.benchmarks.base import Benchmark, HubDataset, Item, Metric, Scores, check_answers, lmms
+from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer, aligned, check_rows
 from revisit.benchmarks.io.download import Remote
-from revisit.benchmarks.io.drafts import Draft, under
-from revisit.benchmarks.io.files import Record
 from revisit.errors import RevisitError
 
 SOURCE = (
@@ -190,9 +188,6 @@ class VQAv2(Benchmark):
     license: ClassVar[str] = (
         "CC BY 4.0 (questions and answers); the pictures are COCO's, with their Flickr authors' licenses"
     )
-    hub: ClassVar[HubDataset | None] = HubDataset(
-        lmms("VQAv2"), ("validation",), ("question_id", "image_id", "question", "answers", "image"), large=True
-    )
     downloads: ClassVar[tuple[Remote, ...]] = (  # no checksums are published; the archives hold those of their members
         Remote(f"vqav2/{_ZIPPED[0]}", (f"{_SERVER}/{_ZIPPED[0]}",), size=15_000_000, members=(QUESTIONS,)),
         Remote(f"vqav2/{_ZIPPED[1]}", (f"{_SERVER}/{_ZIPPED[1]}",), size=100_000_000, members=(ANNOTATIONS,)),
@@ -208,24 +203,6 @@ class VQAv2(Benchmark):
     @property
     def version(self) -> str:
         return "vqav2-official10+tokenmax-1"
-
-    @classmethod
-    def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
-        """The official pair of files; a question's picture is named by its COCO id."""
-        for row in rows:
-            number, image = row.need_int("question_id"), row.need_int("image_id")
-            out.once(number, row.where)
-            answers = row["answers"]
-            if isinstance(answers, Mapping):  # columns instead of rows: an older way to store a list of objects
-                answers = [dict(zip(answers, values, strict=True)) for values in zip(*answers.values(), strict=True)]
-            if not answers:
-                raise RevisitError(f"{row.where} has no human answers, so it cannot be scored; use --split validation.")
-            out.picture(f"val2014/COCO_val2014_{image:012d}", row["image"], row.where, only=(".jpg", ".png"))
-            question = {"question_id": number, "image_id": image, "question": row["question"]}
-            known = {k: row[k] for k in ("question_type", "answer_type", "multiple_choice_answer") if row.get(k)}
-            annotation = {"question_id": number, "image_id": image, "answers": answers} | known
-            out.add(f"vqav2/{QUESTIONS}", question, under("questions"))
-            out.add(f"vqav2/{ANNOTATIONS}", annotation, under("annotations"))
 
     def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
         carried = [] if truth else [answer.record for answer in answers if "answers" in answer.record]

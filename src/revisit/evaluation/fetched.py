@@ -30,9 +30,8 @@ def downloaded_folder(text: str, benchmark: str | None, limit: int | None) -> Pa
     source = data.full_path(text.partition(":")[2] or None)
     tag = f"-{hashlib.sha256(source.encode()).hexdigest()[:12]}" if source else ""
     folder = cache_folder() / f"data-{cls.name}{tag}"
-    large = cls.hub is not None and cls.hub.large
     few = limit is not None and limit < FEW and not data.from_hub(cls, source)
-    first = limit if (large or few) and not folder.is_dir() else None
+    first = limit if few and not folder.is_dir() else None
     if first is not None:
         folder = folder.with_name(f"{folder.name}-first{first}")
     if not folder.is_dir():

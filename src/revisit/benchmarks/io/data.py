@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ from revisit.benchmarks import registry
 from revisit.benchmarks.base import Benchmark
 from revisit.benchmarks.io import hub
 from revisit.benchmarks.io.download import Remote, fetch_all, mirrored
-from revisit.benchmarks.io.drafts import drafting
+from revisit.benchmarks.io.drafts import Draft, drafting
 from revisit.errors import RevisitError
 
+SOURCE = "source.json"
 Progress = Callable[[int], None]  # how many files or rows are there
 
 
@@ -26,21 +27,44 @@ def get(
     progress: Progress | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Makes `folder` the benchmark's data folder and gives what its source.json says.
+    """Fetches the benchmark's data into `folder`. Interrupted downloads resume.
 
-    `source`: a hub dataset OWNER/NAME, a folder with a dataset's files, or the address of a copy of the authors' servers.
-    Interrupted downloads resume.
+    Args:
+        name: The benchmark.
+        folder: A new or empty folder; one that the same request filled is left as it is.
+        source: A hub dataset OWNER/NAME, a folder with a dataset's files, or the address of a copy of the authors' servers.
+        split: Splits of the hub dataset, separated by commas; the benchmark's own by default.
+        limit: Only the first items.
+        progress: Called with the number of files or rows so far.
+        **options: Options of the benchmark.
+
+    Returns:
+        The content of source.json.
     """
-    cls = registry.find(name)
-    if from_hub(cls, source):
-        if source is not None and "://" in source:
-            raise RevisitError(
-                f"{cls.title} is fetched from the hub: give --from OWNER/NAME or a folder, not an address."
-            )
-        return hub.get(name, folder, full_path(source), split, limit, progress)
-    if split is not None:
-        raise RevisitError(f"{cls.title}'s files have no splits to choose from; leave --split out.")
-    return _download(registry.get(name, **options), options, folder, source, limit, progress)
+    benchmark = registry.get(name, **options)
+    on_hub = from_hub(type(benchmark), source)
+    if limit is not None and limit < 1:
+        raise RevisitError(f"limit must be at least 1, not {limit}; leave it out to fetch everything.")
+    if on_hub and source is not None and "://" in source:
+        raise RevisitError(f"{benchmark.title} is fetched from the hub: give --from OWNER/NAME or a folder.")
+    if split is not None and not on_hub:
+        raise RevisitError(f"{benchmark.title}'s files have no splits to choose from; leave --split out.")
+    source = full_path(source)
+    folder = folder.expanduser().resolve()
+    asked = {"from": source, "split": split, "limit": limit, **({"set": options} if options else {})}
+    if known := _present(folder, {"benchmark": benchmark.name, "asked": asked}):
+        return known
+    with drafting(folder, resume=not on_hub) as out:
+        fetched = hub.write(benchmark, out, source, split, limit, progress) if on_hub else None
+        about = {
+            "benchmark": benchmark.name,
+            **(fetched or _download(benchmark, out, source, limit, progress)),
+            "fingerprint": out.fingerprint(),
+            "license": benchmark.license,
+            "asked": asked,
+        }
+        out.text(SOURCE, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+    return about
 
 
 def from_hub(cls: type[Benchmark], source: str | None) -> bool:
@@ -55,37 +79,50 @@ def full_path(source: str | None) -> str | None:
     return source
 
 
-def _download(
-    benchmark: Benchmark,
-    options: dict[str, Any],
-    folder: Path,
-    mirror: str | None,
-    limit: int | None,
-    progress: Progress | None,
-) -> dict[str, Any]:
-    folder = folder.expanduser().resolve()
-    asked = {"from": mirror, "split": None, "limit": limit, **({"set": options} if options else {})}
-    if known := hub.present(folder, {"benchmark": benchmark.name, "asked": asked}):
-        return known
+def fetched_items(folder: Path) -> int | None:
+    """The `limit` that a folder was fetched with; None if it has all items, or was not fetched by `get`."""
+    known = _source(folder)
+    limit = known["asked"].get("limit") if known and isinstance(known["asked"], dict) else None
+    return limit if isinstance(limit, int) else None
 
+
+def _download(
+    benchmark: Benchmark, out: Draft, mirror: str | None, limit: int | None, progress: Progress | None
+) -> dict[str, Any]:
     def fetched(remotes: list[Remote]) -> int:
         fetch_all((mirrored(remote, mirror) for remote in remotes), out.root, progress)
         return sum(len(remote.results) for remote in remotes)
 
-    with drafting(folder, resume=True) as out:
-        files = list(benchmark.downloads)
-        fetched(files)
-        pictures = fetched(benchmark.pictures(out.root, limit))
-        about: dict[str, Any] = {
-            "benchmark": benchmark.name,
-            "source": mirror or ", ".join(dict.fromkeys(url.split("/")[2] for r in files for url in r.urls)),
-            "revision": None,
-            "splits": [],
-            "files": {place: remote.sha256 for remote in files for place in remote.results},
-            "pictures": pictures,
-            "fingerprint": out.fingerprint(),
-            "license": benchmark.license,
-            "asked": asked,
-        }
-        out.text(hub.SOURCE, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
-    return about
+    files = list(benchmark.downloads)
+    fetched(files)
+    return {
+        "source": mirror or ", ".join(dict.fromkeys(url.split("/")[2] for r in files for url in r.urls)),
+        "revision": None,
+        "splits": [],
+        "files": {place: remote.sha256 for remote in files for place in remote.results},
+        "pictures": fetched(benchmark.pictures(out.root, limit)),
+    }
+
+
+def _present(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What source.json says if `folder` is the answer to the same request; None if it is free."""
+    if not folder.exists():
+        return None
+    if not folder.is_dir():
+        raise RevisitError(f"{folder} is a file; name a new or empty folder.")
+    if not any(folder.iterdir()):
+        return None
+    known = _source(folder)
+    if known is None or any(known.get(name) != value for name, value in wanted.items()):
+        whose = f"{known['benchmark']} from {known['source']}" if known else "other files"
+        raise RevisitError(f"{folder} is not empty and holds {whose}; name a new folder, or remove that one first.")
+    return known
+
+
+def _source(folder: Path) -> dict[str, Any] | None:
+    """What source.json says; None if it is absent or not ours."""
+    try:
+        known = json.loads((folder / SOURCE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return known if isinstance(known, dict) and {"benchmark", "source", "asked"} <= set(known) else None

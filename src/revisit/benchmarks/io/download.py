@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from revisit.benchmarks.io.drafts import picture_bytes
+from revisit.benchmarks.io.drafts import picture_ending
 from revisit.benchmarks.io.files import file_digest
 from revisit.errors import RevisitError
 
@@ -182,8 +182,7 @@ def _check(remote: Remote, part: Path) -> None:
             if not zipfile.is_zipfile(part):
                 raise RevisitError("it is no zip archive")
         else:
-            with part.open("rb") as file:
-                picture_bytes(file.read(32), "what was sent")
+            picture_ending(part, "what was sent")
     except RevisitError as error:
         part.unlink()
         reason = str(error).rstrip(".")

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -17,24 +16,7 @@ from revisit.benchmarks.io.files import file_digest
 from revisit.errors import RevisitError
 from revisit.settings import cache_folder
 
-# How a picture file begins -> its ending.
-_BEGINNINGS = {
-    b"\xff\xd8\xff": ".jpg",
-    b"\x89PNG\r\n\x1a\n": ".png",
-    b"GIF8": ".gif",
-    b"BM": ".bmp",
-    b"II*\x00": ".tif",
-    b"MM\x00*": ".tif",
-}
-
-Layout = tuple[str, str, str]  # what comes before, between and after the entries of a file
-LINES: Layout = ("", "\n", "\n")
-ARRAY: Layout = ("[\n", ",\n", "\n]\n")
-
-
-def under(key: str) -> Layout:
-    """One JSON object whose only key holds the entries."""
-    return (f'{{"{key}": [\n', ",\n", "\n]}\n")
+ENDINGS = {"JPEG": ".jpg", "PNG": ".png", "GIF": ".gif", "BMP": ".bmp", "TIFF": ".tif", "WEBP": ".webp"}
 
 
 class Draft:
@@ -43,12 +25,12 @@ class Draft:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.pictures: dict[str, str] = {}  # place as asked for -> path below root
-        self._entries: dict[str, tuple[Layout, list[str]]] = {}
+        self._entries: dict[str, list[str]] = {}
         self._seen: set[Hashable] = set()
 
-    def add(self, path: str, value: object, layout: Layout = LINES) -> None:
-        """Appends a JSON entry to a file that `close` will write."""
-        self._entries.setdefault(path, (layout, []))[1].append(json.dumps(value, ensure_ascii=False))
+    def add(self, path: str, value: object) -> None:
+        """Appends a line of JSON to a file that `close` will write."""
+        self._entries.setdefault(path, []).append(json.dumps(value, ensure_ascii=False) + "\n")
 
     def once(self, key: Hashable, where: str) -> None:
         """Raises if a row with this key came before."""
@@ -60,15 +42,13 @@ class Draft:
         """Writes a whole file."""
         self._target(path).write_text(content, encoding="utf-8", newline="\n")
 
-    def picture(self, place: str, value: Any, where: str, *, named: bool = False, only: tuple[str, ...] = ()) -> str:
+    def picture(self, place: str, value: object, where: str, *, named: bool = False) -> str:
         """Writes the picture to `place` with the ending that its content has, and gives its path below root.
 
-        `named`: `place` has its ending already. `only`: endings that can stay, other formats become PNG.
+        `named`: `place` has its ending already.
         """
         if place not in self.pictures:
             data, ending = picture_bytes(value, where)
-            if only and ending not in only:
-                data, ending = to_png(data, where), ".png"
             path = place if named else place + ending
             self._target(path).write_bytes(data)
             self.pictures[place] = path
@@ -77,8 +57,8 @@ class Draft:
     def close(self) -> None:
         """Writes the files that grew entry by entry."""
         while self._entries:
-            path, ((before, between, after), entries) = self._entries.popitem()
-            self.text(path, before + between.join(entries) + after)
+            path, entries = self._entries.popitem()
+            self.text(path, "".join(entries))
 
     def fingerprint(self) -> str:
         """SHA-256 over names and contents of everything written."""
@@ -97,55 +77,37 @@ class Draft:
         return target
 
 
-def picture_bytes(value: Any, where: str) -> tuple[bytes, str]:
-    """The picture's file content and ending: its own bytes where it has any, else a PNG of its pixels."""
+def picture_bytes(value: object, where: str) -> tuple[bytes, str]:
+    """A picture's file content and its ending, from a column of a dataset: bytes, or the path of a file with them."""
     if isinstance(value, Mapping):
         value = value.get("bytes") or value.get("path")
     if isinstance(value, str):
-        value = _fetched(value, where)
-    if hasattr(value, "save"):  # a Pillow picture
-        value = _png(value)
+        import fsspec  # slow to import
+
+        try:
+            with fsspec.open(value, "rb") as file:  # on the hub, or next to the dataset
+                value = file.read()
+        except Exception as error:  # every file system has its own kinds
+            raise RevisitError(f"{where}: its picture {value} cannot be read ({type(error).__name__}).") from error
     if not isinstance(value, bytes) or not value:
         raise RevisitError(f"{where} has no picture where one is needed.")
-    for beginning, ending in _BEGINNINGS.items():
-        if value.startswith(beginning):
-            return value, ending
-    if value[:4] == b"RIFF" and value[8:12] == b"WEBP":
-        return value, ".webp"
-    raise RevisitError(f"{where}: its picture is in none of the formats JPEG, PNG, GIF, BMP, TIFF and WebP.")
+    return value, picture_ending(io.BytesIO(value), where)
 
 
-def has_picture(value: Any) -> bool:
+def picture_ending(file: Path | io.BytesIO, where: str) -> str:
+    """The ending of a picture's format."""
+    from PIL import Image  # slow to import
+
+    try:
+        with Image.open(file, formats=tuple(ENDINGS)) as image:
+            return ENDINGS[str(image.format)]
+    except (OSError, Image.DecompressionBombError) as error:
+        raise RevisitError(f"{where}: its picture is in none of the formats {', '.join(ENDINGS)}.") from error
+
+
+def has_picture(value: object) -> bool:
     """Whether a column's value is a picture: an empty one has neither content nor path."""
     return bool(value.get("bytes") or value.get("path")) if isinstance(value, Mapping) else value is not None
-
-
-def _fetched(path: str, where: str) -> bytes:
-    """The file that a dataset names instead of holding it; on the hub, or beside the dataset."""
-    import fsspec
-
-    try:
-        with fsspec.open(path, "rb") as file:
-            return bytes(file.read())
-    except Exception as error:  # every file system has its own kinds
-        raise RevisitError(f"{where}: its picture {path} cannot be read ({type(error).__name__}).") from error
-
-
-def to_png(data: bytes, where: str) -> bytes:
-    """The same pixels as PNG."""
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            return _png(image)
-    except (OSError, ValueError) as error:
-        raise RevisitError(f"{where}: its picture cannot be read ({error}).") from error
-
-
-def _png(image: Any) -> bytes:
-    out = io.BytesIO()
-    image.save(out, format="PNG")
-    return out.getvalue()
 
 
 @contextmanager
@@ -160,7 +122,8 @@ def drafting(folder: Path, *, resume: bool = False) -> Iterator[Draft]:
         place.parent.mkdir(parents=True, exist_ok=True)
         with _held(place, folder):
             if not resume:
-                _clear(place)
+                shutil.rmtree(place)
+                place.mkdir()
             draft = Draft(place)
             try:
                 yield draft
@@ -196,11 +159,3 @@ def _held(place: Path, folder: Path) -> Iterator[None]:
         with suppress(OSError):  # a system that cannot remove an open file keeps an empty one
             Path(lock.lock_file).unlink(missing_ok=True)  # before the release: nobody else can hold it yet
         lock.release()
-
-
-def _clear(place: Path) -> None:
-    for path in place.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
