@@ -14,7 +14,7 @@ from PIL import Image
 from revisit import ReVisiT, load
 from revisit.embedded.samples import sample
 from revisit.evaluation.config import load_config
-from revisit.evaluation.runner import Silent, run
+from revisit.evaluation.runner import Reporter, run
 from revisit.explain import figure, lens, lens_page, page, record
 from revisit.methods.greedy import Greedy
 from revisit.report import sample_browser
@@ -66,7 +66,7 @@ def samples_of_a_run(folder: Path) -> Path:
         "data": ["scenes:unusual:24"],
         "batch_size": 24,
     }
-    run(load_config(None, {**settings, "out": str(folder / "run")}).plan(), Silent())
+    run(load_config(None, {**settings, "out": str(folder / "run")}).plan(), Reporter())
     return sample_browser.build(folder / "run", folder / "samples")
 
 

@@ -439,7 +439,7 @@ def test_results_of_another_format_are_left_alone(tmp_path: Path, data: Path) ->
         run_here(make_plan(tmp_path / "out", data))
 
 
-class Notes(runner.Silent):
+class Notes(runner.Reporter):
     """Keeps what a run says."""
 
     def __init__(self) -> None:

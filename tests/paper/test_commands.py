@@ -13,7 +13,7 @@ from revisit import RevisitError
 from revisit.benchmarks.chair import Chair
 from revisit.cli.main import app
 from revisit.evaluation.plan import Plan
-from revisit.evaluation.runner import Silent, run
+from revisit.evaluation.runner import Reporter, run
 from revisit.methods.revisit import ReVisiT
 from revisit.paper.ablation import all_methods, fill, paper_panels
 from revisit.paper.shared import SharingEngine
@@ -109,7 +109,7 @@ def test_a_second_ablation_asks_nothing(root: Path, measured: Path, command: Cal
     )
     answered: list[int] = []
 
-    class Counting(Silent):
+    class Counting(Reporter):
         def advance(self, count: int) -> None:
             answered.append(count)
 

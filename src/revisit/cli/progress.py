@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 def reporter(quiet: bool) -> Iterator[Reporter]:
     """What a run tells its progress to: bars or lines on stderr, or nothing with --quiet."""
     from revisit.evaluation.progress import Bars
-    from revisit.evaluation.runner import Silent
+    from revisit.evaluation.runner import Reporter
 
     if quiet:
-        yield Silent()
+        yield Reporter()
         return
     with Bars() as bars:
         yield bars

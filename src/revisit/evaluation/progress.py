@@ -12,6 +12,8 @@ from rich.progress import TimeElapsedColumn as Elapsed
 from rich.progress import TimeRemainingColumn as Remaining
 from rich.text import Text
 
+from revisit.evaluation.runner import Reporter
+
 
 class Rate(ProgressColumn):
     """Answers per second."""
@@ -22,7 +24,7 @@ class Rate(ProgressColumn):
         return Text(f"{speed:.1f}/s" if speed else "–/s", style="cyan")
 
 
-class Bars:
+class Bars(Reporter):
     """A `Reporter` that draws on the console given (standard error, as a rule)."""
 
     def __init__(self, console: Console | None = None) -> None:

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from revisit.benchmarks.base import Benchmark, Item, PerUnit, Scores
-from revisit.benchmarks.io import hub
+from revisit.benchmarks.io import data
 from revisit.benchmarks.io.files import file_digest
 from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
@@ -33,8 +33,8 @@ from revisit.evaluation.records import Answer, RunRecord, ScoresRecord
 from revisit.evaluation.store import Cell, Damaged, digest, locked, read_results, read_scores, write_record
 
 
-class Reporter(Protocol):
-    """Hears how a run proceeds."""
+class Reporter:
+    """Hears how a run proceeds; this one shows nothing."""
 
     def start(self, title: str, total: int, done: int) -> None:
         """A piece of work of `total` steps begins, of which `done` are done already."""
@@ -44,19 +44,6 @@ class Reporter(Protocol):
 
     def note(self, text: str) -> None:
         """Something a reader should know."""
-
-
-class Silent:
-    """A reporter for callers who do not listen."""
-
-    def start(self, title: str, total: int, done: int) -> None:
-        """Nothing is shown."""
-
-    def advance(self, count: int) -> None:
-        """Nothing is shown."""
-
-    def note(self, text: str) -> None:
-        """Nothing is shown."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +207,7 @@ def run(
         RevisitError: After the last cell, if images could not be read and `plan.skip_bad_images` is off. The answers to
             everything else are stored; cells with unread images have no metrics.
     """
-    reporter = reporter or Silent()
+    reporter = reporter or Reporter()
     engine_for = engine_for or (lambda model: open_engine(plan.engine, model, **plan.engine_options))
     check_files(plan)
     with locked(plan.output):
@@ -263,7 +250,7 @@ def load_questions(benchmark: Benchmark, plan: Plan, checksums: Checksums, repor
     items = benchmark.load(folder)[: plan.limit_of(benchmark)]
     if not items:
         raise RevisitError(f"Benchmark {benchmark.name!r} has no items in {folder}.")
-    fetched = hub.fetched_items(folder)
+    fetched = data.fetched_items(folder)
     if fetched is not None and fetched < len(items):
         raise RevisitError(
             f"{folder} was fetched with --limit {fetched} and has no pictures for the other items: give --limit {fetched}, or fetch "

@@ -27,7 +27,7 @@ from revisit.errors import RevisitError, unknown
 from revisit.evaluation.engines.base import BadImage, decode_images
 from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.records import AblationRecord
-from revisit.evaluation.runner import GridCell, Reporter, Silent, run
+from revisit.evaluation.runner import GridCell, Reporter, run
 from revisit.evaluation.store import read_record, write_record
 from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import SELECTIONS_WITHOUT_COUNT, ReVisiT
@@ -175,7 +175,7 @@ def ablate(
     plan: Plan, panels: Mapping[str, Panel], reporter: Reporter | None = None, command: str = ""
 ) -> dict[str, Any]:
     """Runs all panels of a plan whose methods are `all_methods(panels)`; returns what results.json then holds."""
-    reporter = reporter or Silent()
+    reporter = reporter or Reporter()
     if plan.seeds:
         raise RevisitError(
             "The panels of an ablation hold one value for each setting, so they have no seeds: leave `seeds` out, or compare settings over "
