@@ -25,6 +25,7 @@ app = typer.Typer(
 # Each module has `register(app)`, which adds its command(s).
 COMMANDS = (
     "generate",
+    "check",
     "bench",
     "listing",
     "doctor",

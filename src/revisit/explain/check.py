@@ -78,8 +78,10 @@ class Word:
         probability: The model's own probability of the word; None where it was not recorded.
         instead: A word with a larger product of the model's probability and the picture's support, if there is one.
         token: The vision token that supports it most.
+        image: The number of the picture that the token belongs to, from 0.
         row: The row of that token's patch, where the layout is known.
         column: The column of that patch.
+        box: The patch in pixels of the picture: left, top, right, bottom.
     """
 
     text: str
@@ -90,8 +92,10 @@ class Word:
     probability: float | None
     instead: str | None
     token: int
+    image: int = 0
     row: int | None = None
     column: int | None = None
+    box: Sequence[float] | None = None
 
 
 @dataclass
@@ -104,7 +108,6 @@ class Check:
         threshold: Checkable words with less support are flagged.
         model: The model whose vision tokens were asked.
         images: The pictures.
-        layout: Where the vision tokens lie on them.
         notes: What a reader should know, such as a model without a recommended threshold.
     """
 
@@ -113,7 +116,6 @@ class Check:
     threshold: float
     model: str
     images: list[Image]
-    layout: Layout
     notes: list[str] = field(default_factory=list)
 
     def flagged(self) -> list[Word]:
@@ -124,6 +126,13 @@ class Check:
     def doubt(self) -> float:
         """One minus the least support of a checkable word; 0 if there is none."""
         return 1 - min((word.support for word in self.words if word.checkable), default=1.0)
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any], images: Sequence[Image] = ()) -> Check:
+        """A check that `to_dict` wrote, with its pictures."""
+        names = Word.__dataclass_fields__
+        words = [Word(**{name: word[name] for name in names}) for word in stored["words"]]
+        return cls(stored["text"], words, stored["threshold"], stored["model"], list(images), list(stored["notes"]))
 
     def to_dict(self) -> dict[str, Any]:
         """The check without its pictures, ready for JSON."""
@@ -379,7 +388,7 @@ def _checked(
     logs, likely = _own_view(head, forced, starts)
     evidence = Evidence(head, tokenizer, forced.vision[settings["layer"]], forced.layout)
     words = evidence.words(forced.text, forced.tokens, places, logs, likely, asked)
-    return Check(forced.text, words, settings["threshold"], name, forced.images, forced.layout, seen)
+    return Check(forced.text, words, settings["threshold"], name, forced.images, seen)
 
 
 def check_answer(decode: Decode, words: Words = "objects") -> Check:
@@ -399,7 +408,7 @@ def check_answer(decode: Decode, words: Words = "objects") -> Check:
     places = word_places(answer.text, [(a - shift, b - shift) for a, b in spans])
     logs = [math.log(chance) if chance else None for chance in chances]
     found = evidence.words(answer.text, tokens, places, logs, likely, asked)
-    return Check(answer.text, found, settings["threshold"], decode.model, decode.images, decode.layout, notes)
+    return Check(answer.text, found, settings["threshold"], decode.model, decode.images, notes)
 
 
 @torch.no_grad()
@@ -517,8 +526,10 @@ class Evidence:
                     probability=chance,
                     instead=token_text(self.tokenizer, rival).strip() if rival is not None and beaten else None,
                     token=patch,
+                    image=0 if region is None else region.image,
                     row=None if region is None else region.row,
                     column=None if region is None else region.column,
+                    box=None if region is None else [round(edge, 1) for edge in region.box],
                 )
             )
         return words

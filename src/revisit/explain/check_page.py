@@ -73,10 +73,9 @@ def _picture(check: Check, number: int, shown: Sequence[tuple[int, Word]]) -> st
     image = check.images[number]
     boxes = ""
     for n, word in shown:
-        region = check.layout.region(word.token)
-        if region is not None and region.image == number:
-            x0, y0, x1, y1 = region.box
-            boxes += f'<rect class="p{n}" x="{x0:.1f}" y="{y0:.1f}" width="{x1 - x0:.1f}" height="{y1 - y0:.1f}"/>'
+        if word.box is not None and word.image == number:
+            x0, y0, x1, y1 = word.box
+            boxes += f'<rect class="p{n}" x="{x0}" y="{y0}" width="{x1 - x0:.1f}" height="{y1 - y0:.1f}"/>'
     size = f'width="{image.width}" height="{image.height}"'
     return (
         f'<svg viewBox="0 0 {image.width} {image.height}" {size} role="img" aria-label="The picture">'

@@ -1,0 +1,146 @@
+"""`revisit check`: which words of a text does its picture support?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from revisit.cli import options
+from revisit.errors import Incomplete, RevisitError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from revisit.explain.check_files import CheckOptions, Row
+    from revisit.models.types import Model, Processor
+
+    Pair = tuple[Model, Processor]
+
+
+def check(
+    source: Path = typer.Argument(..., help="A picture, followed by its text; or a file of texts with --images."),
+    text: str = typer.Argument(None, help="The text to check against the picture."),
+    images: Path = typer.Option(None, help="Folder of the pictures that a file of texts is about."),
+    output: Path = typer.Option(None, "--out", "-o", help="Folder for the checks of a file; resumed if it is there."),
+    model: str = options.MODEL,
+    prompt: str = typer.Option(None, "--prompt", "-p", help="The question that the text answers."),
+    threshold: float = typer.Option(None, help="Flag words with less support, 0 to 1; the model's own unless given."),
+    words: str = typer.Option("objects", help="objects, content, or a list such as dog,cat,cup."),
+    field: str = typer.Option(None, help="The field of the file that holds the text, where several could."),
+    batch_size: int = typer.Option(8, min=1, help="Texts in one forward pass."),
+    html: Path = options.HTML,
+    as_json: bool = options.JSON,
+    quiet: bool = options.QUIET,
+    trust_remote_code: bool = options.TRUST_REMOTE_CODE,
+    allow_incomplete: bool = options.ALLOW_INCOMPLETE,
+) -> None:
+    """Which words does the picture support? For texts of any origin. Exits with 1 if a word is doubtful, with 0 if none is.
+
+    A file of texts may have any layout that `revisit score chair` reads. The folder --out then holds checks.jsonl (one line a
+    text), summary.csv and index.html (most doubtful first). Texts that could not be checked are named, and the exit code is 3.
+
+    Examples:
+
+      revisit check photo.jpg "A dog on a couch."
+
+      revisit check captions.jsonl --images val2014 --out checks
+    """
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise RevisitError(f"--threshold is a support from 0 to 1, not {threshold}.")
+    if prompt is not None and not prompt.strip():
+        raise RevisitError("The prompt is empty; leave --prompt out, or give the question that the text answers.")
+    if not source.exists():
+        raise RevisitError(f"There is no file {source}.")
+    if text is None and images is None:
+        raise RevisitError(
+            'Give the text to check after the picture, or a file of texts with --images: revisit check photo.jpg "A dog."'
+        )
+    if text is not None and (images is not None or output is not None):
+        raise RevisitError("--images and --out belong to a file of texts; leave them out, or leave out the text.")
+    if text is None and (html is not None or as_json):
+        raise RevisitError("--html and --json belong to one text; a file of texts writes its page and lines to --out.")
+    if text is None and output is None:
+        raise RevisitError("Say where the checks of the file go, with --out DIR.")
+    if output is not None and output.exists() and not output.is_dir():
+        raise RevisitError(f"{output} is a file; give a folder as --out.")
+    chosen = words if words in ("objects", "content") else [word for word in words.split(",") if word.strip()]
+
+    from revisit.explain.check import WORD, word_test
+    from revisit.explain.check_files import CheckOptions, read_rows
+    from revisit.models.images import open_image
+    from revisit.models.loading import load
+    from revisit.pages.document import check_page
+
+    word_test(chosen)
+    asked = CheckOptions(prompt=prompt, threshold=threshold, words=chosen)
+    if text is not None:
+        if not WORD.search(text):
+            raise RevisitError("There is no word to check in the text.")
+        if html is not None:
+            check_page(html, [source])
+        image = open_image(source)
+        pair = load(model, trust_remote_code=trust_remote_code, allow_incomplete=allow_incomplete)
+        flagged = _one(pair, image, text, asked, html, as_json)
+    else:
+        rows = read_rows(source, images, field)
+        pair = load(model, trust_remote_code=trust_remote_code, allow_incomplete=allow_incomplete)
+        flagged = _file(pair, rows, output, asked, batch_size, quiet)
+    raise typer.Exit(1 if flagged else 0)
+
+
+def _one(pair: Pair, image: Image, text: str, asked: CheckOptions, html: Path | None, as_json: bool) -> bool:
+    """Check one text; returns whether a word is flagged."""
+    from rich.table import Table
+
+    from revisit.cli.notices import print_notice
+    from revisit.cli.tables import show
+    from revisit.explain.check import check
+
+    found = check(pair, image, text, **asked)
+    flagged = found.flagged()
+    if as_json:
+        print(json.dumps(found.to_dict(), ensure_ascii=False))
+    else:
+        print_notice(found.model)
+        table = Table("word", "support", "model's probability", "patch", "rather", "doubtful")
+        for word in found.words:
+            if word.checkable:
+                place = f"{word.row + 1}, {word.column + 1}" if word.row is not None and word.column is not None else ""
+                chance = "" if word.probability is None else f"{word.probability:.2f}"
+                doubtful = "yes" if word in flagged else ""
+                table.add_row(word.text, f"{word.support:.2f}", chance, place, word.instead or "", doubtful)
+        show(table)
+        for note in found.notes:
+            print(note)
+    if html is not None:
+        print(f"Wrote {found.save(html)}")
+    return bool(flagged)
+
+
+def _file(pair: Pair, rows: list[Row], output: Path, asked: CheckOptions, batch_size: int, quiet: bool) -> bool:
+    """Check a file of texts; returns whether any word is flagged."""
+    from revisit.cli.progress import progress_bar
+    from revisit.explain.check_files import check_rows, write_summary
+
+    with progress_bar() as bar:
+        task = bar.add_task("texts", total=len(rows), visible=not quiet)
+        lines, failures = check_rows(
+            pair, rows, output, asked, batch_size=batch_size, advance=lambda count: bar.advance(task, count)
+        )
+    write_summary(output, lines, rows)
+    flagged = [line for line in lines if line["flagged"]]
+    print(f"{len(lines)} texts checked, {len(flagged)} with doubtful words.")
+    for line in flagged[:10]:
+        print(f"{line['id']} ({line['image']}): {', '.join(line['flagged'])}")
+    print(f"Wrote {output}")
+    if failures:
+        listed = " ".join(failures[:3])
+        raise Incomplete(f"{len(failures)} texts could not be checked; run the command again to retry them. {listed}")
+    return bool(flagged)
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(check)

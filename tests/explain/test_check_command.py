@@ -1,0 +1,161 @@
+"""`revisit check`: one text, or a file of them that is resumed."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from revisit import RevisitError
+from revisit.cli.main import app
+from revisit.embedded.samples import sample
+from revisit.embedded.scenes import render, scene
+from revisit.errors import Incomplete
+from revisit.explain import check_files
+
+PHOTO = str(sample("demo").path)
+NOUN = sample("demo").nouns[0]
+
+
+def run(*arguments: str) -> Any:
+    result = CliRunner().invoke(app, ["check", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Five pictures with COCO-like names, and captions in CHAIR's layout; the last has an object that is not there."""
+    (tmp_path / "images").mkdir()
+    rows = []
+    for number in range(5):
+        shown = scene("unusual", 3, number)
+        render(shown).save(tmp_path / "images" / f"COCO_val2014_{number + 1:012d}.png")
+        absent = next(noun for noun in ("zebra", "surfboard", "toilet") if noun not in shown.nouns)
+        nouns = [*shown.nouns[:1], absent] if number == 4 else shown.nouns[:1]
+        rows.append({"image_id": number + 1, "caption": "The image shows a " + " and a ".join(nouns) + "."})
+    (tmp_path / "captions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def options(folder: Path) -> list[str]:
+    return [str(folder / "captions.jsonl"), "--images", str(folder / "images"), "--out", str(folder / "out")]
+
+
+def lines(folder: Path) -> list[Any]:
+    return [json.loads(line) for line in (folder / "out/checks.jsonl").read_text().splitlines()]
+
+
+def test_the_exit_code_says_whether_a_word_is_doubtful(tmp_path: Path) -> None:
+    fine = run(PHOTO, f"A {NOUN}.", "--threshold", "0.01", "--html", str(tmp_path / "page.html"))
+    assert fine.exit_code == 0
+    assert NOUN in fine.stdout
+    assert "No word is doubtful" in (tmp_path / "page.html").read_text()
+    bad = run(PHOTO, f"A {NOUN} and a zebra.", "--json", "--threshold", "0.01")
+    assert bad.exit_code == 1
+    assert json.loads(bad.stdout)["flagged"] == ["zebra"]
+
+
+def test_a_file_of_captions(folder: Path) -> None:
+    result = run(*options(folder), "--batch-size", "2", "--threshold", "0.01")
+    assert result.exit_code == 1
+    assert "5 texts checked, 1 with doubtful words" in result.stdout
+    assert [line["number"] for line in lines(folder)] == [1, 2, 3, 4, 5]
+    with (folder / "out/summary.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert (table[0]["id"], len(table)) == ("5", 5)
+    assert (folder / "out/index.html").read_text().count("<svg") == 5
+
+
+def test_an_interrupted_run_resumes_and_gives_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run(*options(folder), "--batch-size", "2")
+    expected = (folder / "out/checks.jsonl").read_bytes()
+    cut = expected.split(b"\n")
+    (folder / "out/checks.jsonl").write_bytes(b"\n".join(cut[:2]) + b"\n" + cut[2][:30])  # stopped while writing
+    asked: list[int] = []
+    original = check_files.check_many
+
+    def counting(model: Any, images: Any, texts: Any, **kwargs: Any) -> Any:
+        asked.append(len(texts))
+        return original(model, images, texts, **kwargs)
+
+    monkeypatch.setattr(check_files, "check_many", counting)
+    again = run(*options(folder), "--batch-size", "2")
+    assert asked == [2, 1]
+    assert again.stdout == whole.stdout
+    assert [(line["number"], line["flagged"]) for line in lines(folder)] == [
+        (line["number"], line["flagged"]) for line in map(json.loads, expected.splitlines())
+    ]
+
+
+def test_a_broken_picture_half_way_loses_nothing(folder: Path) -> None:
+    broken = folder / "images" / f"COCO_val2014_{3:012d}.png"
+    good = broken.read_bytes()
+    broken.write_bytes(good[:200])
+    with pytest.raises(Incomplete, match="1 texts could not be checked"):
+        run(*options(folder), "--batch-size", "4")
+    assert [line["number"] for line in lines(folder)] == [1, 2, 4, 5]
+    broken.write_bytes(good)
+    assert run(*options(folder)).exit_code in (0, 1)
+    assert sorted(line["number"] for line in lines(folder)) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"image": "COCO_val2014_000000000001.png", "caption": "A dog."},
+        {"question_id": "COCO_val2014_000000000001", "text": "A dog."},
+        {"id": 1, "response": "A dog."},
+    ],
+)
+def test_other_layouts(folder: Path, row: dict[str, Any]) -> None:
+    (folder / "captions.jsonl").write_text(json.dumps(row) + "\n")
+    rows = check_files.read_rows(folder / "captions.jsonl", folder / "images")
+    assert (rows[0].picture.name, rows[0].text) == ("COCO_val2014_000000000001.png", "A dog.")
+
+
+WRONG: list[tuple[list[str], str]] = [
+    ([PHOTO], "Give the text to check"),
+    ([PHOTO, ""], "no word to check"),
+    ([PHOTO, "..."], "no word to check"),
+    (["nowhere.jpg", "A dog."], "There is no file nowhere.jpg"),
+    ([PHOTO, "A dog.", "--threshold", "3"], "from 0 to 1"),
+    ([PHOTO, "A dog.", "--prompt", " "], "The prompt is empty"),
+    ([PHOTO, "A dog.", "--words", ","], "is empty"),
+    ([PHOTO, "A dog.", "--images", "."], "belong to a file of texts"),
+    ([PHOTO, "A dog.", "--out", "x"], "belong to a file of texts"),
+    ([PHOTO, "A dog.", "--html", "x.png"], r"\.html"),
+    ([PHOTO, "A dog.", "--model", "no/such/model"], "no/such/model"),
+    ([__file__, "A dog."], "test_check_command.py"),
+    (["{captions}", "--images", "{images}"], "--out DIR"),
+    (["{captions}", "--images", "nowhere", "--out", "{out}"], "not a folder"),
+    (["{captions}", "--images", "{images}", "--out", "{captions}"], "is a file"),
+    (["{captions}", "--images", "{images}", "--out", "{out}", "--json"], "belong to one text"),
+    (["{captions}", "--images", "{images}", "--out", "{out}", "--field", "txt"], "has no 'txt'"),
+    (["{images}/broken.jsonl", "--images", "{images}", "--out", "{out}"], "broken.jsonl"),
+    (["{images}/empty.jsonl", "--images", "{images}", "--out", "{out}"], "empty.jsonl"),
+    (["{images}/strange.jsonl", "--images", "{images}", "--out", "{out}"], "no picture in"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), WRONG)
+def test_wrong_uses_are_one_sentence(folder: Path, arguments: list[str], sentence: str) -> None:
+    (folder / "images/broken.jsonl").write_text('{"image_id": 1, "caption": \n')
+    (folder / "images/empty.jsonl").write_text("")
+    (folder / "images/strange.jsonl").write_text('{"image_id": 99, "caption": "A dog."}\n')
+    places = {"captions": folder / "captions.jsonl", "images": folder / "images", "out": folder / "out"}
+    with pytest.raises(RevisitError, match=sentence) as error:
+        run(*(argument.format(**places) for argument in arguments))
+    assert "\n" not in str(error.value)
+    assert not (folder / "out").exists()
+
+
+def test_a_folder_of_other_settings_is_refused(folder: Path) -> None:
+    run(*options(folder))
+    with pytest.raises(RevisitError, match="other settings"):
+        run(*options(folder), "--words", "content")
