@@ -61,8 +61,6 @@ def test_maps_tables_and_folders(tmp_path: Path):
     ]
     (tmp_path / "kit.tsv").write_text('index\tprediction\tanswer\n1\t"Yes, ""it"" is\nred"\tYes\n')
     assert [(a.key(["index"]), a.text) for a in read_answers(tmp_path / "kit.tsv")] == [("1", 'Yes, "it" is\nred')]
-    (tmp_path / "old.json").write_text(json.dumps({"args": {}, "logs": [{"doc": {"id": 1}, "filtered_resps": ["x"]}]}))
-    assert [a.text for a in read_answers(tmp_path / "old.json")] == ["x"]
     for subject in ("Art", "Math"):
         (tmp_path / "out" / subject).mkdir(parents=True)
         _write(tmp_path / "out" / subject / "output.json", [{"id": f"validation_{subject}_1", "response": "A"}])

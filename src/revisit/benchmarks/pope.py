@@ -30,7 +30,7 @@ from revisit.benchmarks.base import (
     require,
 )
 from revisit.benchmarks.io import files
-from revisit.benchmarks.io.answers import Answer, aligned, by_id, check_rows, question_of
+from revisit.benchmarks.io.answers import Answer, aligned, by_id, check_rows
 from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.io.drafts import Draft
 from revisit.benchmarks.io.files import Record
@@ -321,16 +321,11 @@ class YesNo(Benchmark):
             raise RevisitError(
                 f"{', '.join(map(str, truth))}: there are no questions, or none of the settings asked for."
             )
-        found = self._by_setting(items, answers, in_order=not any(path.is_dir() for path in truth))
-        if self.corrects:  # answers to removed questions do not count, and rows carry the labels before the correction
+        found = self._by_setting(items, answers)
+        if self.corrects:  # answers to removed questions do not count
             known = {item.id for item in items}
             found = {key: answer for key, answer in found.items() if key in known}
-        check_rows(
-            found,
-            questions={item.id: item.prompt.removesuffix(SUFFIXES[self.suffix]) for item in items},
-            pictures={item.id: item.images[0].name for item in items},
-            labels={} if self.corrects else {item.id: item.meta["label"] for item in items},
-        )
+        check_rows(found, {item.id: item.prompt.removesuffix(SUFFIXES[self.suffix]) for item in items})
         return items, {key: answer.text for key, answer in found.items()}
 
     def _question_files(self, path: Path) -> list[tuple[Questions, Path]]:
@@ -346,11 +341,8 @@ class YesNo(Benchmark):
         found = [setting for setting in self._known() if _words(setting) <= _words(path.name)]
         return max(found, key=len) if found else path.name.split(".")[0]
 
-    def _by_setting(self, items: list[Item], answers: list[Answer], in_order: bool) -> dict[str, Answer]:
-        """Answers by item id, which begins with the setting: by their ids, their files' names, or their order.
-
-        `in_order`: whether the question files were given one by one, in the order of the answers.
-        """
+    def _by_setting(self, items: list[Item], answers: list[Answer]) -> dict[str, Answer]:
+        """Answers by item id, which begins with the setting: by their ids, or by their files' names."""
         if any("/" in str(answer.record.get("id", "")) for answer in answers):
             return by_id(answers, ("id", "question_id"))
         parts: dict[str, list[Item]] = {}
@@ -362,18 +354,10 @@ class YesNo(Benchmark):
         if len(parts) == 1:
             groups = {next(iter(parts)): answers}
         elif not set(groups) <= set(parts):
-            if len(answers) != len(items):
-                raise RevisitError(
-                    f"The answers' question ids do not say which of the settings {', '.join(parts)} they belong to, and there are "
-                    f"{len(answers)} answers to {len(items)} questions; name the answer files by their settings, or score one at a time."
-                )
-            if not in_order and not all(question_of(answer) for answer in answers):
-                raise RevisitError(
-                    f"Nothing says in which order one file answers the settings {', '.join(parts)}: give --questions once "
-                    "for each question file in that order, or name the answer files by their settings."
-                )
-            left = iter(answers)  # all settings one after the other, in the order of the question files
-            groups = {setting: [next(left) for _ in part] for setting, part in parts.items()}
+            raise RevisitError(
+                f"The answers' question ids do not say which of the settings {', '.join(parts)} they belong to; name the answer files by "
+                "their settings, or score one at a time."
+            )
         found: dict[str, Answer] = {}
         for setting, group in groups.items():
             ids = [item.id.partition("/")[2] for item in parts[setting]]

@@ -19,7 +19,6 @@ Lists may be JSON arrays or JSON lines, packed with gzip or not.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -122,13 +121,9 @@ def _file(path: Path, layout: Layout) -> list[Answer]:
         lines = enumerate(files.read_text(path).split("\n"), 1)
         return [_from_columns(path, n, line) for n, line in lines if line.strip()]
     whole = files.read_map(path) if ".json" in path.suffixes or ".jsonl" in path.suffixes else None
-    if whole is not None and isinstance(whole.get("logs"), list):  # lmms-eval before 0.3
-        rows = [files.record(row, f"{path} log {n}") for n, row in enumerate(whole["logs"], 1)]
-    elif whole is not None and not _looks_like_a_record(whole, layout):
+    if whole is not None and not _looks_like_a_record(whole, layout):
         return [_from_pair(path, key, value) for key, value in whole.items()]
-    else:
-        rows = files.read_records(path)
-    return [replace(_from_record(row, layout), file=path) for row in rows]
+    return [replace(_from_record(row, layout), file=path) for row in files.read_records(path)]
 
 
 def _looks_like_a_record(value: dict[str, Any], layout: Layout) -> bool:
@@ -249,40 +244,23 @@ def aligned(ids: Sequence[str], answers: Sequence[Answer], fields: Sequence[str]
     return dict(zip(ids, answers, strict=True))
 
 
-def check_rows(
-    found: Mapping[str, Answer],
-    questions: Mapping[str, str],
-    pictures: Mapping[str, str] | None = None,
-    labels: Mapping[str, str] | None = None,
-) -> None:
-    """Raises if rows repeat another question, picture or label than that of their item, or if all answers are the questions.
+def check_rows(found: Mapping[str, Answer], questions: Mapping[str, str]) -> None:
+    """Raises if rows repeat another question than that of their item, or if all answers are the questions.
 
     Args:
         found: Item id -> its answer.
         questions: Item id -> the question; rows may put it into a longer prompt, or leave it out.
-        pictures: Item id -> the name of its picture.
-        labels: Item id -> its gold answer.
     """
-    differ = []
-    for key, answer in found.items():
-        repeated = (
-            ("question", questions.get(key, ""), question_of(answer), _same_question),
-            ("picture", (pictures or {}).get(key, ""), _repeated(answer, PICTURES), _same_picture),
-            ("label", (labels or {}).get(key, ""), _repeated(answer, ("label",)), _same_label),
-        )
-        differ += [
-            (what, key, asked, said, answer)
-            for what, asked, said, same in repeated
-            if asked and said and not same(asked, said)
-        ]
+    asked = {key: _plain(questions.get(key, "")) for key in found}
+    repeated = {key: _plain(question) for key, answer in found.items() if (question := _question(answer))}
+    differ = [key for key, text in repeated.items() if asked[key] and asked[key] not in text and text not in asked[key]]
     if differ:
-        what, key, asked, said, answer = differ[0]
-        rows = len({id(row[-1]) for row in differ})
+        key, answer = differ[0], found[differ[0]]
         raise RevisitError(
-            f"{answer.where} has the {what} {said!r}, but item {key!r} of the question file has {asked!r} ({rows} of {len(found)} "
-            "rows differ): the rows are shuffled, or of another file."
+            f"{answer.where} has the question {_question(answer)!r}, but item {key!r} of the question file has {questions[key]!r} "
+            f"({len(differ)} of {len(found)} rows differ): the rows are shuffled, or of another file."
         )
-    if found and all(_plain(answer.text) == _plain(questions.get(key, "")) != "" for key, answer in found.items()):
+    if found and all(_plain(answer.text) == asked[key] != "" for key, answer in found.items()):
         first = next(iter(found.values()))
         raise RevisitError(
             f"{first.where}: field {first.text_field!r} repeats the questions, so these are no answers; choose another with "
@@ -290,33 +268,12 @@ def check_rows(
         )
 
 
-def question_of(answer: Answer) -> str:
+def _question(answer: Answer) -> str:
     """The question that a row repeats, if it does; a single word is a checksum or a name."""
-    if answer.text_field == "answer" and _first(answer.record, GOLD) and not _first(answer.record, QUESTIONS):
-        said = _repeated(answer, ("text",))
-    else:
-        said = _repeated(answer, QUESTIONS)
+    added = answer.text_field == "answer" and _first(answer.record, GOLD) and not _first(answer.record, QUESTIONS)
+    names = [name for name in (("text",) if added else QUESTIONS) if name != answer.text_field]
+    said = next((answer.record[name] for name in names if isinstance(answer.record.get(name), str)), "")
     return said if " " in _plain(said) else ""
-
-
-def _repeated(answer: Answer, names: Sequence[str]) -> str:
-    """The first text in these fields, unless it is the answer."""
-    texts = (answer.record.get(name) for name in names if name != answer.text_field)
-    return next((text for text in texts if isinstance(text, str)), "")
-
-
-def _same_question(asked: str, said: str) -> bool:
-    return _plain(asked) in _plain(said) or _plain(said) in _plain(asked)
-
-
-def _same_label(asked: str, said: str) -> bool:
-    return asked.strip().lower() == said.strip().lower()
-
-
-def _same_picture(asked: str, said: str) -> bool:
-    """By the numbers that end their names; names without one, and pictures that are not files, are not compared."""
-    numbers = [re.search(r"(\d+)(?:\.[A-Za-z]+)?$", name) if len(name) < 300 else None for name in (asked, said)]
-    return len({int(number.group(1)) for number in numbers if number}) < 2 or None in numbers
 
 
 def _plain(text: str) -> str:
