@@ -102,7 +102,7 @@ COMMANDS = [
     ("eval --method greedy --set alpha=1e-3", "greedy has no settings: leave alpha out"),
     (
         "eval --benchmark pope --data scenes:unusual:2 --out photo.png",
-        "a file stands where a folder is needed. Choose another --out.",
+        "File exists. Choose another --out.",
     ),
     ("eval --verify nothing", "nothing holds no run; give the --out folder"),
     ("eval --verify --out nothing", "--verify takes the run folder itself"),
@@ -334,7 +334,7 @@ def test_a_cache_that_cannot_be_written_is_named_as_the_cure(
     with pytest.raises(SystemExit):
         main()
     said = capsys.readouterr().err
-    assert "a file stands where a folder is needed. Set REVISIT_CACHE to another folder." in said
+    assert "Not a directory. Set REVISIT_CACHE to another folder." in said
     assert "--out" not in said
     assert "intact" not in said
 

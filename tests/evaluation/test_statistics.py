@@ -85,8 +85,8 @@ def test_ratio_bootstrap_agrees_with_scipy_run_directly() -> None:
 
 def test_mean_of_ratios_resamples_within_strata() -> None:
     constant, varying = terms([0.5] * 50), terms([0.0, 0.5, 1.0] * 30)
-    alone = s.stratified_interval([varying], resamples=2000)
-    both = s.stratified_interval([constant, varying], resamples=2000)
+    alone = s.mean_interval([[varying]], resamples=2000)
+    both = s.mean_interval([[constant], [varying]], resamples=2000)
     assert (both.high - both.low) == pytest.approx((alone.high - alone.low) / 2, rel=0.15)
     assert both.low < 0.5 < both.high
 

@@ -208,7 +208,7 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_line_leaves_whole_lines(tmp_pat
         text=True,
         check=True,
     )
-    assert "may not grow further" in done.stdout
+    assert "File too large" in done.stdout
     assert "intact" in done.stdout
     path = cell(tmp_path).path / "answers.jsonl"
     assert (
@@ -217,7 +217,9 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_line_leaves_whole_lines(tmp_pat
     assert resource.RLIMIT_FSIZE is not None
 
 
-@pytest.mark.parametrize(("code", "words"), [(errno.ENOSPC, "the disk is full"), (errno.EROFS, "read-only")])
+@pytest.mark.parametrize(
+    ("code", "words"), [(errno.ENOSPC, "No space left on device"), (errno.EROFS, "Read-only file system")]
+)
 def test_a_failed_write_says_why_and_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, words: str
 ) -> None:
@@ -239,7 +241,7 @@ def test_a_failed_write_says_why_and_keeps_the_old_file(
 
 def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RevisitError, match="a file stands where a folder is needed"), locked(tmp_path / "file" / "out"):
+    with pytest.raises(RevisitError, match="Not a directory"), locked(tmp_path / "file" / "out"):
         pass
     if os.geteuid() != 0:  # root may write anywhere
         tmp_path.chmod(0o500)
@@ -263,5 +265,5 @@ def test_a_folder_that_is_there_and_cannot_be_written_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store.os, "access", lambda *_: False)  # rights do not hold for root
-    with pytest.raises(RevisitError, match=r"the folder is not writable\. Choose another --out\.$"):
+    with pytest.raises(RevisitError, match=r"Permission denied\. Choose another --out\.$"):
         store.make_folder(tmp_path)

@@ -69,7 +69,8 @@ class EvalConfig(Settings):
         """The plan, every name looked up and every setting checked; nothing is loaded."""
         if self.engine not in ENGINES:
             raise unknown("engine", self.engine, ENGINES)
-        preset = presets.find(self.preset) if self.preset else None
+        if self.preset not in (None, "paper"):
+            raise unknown("preset", self.preset, ["paper"])
         methods, chosen = self._methods_and_benchmarks(None)
         models = tuple(str(m) for m in parse_list(self.model, lambda _: True))
         decoding = Decoding(
@@ -94,8 +95,8 @@ class EvalConfig(Settings):
             output=Path(self.out),
             limit=self.limit,
             batch_size=self.batch_size,
-            limits=dict(preset.items) if preset else {},
-            max_new_tokens=self.max_new_tokens or (preset.max_new_tokens if preset else None),
+            limits=presets.ITEMS if self.preset else {},
+            max_new_tokens=self.max_new_tokens or (presets.MAX_NEW_TOKENS if self.preset else None),
             decoding=decoding,
             seed=self.seed,
             seeds=self.seeds,
@@ -146,18 +147,14 @@ class EvalConfig(Settings):
         """Both with their settings; methods with what is recommended for `model` where nothing else is said."""
         from revisit import methods
 
-        preset = presets.find(self.preset) if self.preset else None
-
         def make(name: str, settings: dict[str, Any]) -> Method:
             cls: Any = methods.find(name)
-            if preset and preset.as_published and name != "revisit" and hasattr(cls, "official"):
+            if self.preset and name != "revisit" and hasattr(cls, "official"):
                 made: Method = cls.official(**settings)
                 return made if model is None else made.for_model(model.config.model_type)
             if model is None:
                 return methods.get(name, **settings)
-            return methods.recommended(
-                name, model.config.model_type if preset and preset.as_published else model, **settings
-            )
+            return methods.recommended(name, model.config.model_type if self.preset else model, **settings)
 
         wanted = methods.parse_methods(self.method)
         tests = [parse_entry(entry, "benchmark") for entry in parse_list(self.benchmark, _is_benchmark)]
@@ -168,7 +165,7 @@ class EvalConfig(Settings):
             tuple(make(name, {**scoped[name], **own}) for name, own in wanted),
             tuple(
                 benchmarks.get(
-                    name, **{**(preset.options.get(name, {}) if preset else {}), **scoped.get(name, {}), **own}
+                    name, **{**(presets.OPTIONS.get(name, {}) if self.preset else {}), **scoped[name], **own}
                 )
                 for name, own in tests
             ),
@@ -188,7 +185,7 @@ class EvalConfig(Settings):
     def _data(self, models: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
         """Each benchmark's folder; scenes and downloads go into the cache when they are asked for the first time."""
         places = self._places(models, names)
-        asked = presets.find(self.preset).items if self.preset else {}
+        asked = presets.ITEMS if self.preset else {}
         limits = {name: min((n for n in (self.limit, asked.get(name)) if n), default=None) for name in names}
         return {name: resolve_data(places[name], name, limits[name]) for name in names}
 

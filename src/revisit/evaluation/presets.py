@@ -1,43 +1,22 @@
-"""Protocols by name: `--preset paper` is how the ReVisiT paper evaluates, as far as it says so.
+"""`--preset paper`: how the ReVisiT paper evaluates, as far as it says so.
 
-A preset gives options of benchmarks, the longest answer and the number of items where nothing else is said; what is typed
-comes on top. What the paper leaves open is listed in `OPEN`, and docs/reproduce.md says what we take instead.
+The preset gives options of benchmarks, the longest answer and the number of items where nothing else is said, and methods
+as published instead of as a model recommends. What the paper leaves open is listed in `OPEN`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
-from revisit.errors import unknown
-
-
-@dataclass(frozen=True)
-class Preset:
-    """What a protocol fixes."""
-
-    name: str
-    max_new_tokens: int
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # benchmark -> its options
-    items: Mapping[str, int] = field(default_factory=dict)  # benchmark -> the first items that are asked
-    as_published: bool = False  # methods as in papers and released code, not as a model recommends
-
-
-PAPER = Preset(
-    name="paper",
-    max_new_tokens=512,
-    options={
-        "chair": {"ids": "auto"},  # the committed list seed42-500 where its pictures are there
-        "hallusionbench": {"part": "VD"},
-        "pope": {"suffix": "none"},
-        "vqav2": {"suffix": "none"},
-        "mmmu": {"keep": "single-image"},
-    },
-    items={"vqav2": 500},
-    as_published=True,
-)
-PRESETS = {PAPER.name: PAPER}
+MAX_NEW_TOKENS = 512
+OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "chair": {"ids": "auto"},  # the committed list seed42-500 where its pictures are there
+    "hallusionbench": {"part": "VD"},
+    "pope": {"suffix": "none"},
+    "vqav2": {"suffix": "none"},
+    "mmmu": {"keep": "single-image"},
+}
+ITEMS: Mapping[str, int] = {"vqav2": 500}  # the first items that are asked
 OPEN = (
     "CHAIR: the paper's 500 images come from a shuffled directory listing and cannot be known; ours are the sorted file names shuffled "
     "with seed 42 (chair.ids=seed42-500), and OPERA's two lists can be chosen by name.",
@@ -48,10 +27,3 @@ OPEN = (
     "SID 100 of 576 tokens, DoLa low layers without a repetition penalty, M3ID as in RITUAL's code).",
     "ReVisiT's threshold is chosen per task; only CHAIR's (1e-5) and VQAv2's (its ablation table) can be told.",
 )
-
-
-def find(name: str) -> Preset:
-    """The preset of this name."""
-    if name not in PRESETS:
-        raise unknown("preset", name, PRESETS)
-    return PRESETS[name]

@@ -344,7 +344,7 @@ def metric_interval(
     if name in per_item:
         return statistics.interval(per_item[name], full=full)
     parts = statistics.strata(name, value, per_item)
-    return statistics.stratified_interval([per_item[part] for part in parts]) if parts else None
+    return statistics.mean_interval([[per_item[part]] for part in parts]) if parts else None
 
 
 def _finite(value: float) -> float | None:

@@ -128,14 +128,7 @@ def interval(
         return Interval(low * scale, high * scale, "wilson", level)
     if len(terms) < 2:
         return Interval(math.nan, math.nan, "bootstrap", level)
-    return stratified_interval([terms], level, resamples, seed)
-
-
-def stratified_interval(
-    strata: Sequence[Terms], level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
-) -> Interval:
-    """The bootstrap interval of the plain mean of several ratios, units being resampled within each stratum."""
-    return mean_interval([[terms] for terms in strata], level, resamples, seed)
+    return mean_interval([[terms]], level, resamples, seed)
 
 
 def mean_interval(
@@ -174,7 +167,7 @@ def paired_runs(
     for one stratum only, swaps the two methods unit by unit, all runs of a unit at once (exactly enumerated for few units).
     """
     parts = [
-        np.stack([paired_terms(b, m) for b, m in zip(base_runs, method_runs, strict=True)])
+        np.stack([_same_units([b, m]) for b, m in zip(base_runs, method_runs, strict=True)])
         for base_runs, method_runs in zip(baseline, method, strict=True)
     ]  # each (runs, 4, units)
     units = sum(part.shape[-1] for part in parts)
@@ -198,21 +191,11 @@ def paired_runs(
 def _same_units(runs: Sequence[Terms]) -> Floats:
     """(2 * runs, units): the runs' numerators, then their denominators; refuses runs of different units."""
     for terms in runs[1:]:
-        _refuse_other_units(runs[0], terms)
+        if odd := sorted(runs[0].keys() ^ terms.keys()):
+            raise RevisitError(
+                f"A paired test needs the same units on both sides; {len(odd)} are on one side only, such as {odd[0]!r}."
+            )
     return _arrays(runs, sorted(runs[0]))
-
-
-def _refuse_other_units(one: Terms, other: Terms) -> None:
-    if one.keys() != other.keys():
-        odd = sorted(one.keys() ^ other.keys())
-        raise RevisitError(
-            f"A paired test needs the same units on both sides; {len(odd)} are on one side only, such as {odd[0]!r}."
-        )
-
-
-def paired_terms(baseline: Terms, method: Terms) -> Floats:
-    """(4, units): both numerators, then both denominators; refuses tables of different units."""
-    return _same_units([baseline, method])
 
 
 def _two_sided(draws: Floats, level: float) -> tuple[float, float, float]:

@@ -21,7 +21,7 @@ import os
 import re
 import shlex
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,32 +55,14 @@ def slug(text: str, limit: int = 40) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "_", text).strip("_.")[-limit:] or "x"
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
 def disk_error(
     error: OSError, path: Path, cure: str = "choose another --out", *, answers: bool = False
 ) -> RevisitError:
     """The sentence for a failed write: what happened, where, and what to do; with `answers`, that none of them is lost."""
-    reasons = {
-        errno.ENOSPC: "the disk is full",
-        errno.EDQUOT: "the disk quota is used up",
-        errno.EFBIG: "the file may not grow further",
-        errno.EROFS: "the file system is read-only",
-        errno.EACCES: "the folder is not writable",
-        errno.EPERM: "the folder is not writable",
-        errno.ENOTDIR: "a file stands where a folder is needed",
-        errno.EEXIST: "a file stands where a folder is needed",
-        errno.EISDIR: "a folder stands where a file is needed",
-        errno.ELOOP: "it is a link, which may lead anywhere",
-    }
-    reason = reasons.get(error.errno or 0, error.strerror or str(error))
-    full = error.errno in FULL
+    todo = f"{cure[0].upper()}{cure[1:]}"
     if answers:
-        todo = f"Every answer stored so far is intact; {'make room' if full else 'put that right'} and run the same command again to resume"
-    else:
-        todo = f"Make room or {cure}" if full else f"{cure[0].upper()}{cure[1:]}"
-    return RevisitError(f"Cannot write {path}: {reason}. {todo}.")
+        todo = "Every answer stored so far is intact; put that right and run the same command again to resume"
+    return RevisitError(f"Cannot write {path}: {error.strerror or error}. {todo}.")
 
 
 def check_file(path: Path) -> None:
@@ -289,13 +271,9 @@ class Cell:
         try:
             check_file(path)
             descriptor = os.open(path, flags | os.O_CREAT, 0o644)
-            try:
-                repair(descriptor)
-                lines, damaged = sort_lines(path)
-                if damaged:
-                    _set_aside(path, damaged)
-            finally:
-                os.close(descriptor)
+            os.close(descriptor)
+            lines, damaged = sort_lines(path)
+            _keep_whole_lines(path, {number for number, _ in damaged})
             self._descriptor = os.open(path, flags)
             self._size = os.fstat(self._descriptor).st_size
         except OSError as error:
@@ -356,22 +334,6 @@ class Cell:
         return len(new)
 
 
-def repair(descriptor: int) -> None:
-    """Cuts what follows the last line end: a kill in the middle of a write."""
-    size = os.fstat(descriptor).st_size
-    end, step = size, 1 << 16
-    while end > 0:
-        start = max(0, end - step)
-        place = os.pread(descriptor, end - start, start).rfind(b"\n")
-        if place >= 0:
-            end = start + place + 1
-            break
-        end = start
-    if end != size:
-        os.ftruncate(descriptor, end)
-        os.fsync(descriptor)
-
-
 def sort_lines(path: Path) -> tuple[list[Answer], list[tuple[int, str]]]:
     """The stored answers in the order they were written, and the number and problem of every damaged line."""
     good, damaged = [], []
@@ -388,16 +350,21 @@ def sort_lines(path: Path) -> tuple[list[Answer], list[tuple[int, str]]]:
     return good, damaged
 
 
-def _set_aside(path: Path, damaged: Sequence[tuple[int, str]]) -> None:
-    """Moves damaged lines to `damaged.jsonl`; the file of answers is replaced in one step."""
-    numbers = {number for number, _ in damaged}
+def _keep_whole_lines(path: Path, damaged: Set[int]) -> None:
+    """Moves damaged lines to `damaged.jsonl` and drops an unfinished last line; the file is replaced in one step."""
+    with path.open("rb") as file:
+        lines = file.readlines()
+    kept = [line for number, line in enumerate(lines, 1) if number not in damaged and line.endswith(b"\n")]
+    if len(kept) == len(lines):
+        return
     temporary, aside_path = clear(path.with_name(f".{path.name}.tmp")), clear(path.with_name("damaged.jsonl"))
-    with path.open("rb") as file, temporary.open("wb") as kept, aside_path.open("ab") as aside:
-        for number, raw in enumerate(file, 1):
-            (aside if number in numbers else kept).write(raw)
-        for written in (aside, kept):
-            written.flush()
-            os.fsync(written.fileno())
+    if damaged:
+        with aside_path.open("ab") as aside:
+            aside.writelines(lines[number - 1] for number in sorted(damaged))
+    with temporary.open("wb") as file:
+        file.writelines(kept)
+        file.flush()
+        os.fsync(file.fileno())
     temporary.replace(path)
 
 

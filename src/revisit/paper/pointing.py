@@ -24,7 +24,7 @@ from revisit.decoding.method import Method
 from revisit.decoding.trace import RowTrace, Trace
 from revisit.errors import RevisitError
 from revisit.evaluation.runner import Reporter
-from revisit.evaluation.statistics import stratified_interval
+from revisit.evaluation.statistics import mean_interval
 from revisit.methods import as_method
 from revisit.methods.revisit import ReVisiT
 from revisit.models.geometry import Layout, layout_of
@@ -93,7 +93,7 @@ class Count:
         row: dict[str, Any] = {**names, "pictures": len(self.steps), "steps": int(total)}
         for name, counted in self.sums.items():
             terms = {picture: (counted[picture], steps) for picture, steps in self.steps.items()}
-            known = stratified_interval([terms]) if len(terms) > 1 else None
+            known = mean_interval([[terms]]) if len(terms) > 1 else None
             row[name] = {
                 "share": sum(counted.values()) / total if total else None,
                 "low": known.low if known else None,
