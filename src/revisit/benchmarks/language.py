@@ -89,54 +89,28 @@ def get_data(folder: Path, source: str | None = None) -> str:
 
     Args:
         folder: A new or empty folder; one that has the data already is left as it is.
-        source: A folder that has the data, or the address of a copy of NLTK's packages; NLTK's own by default.
+        source: The address of a copy of NLTK's packages; NLTK's own by default.
 
     Returns:
         The version of the data in `folder`.
     """
     _nltk()
-    local = Path(source).expanduser() if source is not None and "://" not in source else None
-    if local is not None and not local.is_dir():
-        raise RevisitError(
-            f"There is no folder {source!r}; --from takes a folder with NLTK's data, or an http(s) address."
-        )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         if all((folder / place).exists() for place in PACKAGES.values()):
             return version(folder)
         raise RevisitError(f"{folder} is not empty and does not hold NLTK's data; name a new folder.")
-    with drafting(folder, resume=local is None) as out:
-        places = [f"{place.split('/')[0]}/{package}" for package, place in PACKAGES.items()]
-        if local is None:
-            _fetch([f"{place}.zip" for place in places], (source or ADDRESS).rstrip("/"), out.root)
-        for place in places:
-            _copy(local or out.root, place, out.root)
+    address = (source or ADDRESS).rstrip("/")
+    with drafting(folder, resume=True) as out:
+        places = [out.root / place.split("/")[0] / package for package, place in PACKAGES.items()]
+        archives = [place.with_suffix(".zip") for place in places if not place.is_dir()]
+        names = [archive.relative_to(out.root).as_posix() for archive in archives]
+        fetch_all([Remote(name, (f"{address}/{name}",), size=11_000_000) for name in names], out.root)
+        for archive in archives:
+            shutil.unpack_archive(archive, archive.parent)
+            archive.unlink()
     _tools.cache_clear()
     version.cache_clear()
     return version(folder)
-
-
-def _fetch(archives: list[str], address: str, folder: Path) -> None:
-    try:
-        fetch_all([Remote(name, (f"{address}/{name}",), size=11_000_000) for name in archives], folder)
-    except RevisitError as error:
-        raise RevisitError(
-            f"{error} If this machine has no network, copy NLTK's data from one that has, and give its folder: "
-            "revisit data get nltk --from FOLDER."
-        ) from error
-
-
-def _copy(source: Path, place: str, folder: Path) -> None:
-    """Copies or unpacks one package; an archive that was fetched into `folder` is removed."""
-    archive = source / f"{place}.zip"
-    if archive.is_file():
-        shutil.unpack_archive(archive, (folder / place).parent)
-        if source == folder:
-            archive.unlink()
-    elif (source / place).is_dir():
-        if source != folder:  # unpacked by an earlier attempt
-            shutil.copytree(source / place, folder / place)
-    else:
-        raise RevisitError(f"{source} has no {place}; it needs {', '.join(PACKAGES)}.")
 
 
 @functools.cache

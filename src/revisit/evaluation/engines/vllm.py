@@ -11,13 +11,19 @@ from typing import Any
 
 from PIL.Image import Image
 
+import revisit
+from revisit.decoding.batch import decode_texts
 from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, need
 from revisit.evaluation.engines.base import BadImage, Engine, Job, answers_to, decode_images
+from revisit.evaluation.environment import version
+from revisit.evaluation.identity import fingerprint, model_folder
 from revisit.evaluation.records import Answer
 from revisit.methods.revisit import ReVisiT
 from revisit.models.config import describe_model
+from revisit.models.loading import load_processor, resolve
+from revisit.models.prompts import chat_text
 
 TOGETHER = 128  # jobs handed to vLLM at once; it cuts its own batches
 
@@ -46,7 +52,6 @@ class VllmEngine(Engine):
         from vllm import LLM
 
         from revisit.integrations.vllm import enable
-        from revisit.models.loading import resolve
 
         enable()
         return LLM(
@@ -59,16 +64,9 @@ class VllmEngine(Engine):
     @cached_property
     def processor(self) -> Any:
         """The model's processor, which writes the prompts."""
-        from revisit.models.loading import load_processor
-
         return load_processor(self.name, trust_remote_code=self.trust_remote_code)
 
     def identity(self) -> Mapping[str, Any]:
-        import revisit
-        from revisit.evaluation.environment import version
-        from revisit.evaluation.identity import fingerprint, model_folder
-        from revisit.models.loading import resolve
-
         return {
             "name": self.name,
             "fingerprint": fingerprint(model_folder(resolve(self.name))),
@@ -117,8 +115,6 @@ class VllmEngine(Engine):
     ) -> list[Answer]:
         from vllm import SamplingParams
 
-        from revisit.decoding.batch import decode_texts
-
         extra = {"revisit": method.settings()} if method.name == "revisit" else None
         parameters = [
             SamplingParams(
@@ -165,8 +161,6 @@ class VllmEngine(Engine):
         return list(outputs)
 
     def _prompt(self, job: Job, images: list[Image]) -> dict[str, Any]:
-        from revisit.models.prompts import chat_text
-
         text = chat_text(self.processor, job.prompt, len(images))
         begin = getattr(self.processor.tokenizer, "bos_token", None)
         if begin and text.startswith(begin):
