@@ -39,7 +39,7 @@ def test_shows_the_models_own_attention(family: str, kernel: str) -> None:
         model.set_attn_implementation("sdpa")
     torch.testing.assert_close(through[:, -1], output.logits[:, -1], atol=1e-4, rtol=1e-4)  # padding may differ
     for layer, weights in enumerate(output.attentions):
-        torch.testing.assert_close(seen[layer], weights.mean(1)[:, -1], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(seen[layer], weights[:, :, -1], atol=1e-5, rtol=1e-4)  # in every head
 
 
 def test_other_threads_are_not_shown_and_may_end_first() -> None:

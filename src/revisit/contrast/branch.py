@@ -23,13 +23,14 @@ from transformers import GenerationConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from revisit.contrast.pixels import refuse_filled_cache
+from revisit.decoding.run import CACHE, StandIn
 from revisit.errors import RevisitError
 from revisit.taps.positions import saved_positions
 
 if TYPE_CHECKING:
-    from revisit.decoding.run import Run
+    from transformers import Cache
 
-CACHE = "past_key_values"
+    from revisit.decoding.run import Run
 
 
 @dataclass
@@ -100,32 +101,24 @@ def loop_arguments(run: Run, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, 
     return prepared
 
 
-class Branches:
-    """Stands in for the model in transformers' loop: runs all branches, returns the clean rows."""
+class Branches(StandIn):
+    """Takes the model's place in the decoding loop: runs all branches and returns the clean rows."""
 
     def __init__(self, run: Run) -> None:
-        self._model = run.model
+        super().__init__(run)
         self._rows = run.input_ids.shape[0]
         self._prompt = run.input_ids.shape[1]
         self._branches: list[Branch] = []
         self._wish = True  # whether to stack if it can be done
-        self.clean_shift = 0  # columns of padding that the shared cache has before the clean prompt
         self._cache: Any = None  # the clean branch's cache while other branches' rows are in it
         self.stacked: bool | None = None  # whether the branches share one forward; None until the second token
-        self.contrasting = False  # true while a forward runs that has no clean rows
         run.stack.callback(self._leave)
 
     def add(self, branch: Branch, stacked: bool) -> None:
         self._branches.append(branch)
         self._wish &= stacked
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
     # -- what the loop calls -------------------------------------------------------------------------------------
-
-    def _valid_auto_compile_criteria(self, *_args: Any, **_kwargs: Any) -> bool:
-        return False  # the loop must call us, not a compiled forward of the model
 
     def _prefill(self, input_ids: Tensor, generation_config: Any, model_kwargs: dict[str, Any], **kwargs: Any) -> Any:
         prefill = type(self._model)._prefill
@@ -147,7 +140,7 @@ class Branches:
                     own = self._model(**part, return_dict=True)
                 self._keep(branch, own)
             return outputs
-        shifts = [self.clean_shift, *(branch.shift for branch in self._branches)]
+        shifts = [self._run.clean_shift, *(branch.shift for branch in self._branches)]
         merged = merge(parts, shifts)
         assert merged is not None  # every step looks like the first, which could be merged
         for number, branch in enumerate(self._branches, 1):
@@ -158,26 +151,29 @@ class Branches:
             branch.kwargs = self._model._update_model_kwargs_for_generation({}, branch.kwargs)
         return self._clean(outputs)
 
-    def _reorder_cache(self, cache: Any, beam_idx: Tensor) -> Any:
+    def reorder(self, cache: Cache, rows: Tensor) -> None:
         if self.stacked:
-            offsets = torch.arange(1 + len(self._branches), device=beam_idx.device) * self._rows
-            cache.reorder_cache((offsets[:, None] + beam_idx).flatten())  # (branches·rows,)
-            return cache
+            offsets = torch.arange(1 + len(self._branches), device=rows.device) * self._rows
+            rows = (offsets[:, None] + rows).flatten()  # (branches·rows,)
+            cache.reorder_cache(rows)  # type: ignore[arg-type]
+            return
         for branch in self._branches:
-            branch.kwargs[CACHE].reorder_cache(beam_idx)
-        cache.reorder_cache(beam_idx)
-        return cache
+            branch.kwargs[CACHE].reorder_cache(rows)
+        cache.reorder_cache(rows)  # type: ignore[arg-type]
+
+    def crop(self, cache: Cache | None, count: int) -> None:
+        raise NotImplementedError("a contrasted run has its rows in it")
 
     # -- the pieces ----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _alone(self, branch: Branch) -> Iterator[None]:
         """While a forward runs that holds this branch's rows and nothing else."""
-        self.contrasting, branch.live = True, slice(0, self._rows)
+        self._run.contrasting, branch.live = True, slice(0, self._rows)
         try:
             yield
         finally:
-            self.contrasting, branch.live = False, None
+            self._run.contrasting, branch.live = False, None
 
     def _keep(self, branch: Branch, outputs: Any) -> None:
         branch.logits = outputs.logits[:, -1].float()
@@ -212,7 +208,7 @@ class Branches:
                         for layer, shift in zip(layers, shifts, strict=True)
                     ]
                     setattr(layers[0], name, torch.cat(padded))
-        self._cache, self.clean_shift = caches[0], shifts[0]
+        self._cache, self._run.clean_shift = caches[0], shifts[0]
         for branch, shift in zip(self._branches, shifts[1:], strict=True):
             branch.shift, branch.kwargs[CACHE] = shift, self._cache
         return True
@@ -233,8 +229,8 @@ class Branches:
             return
         for layer in self._cache.layers:
             if layer.is_initialized and layer.keys.shape[0] > self._rows:
-                layer.keys = layer.keys[: self._rows, :, self.clean_shift :]
-                layer.values = layer.values[: self._rows, :, self.clean_shift :]
+                layer.keys = layer.keys[: self._rows, :, self._run.clean_shift :]
+                layer.values = layer.values[: self._rows, :, self._run.clean_shift :]
         self._cache = None
 
 

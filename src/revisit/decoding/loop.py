@@ -1,8 +1,8 @@
 """The one place where a decoding method meets transformers' own `generate()`.
 
-`generate()` prepares everything (cache, expansion for beams, processors, stopping), hands over to the method as its
-`custom_generate` callable, and the method hands on to transformers' own sampling or beam loop, with one logits
-processor put before all others. No decoding loop is written here and nothing of transformers is patched.
+`generate()` prepares everything (cache, expansion for beams, processors, stopping) and calls the method as its
+`custom_generate`. The method runs transformers' own sampling or beam loop, with one logits processor before all others,
+unless it has a loop of its own (`Method.decode`). Nothing of transformers is patched.
 """
 
 from __future__ import annotations
@@ -19,33 +19,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from transformers import (
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
     GenerationConfig,
-    InfNanRemoveLogitsProcessor,
-    LogitNormalization,
     LogitsProcessor,
     LogitsProcessorList,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    MinPLogitsWarper,
-    NoBadWordsLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
     StoppingCriteriaList,
     StopStringCriteria,
-    SuppressTokensAtBeginLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    TypicalLogitsWarper,
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 from transformers.generation import logits_process
 from transformers.generation.configuration_utils import GenerationMode
-from transformers.generation.utils import GENERATION_MODES_MAPPING
+from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateDecoderOnlyOutput
 
 from revisit.decoding.method import Method, as_method, refuse_settings
 from revisit.decoding.run import Run
@@ -58,6 +43,9 @@ from revisit.models.parts import describe, text_config
 from revisit.models.types import Processor, Tokenizer
 
 if TYPE_CHECKING:
+    from transformers import StoppingCriteria
+    from transformers.generation.utils import GenerateOutput
+
     from revisit.decoding.method import MethodLike, Refine
 
 SUPPORTED_MODES = (
@@ -66,30 +54,11 @@ SUPPORTED_MODES = (
     GenerationMode.BEAM_SEARCH,
     GenerationMode.BEAM_SAMPLE,
 )
-# Processors that always leave something of what they are given.
-NEVER_EMPTY = (
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-    MinPLogitsWarper,
-    TypicalLogitsWarper,
-    EpsilonLogitsWarper,
-    EtaLogitsWarper,
-    ForcedBOSTokenLogitsProcessor,
-    ForcedEOSTokenLogitsProcessor,
-    InfNanRemoveLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    LogitNormalization,
-)
-# Processors that can be asked twice in a step: their answer depends on their arguments alone.
-REPEATABLE = (
-    *NEVER_EMPTY,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    NoBadWordsLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    SuppressTokensAtBeginLogitsProcessor,
-    SuppressTokensLogitsProcessor,
+# transformers' processors that may answer differently when asked twice in a step; all its others depend on their arguments alone.
+NOT_REPEATABLE = (
+    PrefixConstrainedLogitsProcessor,
+    SynthIDTextWatermarkLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 
 
@@ -187,10 +156,22 @@ class MethodProcessor(LogitsProcessor):
 
     def __init__(self, run: Run, refine: Refine) -> None:
         self.run, self.refine = run, refine
+        if not callable(refine):
+            raise RevisitError(
+                f"The method {run.method.name!r} cannot decode: its begin(run) must return a function of (input_ids, logits), not "
+                f"{type(refine).__name__}."
+            )
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
         self.run.raw = scores
-        return self.refine(input_ids, scores)
+        refined = self.refine(input_ids, scores)
+        shape = getattr(refined, "shape", None)  # known without waiting for the device
+        if shape != scores.shape:
+            raise RevisitError(
+                f"The method {self.run.method.name!r} must return logits of the shape that it was given, {tuple(scores.shape)}, not "
+                f"{type(refined).__name__ if shape is None else tuple(shape)}."
+            )
+        return refined
 
 
 class TrackedCriteria(StoppingCriteriaList):
@@ -215,7 +196,8 @@ class FallbackProcessor(LogitsProcessor):
 
     def __init__(self, run: Run, others: LogitsProcessorList) -> None:
         self.run, self.others = run, others
-        self.repeatable = all(type(other) in REPEATABLE for other in others)
+        own = logits_process.__name__
+        self.repeatable = all(type(o).__module__ == own and not isinstance(o, NOT_REPEATABLE) for o in others)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
         nothing = ~(scores.amax(-1) > -torch.inf)  # (rows,), also where warpers made NaN of nothing
@@ -240,36 +222,67 @@ def decode(
     processor: Processor | None = None,
     **model_kwargs: Any,
 ) -> Any:
-    """Run transformers' own loop for this generation mode with the method's processor in front."""
+    """Decode one call by a method, as transformers' `custom_generate`."""
     caller = _arguments_of_generate()
     mode = generation_config.get_generation_mode(caller.get("assistant_model"))
     _refuse(mode, generation_config, caller)
     _check_context(model, input_ids, model_kwargs)
-    streamer = caller.get("streamer")
     with ExitStack() as stack:
         trace = trace if trace is not None else Trace()
         inputs = dict(caller.get("kwargs") or {})
         run = Run.begin(
             method, model, input_ids, model_kwargs, inputs, generation_config, trace, stack, vision_mask, processor
         )
-        others = LogitsProcessorList(logits_processor or [])
-        last = [FallbackProcessor(run, others)] if any(type(other) not in NEVER_EMPTY for other in others) else []
-        processors = LogitsProcessorList([MethodProcessor(run, run.method.begin_checked(run)), *others, *last])
-        loop = getattr(type(model), GENERATION_MODES_MAPPING[mode])
-        streaming = {} if streamer is None else {"streamer": streamer}
-        output = loop(
-            run.loop_model,
-            input_ids,
-            logits_processor=processors,
-            stopping_criteria=TrackedCriteria(run, stopping_criteria),
-            generation_config=generation_config,
-            synced_gpus=bool(caller.get("synced_gpus")),
-            **streaming,
-            **run.model_kwargs,
-        )
+        loop = Loop(run, mode, LogitsProcessorList(logits_processor or []), stopping_criteria, caller)
+        output = run.method.decode(run, loop)
+        if isinstance(output, Tensor) and generation_config.return_dict_in_generate:
+            output = GenerateDecoderOnlyOutput(sequences=output)  # type: ignore[arg-type]
         sequences = output if isinstance(output, Tensor) else output.sequences
         run.recorder.finish(sequences, _tokenizer(run) if trace.record else None)
         return output
+
+
+class Loop:
+    """The decoding loop of one call: transformers' own, and its pieces for a method that decodes by a loop of its own."""
+
+    def __init__(
+        self,
+        run: Run,
+        mode: GenerationMode,
+        others: LogitsProcessorList,
+        criteria: Sequence[StoppingCriteria] | None,
+        caller: dict[str, Any],
+    ) -> None:
+        self.run, self._others = run, others
+        self._function = getattr(type(run.model), GENERATION_MODES_MAPPING[mode])
+        self._criteria = TrackedCriteria(run, criteria)
+        self._options = {"synced_gpus": bool(caller.get("synced_gpus"))}
+        if caller.get("streamer") is not None:
+            self._options["streamer"] = caller["streamer"]
+
+    def __call__(self, refine: Refine) -> GenerateOutput | Tensor:
+        """Run transformers' loop with `refine` before all other logits processors."""
+        last = [FallbackProcessor(self.run, self._others)] if self._others else []
+        output: GenerateOutput | Tensor = self._function(
+            self.run.loop_model,
+            self.run.input_ids,
+            logits_processor=LogitsProcessorList([MethodProcessor(self.run, refine), *self._others, *last]),
+            stopping_criteria=self._criteria,
+            generation_config=self.run.generation_config,
+            **self._options,
+            **self.run.model_kwargs,
+        )
+        return output
+
+    def scores(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """What the caller's other logits processors (temperature, minimum length, ...) leave of a method's scores.  (rows, V)"""
+        processed: Tensor = self._others(input_ids, scores)  # type: ignore[arg-type]
+        return FallbackProcessor(self.run, self._others)(input_ids, processed) if self._others else processed
+
+    def ended(self, input_ids: Tensor) -> Tensor:
+        """Which rows end with their newest token: by an end token, their length or another stopping criterion.  -> (rows,)"""
+        ended: Tensor = self._criteria(input_ids, None)
+        return ended
 
 
 def _tokenizer(run: Run) -> Tokenizer | None:

@@ -16,14 +16,19 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from torch import Tensor
+    from transformers.generation.utils import GenerateOutput
     from typing_extensions import Self
 
+    from revisit.decoding.loop import Loop
     from revisit.decoding.run import Run
     from revisit.models.types import Model, Processor
 
-    Refine: TypeAlias = Callable[[Tensor, Tensor], Tensor]  # (input_ids (B, T), logits (B, V)) -> logits (B, V)
     # A method, its class, its name with settings ("revisit:alpha=1e-3"), or a mapping with its name.
     MethodLike: TypeAlias = "Method | type[Method] | str | Mapping[str, Any]"
+
+
+# (input_ids (rows, length), logits (rows, V)) -> scores (rows, V)
+Refine = Callable[["Tensor", "Tensor"], "Tensor"]
 
 
 def _distinct(layers: tuple[int, ...]) -> tuple[int, ...]:
@@ -68,26 +73,18 @@ class Method(Settings):
             f"The method {self.name!r} cannot decode: its class {type(self).__name__} has no begin(run)."
         )
 
-    def begin_checked(self, run: Run) -> Refine:
-        """`begin`; raises RevisitError where it, or later what it returned, does not return what it should."""
-        refine: Any = self.begin(run)
-        if not callable(refine):
-            raise RevisitError(
-                f"The method {self.name!r} cannot decode: its begin(run) must return a function of (input_ids, logits), not "
-                f"{type(refine).__name__}."
-            )
+    def decode(self, run: Run, loop: Loop) -> GenerateOutput | Tensor:
+        """Decode one call of `generate`. Override it only for a decoding loop of your own, for example to step back.
 
-        def checked(input_ids: Tensor, logits: Tensor) -> Tensor:
-            scores = refine(input_ids, logits)
-            if getattr(scores, "shape", None) != logits.shape:  # known without waiting for the device
-                got = getattr(scores, "shape", None)
-                raise RevisitError(
-                    f"The method {self.name!r} must return logits of the shape that it was given, {tuple(logits.shape)}, not "
-                    f"{type(scores).__name__ if got is None else tuple(got)}."
-                )
-            return scores  # type: ignore[no-any-return]
+        Args:
+            run: The call, with `run.forward`, `run.crop` and `run.reorder` to drive the model.
+            loop: `loop(refine)` runs transformers' own loop; `loop.scores` and `loop.ended` are its processors and stopping
+                criteria.
 
-        return checked
+        Returns:
+            The prompt and the answer of every row, (rows, length), or what transformers' loop returned.
+        """
+        return loop(self.begin(run))
 
     def for_model(self, model: Model | str) -> Self:
         """This method as it decodes a model: itself, unless it leaves settings to the model."""
@@ -136,7 +133,7 @@ class Method(Settings):
 
 
 def _check_begin(cls: type[Method], where: str) -> None:
-    if cls.begin is Method.begin:
+    if cls.begin is Method.begin and cls.decode is Method.decode:
         raise RevisitError(f"{where} cannot decode: it must have a method begin(self, run).")
 
 

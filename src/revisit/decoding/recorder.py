@@ -35,6 +35,10 @@ class EndedRows:
         if not self.beams:
             self._ended = rows if self._ended is None else self._ended | rows
 
+    def forget(self) -> None:
+        """No row has ended: the loop went back."""
+        self._ended = None
+
     def before(self, input_ids: Tensor) -> Tensor | None:
         """Rows that have ended before this step (rows,); None where no row can have."""
         return None if input_ids.shape[1] == self.prompt_length else self._ended
@@ -130,10 +134,10 @@ class Recorder:
         if not self.records:
             self.note_later(input_ids, sizes, applied, changed)
             return
-        told: list[list[int]] = torch.stack([sizes, applied, changed]).tolist()
+        counts: list[list[int]] = torch.stack([sizes, applied, changed]).tolist()
         chosen = None if layer is None else layer.tolist()
         for row in self.active(input_ids):
-            size, did, moved = told[0][row], bool(told[1][row]), bool(told[2][row])
+            size, did, moved = counts[0][row], bool(counts[1][row]), bool(counts[2][row])
             contrast = other[row] if other is not None and did else None
             record = self._record_scores(row, base[row], scores[row], contrast, size)
             record.layer = self.trace.layers[chosen[row]] if chosen is not None and did else None
@@ -155,6 +159,12 @@ class Recorder:
             return
         record = self._record(row, result, states) if self.records else None
         self.note(row, applied=result.applied, changed=result.changed, set_size=result.size, record=record)
+
+    def step_back(self, length: int) -> None:
+        """The loop went back to `length` tokens a row: steps stay counted, records of later tokens are dropped."""
+        self.ended.forget()
+        for row in self.trace.rows:
+            del row.records[length - self.ended.prompt_length + 1 :]
 
     # -- the end ----------------------------------------------------------------------------------------------------
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from revisit.decoding.recorder import EndedRows, Recorder
@@ -20,7 +22,12 @@ from revisit.taps.early_exits import EarlyExits
 from revisit.taps.vision import Capture, VisionStates, no_image, vision_mask
 
 if TYPE_CHECKING:
+    from transformers import Cache, GenerationConfig
+
     from revisit.decoding.method import Method
+
+CACHE = "past_key_values"
+PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 
 
 @dataclass
@@ -32,19 +39,22 @@ class Run:
     input_ids: Tensor  # (rows, T) the prompt, already repeated for beams and return sequences
     model_kwargs: dict[str, Any]  # what the loop passes to the model
     inputs: dict[str, Any]  # what the caller passed to generate, before any preparation (pixels, grid sizes, ...)
-    generation_config: Any
+    generation_config: GenerationConfig
     copies: int  # consecutive rows that are copies of one item
     recorder: Recorder
     stack: ExitStack  # closed when the call ends, however it ends
     user_mask: Tensor | None = None  # vision positions given by the caller
     given_processor: Processor | None = None  # the processor that the caller passed
-    loop_model: Any = None  # what the loop runs; a method may put a stand-in for the model here
     raw: Tensor | None = None  # (rows, V) the model's own logits at this step
+    contrasting: bool = False  # whether a forward runs that has no clean rows
+    clean_shift: int = 0  # columns of padding that the KV cache has before the clean prompt
     parts: ModelParts = field(init=False)
 
     def __post_init__(self) -> None:
-        self.loop_model = self.loop_model or self.model
+        self.loop_model: Any = self.model  # what the loop runs: the model or a stand-in for it
+        self.reorder_hooks: list[Callable[[Tensor], None]] = []
         self._exits = False  # whether some method looks at early layers
+        self._length = 0  # tokens of each row that `forward` has run
 
     @classmethod
     def begin(
@@ -185,7 +195,7 @@ class Run:
             self.input_ids.shape[0],
             self.stack,
             final_norm=final_norm,
-            ignore=lambda: getattr(self.loop_model, "contrasting", False),
+            ignore=lambda: self.contrasting,
         )
 
     def finish_capture(self, capture: Capture, logits: Tensor) -> list[VisionStates]:
@@ -198,8 +208,112 @@ class Run:
             )
         raw = logits if self.raw is None else self.raw  # another method may have changed the logits before
         self.parts.head.calibrate(capture.last[0], raw[0], describe(self.model))
-        shapes = grids(self.model.config, [item.runs() for item in capture.items], self.inputs)
-        for number, shape in enumerate(shapes):
-            for row in self.trace.rows[number * self.copies : (number + 1) * self.copies]:
-                row.grids = shape
+        if self.recorder.records:
+            shapes = grids(self.model.config, [item.runs() for item in capture.items], self.inputs)
+            for number, row in enumerate(self.trace.rows):
+                row.grids = shapes[self.item(number)]
         return capture.items
+
+    # -- for methods with a decoding loop of their own, and for beams ------------------------------------------------
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Run the model on what the KV cache does not hold yet.
+
+        Args:
+            input_ids: (rows, length) the prompt and everything chosen so far, at least one token longer than at the last
+                call, unless `crop` has shortened what is kept.
+
+        Returns:
+            The model's own logits for the next token.  (rows, V), float32
+        """
+        model, kwargs = self.loop_model, self.model_kwargs
+        if not self._length:
+            outputs = model._prefill(input_ids, self.generation_config, kwargs)
+        else:
+            new = input_ids.shape[1] - self._length
+            if new < 1:
+                raise RevisitError(
+                    "run.forward needs at least one token that it has not run: append one, or crop first."
+                )
+            kwargs = model._update_model_kwargs_for_generation({}, kwargs, num_new_tokens=new)
+            ahead = new if kwargs.get("use_cache", True) else None
+            outputs = model(
+                **model.prepare_inputs_for_generation(input_ids, next_sequence_length=ahead, **kwargs), return_dict=True
+            )
+        self.model_kwargs, self._length = kwargs, input_ids.shape[1]
+        self.raw = outputs.logits[:, -1].to(copy=True, dtype=torch.float32, device=input_ids.device)
+        return self.raw
+
+    def crop(self, length: int) -> None:
+        """Go back: forget every token after the first `length` of each row, also in the KV cache and in the trace."""
+        drop = self._length - length
+        if drop < 0 or length < self.input_ids.shape[1]:
+            raise RevisitError(
+                f"run.crop({length}): the length must be between that of the prompt, {self.input_ids.shape[1]}, and that of what was run, "
+                f"{self._length}."
+            )
+        cache: Cache | None = self.model_kwargs.get(CACHE)
+        try:
+            if isinstance(self.loop_model, StandIn):
+                self.loop_model.crop(cache, drop)
+            elif cache is not None:
+                cache.crop(-drop)
+        except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
+            raise RevisitError(
+                f"{type(self.method).__name__} steps back, and the KV cache of {describe(self.model)} cannot ({error}): use the default "
+                "cache, or another method."
+            ) from error
+        for name in PER_TOKEN:
+            if isinstance(value := self.model_kwargs.get(name), Tensor):
+                self.model_kwargs[name] = value[..., : value.shape[-1] - drop]
+        self._length = length
+        self.recorder.step_back(length)
+
+    def reorder(self, rows: Tensor) -> None:
+        """Let each row go on from another one of its item: row i from row rows[i].  (rows,)"""
+        self._stand_in()
+        if (cache := self.model_kwargs.get(CACHE)) is not None:
+            self.model_kwargs[CACHE] = self.loop_model._reorder_cache(cache, rows)
+
+    def on_reorder(self, hook: Callable[[Tensor], None]) -> None:
+        """Call `hook` with (rows,) whenever beams change places: row i goes on from what row rows[i] was."""
+        if self.beams and not self.generation_config.use_cache:
+            raise RevisitError(
+                f"{type(self.method).__name__} follows beams, which transformers reorders with their KV cache: leave out use_cache=False."
+            )
+        self._stand_in()
+        self.reorder_hooks.append(hook)
+
+    def _stand_in(self) -> None:
+        if not isinstance(self.loop_model, StandIn):
+            self.loop_model = StandIn(self)
+
+
+class StandIn:
+    """Takes the model's place in the decoding loop, to hear of beams that change places."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._model = run, run.model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, **inputs: Any) -> Any:
+        return self._model(**inputs)
+
+    def _valid_auto_compile_criteria(self, *_args: object, **_kwargs: object) -> bool:
+        return False  # the loop must call us, not a compiled forward of the model
+
+    def _reorder_cache(self, cache: Cache, beam_idx: Tensor) -> Cache:
+        self.reorder(cache, beam_idx)
+        for hook in self._run.reorder_hooks:
+            hook(beam_idx)
+        return cache
+
+    def reorder(self, cache: Cache, rows: Tensor) -> None:
+        cache.reorder_cache(rows)  # type: ignore[arg-type]
+
+    def crop(self, cache: Cache | None, count: int) -> None:
+        """Drop the last `count` tokens of every row."""
+        if cache is not None:
+            cache.crop(-count)

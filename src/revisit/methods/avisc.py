@@ -88,8 +88,8 @@ class AvisC(Contrastive):
         run.stack.enter_context(watch)
 
         def attention_hook(call: Call) -> None:
-            if not run.loop_model.contrasting and len(seen) < run.parts.depth:
-                attention = call.last_attention()[:, : mask.shape[1]]
+            if not run.contrasting and len(seen) < run.parts.depth:
+                attention = call.last_attention().mean(1)[:, : mask.shape[1]]
                 seen.append(attention.to(mask.device))  # layers may sit on several devices
 
         def hidden() -> Tensor:

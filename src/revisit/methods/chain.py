@@ -72,8 +72,10 @@ class Chain(Method):
         whole = run.recorder
         links: list[tuple[Recorder, Refine]] = []
         for method in self.methods:
+            if type(method).decode is not Method.decode:
+                raise RevisitError(f"Chain: {method.name} has a decoding loop of its own; use it alone.")
             run.recorder = whole.link(method)
-            links.append((run.recorder, method.begin_checked(run)))
+            links.append((run.recorder, method.begin(run)))
             for mine, own in zip(whole.trace.rows, run.trace.rows, strict=True):
                 mine.vision_tokens = max(mine.vision_tokens, own.vision_tokens)
             whole.trace.layers = whole.trace.layers or run.trace.layers

@@ -108,12 +108,12 @@ class PAI(Boundaries, Contrastive):
 
         def attention_hook(call: Call) -> Callable[[Tensor], Tensor] | None:
             nonlocal forwards
-            if call.layer < first or getattr(run.loop_model, "contrasting", False):
+            if call.layer < first or run.contrasting:
                 return None
             forwards += call.layer == first
             if forwards == 1 and not at_prompt:
                 return None
-            image = call.columns(mask, getattr(run.loop_model, "clean_shift", 0))  # (rows, n)
+            image = call.columns(mask, run.clean_shift)  # (rows, n)
             weights = amplify(call.last_scores()[:rows], image, self.alpha).softmax(-1)  # (rows, heads, n)
             grouped = weights.unflatten(1, (call.value.shape[1], -1)) @ call.value[:rows].float()
             last = grouped.flatten(1, 2)  # (rows, heads, d)

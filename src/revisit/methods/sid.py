@@ -137,7 +137,7 @@ class Masker:
             return
         if call.layer == self.layer - 1:
             image = call.columns(self.mask, self.branch.shift)
-            attention = call.last_attention()[rows]
+            attention = call.last_attention().mean(1)[rows]
             self.hidden = image & ~least_attended(attention, image, self.counts.to(image.device))
             self._last = (None, None)
             return

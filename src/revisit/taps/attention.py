@@ -58,8 +58,8 @@ class Call:
         return scores.masked_fill(~last, -torch.inf) if last.dtype == torch.bool else scores + last.float()
 
     def last_attention(self) -> Tensor:
-        """Attention of the last query, averaged over heads.  -> (rows, columns)"""
-        return self.last_scores().softmax(-1).mean(1)
+        """Attention of the last query in every head.  -> (rows, heads, columns), float32"""
+        return self.last_scores().softmax(-1)
 
     def columns(self, prompt: Tensor, shift: int) -> Tensor:
         """A mask over prompt positions (rows, T) as one over key columns; the cache has `shift` columns before the prompt."""
@@ -87,14 +87,14 @@ class Call:
             self.mask = torch.where(visible, 0.0, torch.finfo(self.mask.dtype).min).to(self.mask.dtype)
 
 
-# Is given a call before it is computed and may change its mask; may return a function of the kernel's output
-# (rows, q, heads, d), whose result goes on in its place.
+# Takes a call before it is computed and may change its mask. May return a function that replaces the kernel's output
+# (rows, q, heads, d).
 AttentionHook = Callable[[Call], Callable[[Tensor], Tensor] | None]
 
 
 @contextlib.contextmanager
-def watching(parts: ModelParts, see: AttentionHook, method_name: str) -> Iterator[None]:
-    """While inside, the hook is given every attention call of this thread in this model's decoder."""
+def watching(parts: ModelParts, attention_hook: AttentionHook, method_name: str) -> Iterator[None]:
+    """While inside, the hook sees every attention call of this thread in this model's decoder."""
     found = (getattr(layer, "self_attn", None) or getattr(layer, "attention", None) for layer in parts.layers)
     attentions = [(n, m) for n, m in enumerate(found) if isinstance(m, nn.Module) and hasattr(m, "config")]
     modules = {id(module): number for number, module in attentions}
@@ -105,7 +105,7 @@ def watching(parts: ModelParts, see: AttentionHook, method_name: str) -> Iterato
             "another method or another model."
         )
     hooks = _here.__dict__.setdefault("hooks", [])
-    entry = (modules, see)
+    entry = (modules, attention_hook)
     for config in configs.values():
         _enter(config, method_name, parts)
     hooks.append(entry)
@@ -153,10 +153,10 @@ def _through(name: str) -> Callable[..., Any]:
         scaling = kwargs.get("scaling")
         scaling = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
         afterwards = []
-        for modules, see in () if paused() else getattr(_here, "hooks", ()):
+        for modules, attention_hook in () if paused() else getattr(_here, "hooks", ()):
             if id(module) in modules:
                 call = Call(modules[id(module)], query, key, value, attention_mask, scaling, kwargs.get("softcap"))
-                change = see(call)
+                change = attention_hook(call)
                 attention_mask = call.mask
                 if change is not None:
                     afterwards.append(change)

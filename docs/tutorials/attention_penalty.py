@@ -1,0 +1,76 @@
+"""A decoding method with attention, beams and a loop of its own: do not lean on a single word of the answer.
+
+A beam pays for the attention that one of its own words draws from all later ones. Without beams, decoding goes back a few
+tokens when a word draws too much attention, and takes the second-best token there.
+"""
+
+import torch
+from torch import Tensor
+
+from revisit import Method
+from revisit.decoding.loop import Loop
+from revisit.decoding.method import Refine
+from revisit.decoding.run import Run
+from revisit.taps.attention import Call, watching
+
+
+class AttentionPenalty(Method):
+    weight: float = 1.0  # what a beam pays for all attention on one word
+    limit: float = 0.3  # attention on one word that makes decoding go back
+    back: int = 2  # how many tokens it goes back
+    times: int = 3  # how often at most
+
+    name = "attention-penalty"
+    summary = "do not lean on a single word of the answer"
+
+    def watch(self, run: Run) -> Tensor:
+        """The attention that each row's most attended word of the answer draws in some head, renewed by every forward."""
+        run.find_vision_tokens()
+        peak = torch.zeros(len(run.input_ids), device=run.input_ids.device)  # (rows,)
+        prompt = run.input_ids.shape[1]
+
+        def attention_hook(call: Call) -> None:
+            if call.layer == run.parts.depth - 1 and call.key.shape[2] > prompt + 1:
+                answer = call.last_attention()[..., prompt:-1]  # (rows, heads, words before the newest)
+                peak.copy_(answer.amax((1, 2)))
+
+        run.stack.enter_context(watching(run.parts, attention_hook, "AttentionPenalty"))
+        return peak
+
+    def begin(self, run: Run) -> Refine:
+        """With beams: transformers' own loop, and a price for each beam."""
+        peak = self.watch(run)
+        paid = torch.zeros_like(peak)  # what each beam has paid so far
+        run.on_reorder(lambda rows: paid.copy_(paid[rows]))
+
+        def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
+            price = self.weight * peak.maximum(paid) - self.weight * paid  # only what is new
+            paid.copy_(peak.maximum(paid))
+            scores = logits - price[:, None]
+            run.recorder.note_scores(input_ids, logits, scores)
+            return scores
+
+        return refine
+
+    def decode(self, run: Run, loop: Loop) -> object:
+        """Without beams: a loop of its own, which goes back."""
+        if run.beams:
+            return loop(self.begin(run))
+        peak, ids, back = self.watch(run), run.input_ids, 0
+        done = torch.zeros_like(peak, dtype=torch.bool)
+        known: dict[int, Tensor] = {}  # length -> (rows, V) scores of the next token
+        while True:
+            logits = run.forward(ids)
+            known[ids.shape[1]] = loop.scores(ids, logits)
+            run.recorder.note_plain(ids, logits)
+            target = ids.shape[1] - self.back
+            if target in known and back < self.times and bool((peak > self.limit).all()):
+                back += 1
+                known[target] = known[target].scatter(1, ids[:, target, None], -torch.inf)
+                ids, done = ids[:, :target], torch.zeros_like(done)
+                run.crop(target)
+            token = known[ids.shape[1]].argmax(-1).masked_fill(done, run.generation_config.pad_token_id or 0)
+            ids = torch.cat([ids, token[:, None]], dim=1)
+            done |= loop.ended(ids)
+            if bool(done.all()):
+                return ids

@@ -1,0 +1,171 @@
+"""What a method needs that penalizes attention, follows beams and goes back: the second tutorial, and each piece of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import families
+import revisit
+from revisit import Method
+from revisit.decoding.loop import Loop
+from revisit.decoding.method import METHODS, Refine
+from revisit.decoding.run import Run
+from revisit.errors import RevisitError
+
+TUTORIAL = f"{Path(__file__).parents[2] / 'docs' / 'tutorials' / 'attention_penalty.py'}:AttentionPenalty"
+NEW = 6
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(METHODS, "registered", {})
+
+
+def inputs(family: str, count: int = 2) -> dict[str, Tensor]:
+    texts, pictures = ["what is it", "and what is this one"], [[families.picture(1)], [families.picture(2)]]
+    return dict(families.inputs(family, texts[:count], pictures[:count]))
+
+
+class OwnLoop(Method):
+    """Greedy decoding by a loop of its own; `back` of every run tokens are taken back and run again."""
+
+    back: int = 0
+    candidates: int = 0
+
+    name = "own-loop"
+
+    def decode(self, run: Run, loop: Loop) -> Tensor:
+        ids = run.input_ids
+        while True:
+            logits = run.forward(ids)
+            if self.candidates:  # look ahead and forget
+                for token in logits.topk(self.candidates).indices.T:
+                    run.forward(torch.cat([ids, token[:, None]], dim=1))
+                    run.crop(ids.shape[1])
+            if self.back and ids.shape[1] - self.back >= run.input_ids.shape[1]:
+                run.crop(ids.shape[1] - self.back)
+                again = run.forward(ids)
+                torch.testing.assert_close(again, logits, atol=1e-4, rtol=1e-4)
+            run.recorder.note_plain(ids, logits)
+            ids = torch.cat([ids, loop.scores(ids, logits).argmax(-1, keepdim=True)], dim=1)
+            if bool(loop.ended(ids).all()):
+                return ids
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "internvl", "smolvlm"])
+@pytest.mark.parametrize("settings", [{}, {"back": 2}, {"candidates": 2}], ids=str)
+def test_a_loop_of_its_own_gives_the_tokens_of_transformers_loop(family: str, settings: dict[str, int]) -> None:
+    model, _ = families.build(family)
+    options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": families.VOCAB + 1, "min_new_tokens": 2}
+    plain = revisit.generate(model, **inputs(family), method="greedy", **options)
+    own, trace = revisit.generate(model, **inputs(family), method=OwnLoop(**settings), trace=True, **options)
+    assert own.tolist() == plain.tolist()
+    if "back" not in settings:  # there, steps that were taken back are run together and noted once
+        assert [record.token for record in trace.rows[1].records] == plain[1, -NEW:].tolist()
+
+
+def test_a_loop_of_its_own_needs_no_cache_and_returns_what_was_asked_for() -> None:
+    model, _ = families.build("llava")
+    options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": families.VOCAB + 1}
+    plain = revisit.generate(model, **inputs("llava"), method="greedy", **options)
+    own = revisit.generate(
+        model, **inputs("llava"), method=OwnLoop(back=2), use_cache=False, return_dict_in_generate=True, **options
+    )
+    assert own.sequences.tolist() == plain.tolist()
+
+
+def test_what_cannot_be_taken_back_is_refused() -> None:
+    model, _ = families.build("llava")
+
+    class Further(OwnLoop):
+        name = "further"
+
+        def decode(self, run: Run, loop: Loop) -> Tensor:
+            run.forward(run.input_ids)
+            run.crop(3)
+            return run.input_ids
+
+    class Again(OwnLoop):
+        name = "again"
+
+        def decode(self, run: Run, loop: Loop) -> Tensor:
+            run.forward(run.input_ids)
+            return run.forward(run.input_ids)
+
+    with pytest.raises(RevisitError, match="must be between that of the prompt"):
+        revisit.generate(model, **inputs("llava"), method=Further(), max_new_tokens=2)
+    with pytest.raises(RevisitError, match="at least one token that it has not run"):
+        revisit.generate(model, **inputs("llava"), method=Again(), max_new_tokens=2)
+    with pytest.raises(RevisitError, match=r"cannot.*use the default cache"):
+        revisit.generate(
+            model, **inputs("llava"), method=OwnLoop(back=1), max_new_tokens=3, cache_implementation="static"
+        )
+    with pytest.raises(RevisitError, match="own-loop has a decoding loop of its own; use it alone"):
+        revisit.generate(model, **inputs("llava"), method=revisit.Chain([OwnLoop(), "vcd"]), max_new_tokens=2)
+
+
+class Follow(Method):
+    """Keeps every beam's tokens by the hook alone."""
+
+    name = "follow"
+
+    def begin(self, run: Run) -> Refine:
+        seen: dict[str, Tensor] = {"ids": run.input_ids}
+
+        def reorder(rows: Tensor) -> None:
+            seen["ids"] = seen["ids"][rows]
+
+        run.on_reorder(reorder)
+
+        def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
+            assert input_ids[:, : seen["ids"].shape[1]].tolist() == seen["ids"].tolist()
+            seen["ids"] = input_ids
+            return logits
+
+        return refine
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda method: method, lambda method: revisit.Chain([method, "vcd"])], ids=["", "vcd"]
+)
+def test_a_method_hears_of_reordered_beams(wrap: Callable[[Method], Method]) -> None:
+    model, _ = families.build("llava")
+    options = {"max_new_tokens": NEW, "num_beams": 3, "do_sample": False}
+    revisit.generate(model, **inputs("llava"), method=wrap(Follow()), **options)
+    with pytest.raises(RevisitError, match="leave out use_cache=False"):
+        revisit.generate(model, **inputs("llava"), method=Follow(), use_cache=False, **options)
+
+
+def test_following_beams_changes_nothing_by_itself() -> None:
+    model, _ = families.build("llava")
+    options = {"max_new_tokens": NEW, "num_beams": 3, "do_sample": False}
+    plain = revisit.generate(model, **inputs("llava"), method="greedy", **options)
+    assert revisit.generate(model, **inputs("llava"), method=Follow(), **options).tolist() == plain.tolist()
+
+
+def test_the_tutorial_goes_back_where_a_word_draws_too_much_attention() -> None:
+    model, _ = families.build("llava")
+    options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": families.VOCAB + 1}
+    plain = revisit.generate(model, **inputs("llava"), method="greedy", **options)
+    never = revisit.generate(model, **inputs("llava"), method=f"{TUTORIAL}:limit=1", **options)
+    always = revisit.generate(model, **inputs("llava"), method=f"{TUTORIAL}:limit=0", **options)
+    assert never.tolist() == plain.tolist()
+    assert always.shape == plain.shape
+    assert always.tolist() != plain.tolist()
+
+
+def test_the_tutorial_makes_beams_pay_for_attention() -> None:
+    model, _ = families.build("llava")
+    options = {"max_new_tokens": NEW, "num_beams": 3, "do_sample": False, "return_dict_in_generate": True}
+    options |= {"output_scores": True}
+    plain = revisit.generate(model, **inputs("llava"), method="greedy", **options)
+    free = revisit.generate(model, **inputs("llava"), method=f"{TUTORIAL}:weight=0", **options)
+    paid = revisit.generate(model, **inputs("llava"), method=f"{TUTORIAL}:weight=1", **options)
+    assert free.sequences.tolist() == plain.sequences.tolist()
+    torch.testing.assert_close(free.sequences_scores, plain.sequences_scores)
+    assert (paid.sequences_scores < plain.sequences_scores).all()
