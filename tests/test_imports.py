@@ -6,7 +6,10 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 import revisit
+from revisit.decoding.method import METHODS
 
 HEAVY = ("torch", "transformers", "numpy", "PIL", "nltk", "scipy", "matplotlib", "pandas", "fastapi", "rich.progress")
 
@@ -35,3 +38,12 @@ def test_public_names() -> None:
     for name in revisit.__all__:
         assert getattr(revisit, name) is not None
     assert callable(revisit.generate)  # not the module of a similar name
+
+
+def test_a_method_in_the_package_is_its_file_and_nothing_else() -> None:
+    found = {cls.__name__ for cls in METHODS.built_in().values()}
+    assert {"methods", "generate", "VCD", "ReVisiT"} | found <= set(dir(revisit))
+    for name in found:
+        assert getattr(revisit, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Contrastive'"):
+        _ = revisit.Contrastive

@@ -5,52 +5,45 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from revisit.benchmarks.base import Benchmark
-    from revisit.decoding.loop import generate
-    from revisit.decoding.method import Method
-    from revisit.decoding.trace import Trace
-    from revisit.errors import RevisitError
-    from revisit.explain.ask import Answer, ask
-    from revisit.explain.check import Check, check, check_many
-    from revisit.methods.apc import APC
-    from revisit.methods.avisc import AvisC
-    from revisit.methods.chain import Chain
-    from revisit.methods.code import CODE
-    from revisit.methods.deco import DeCo
-    from revisit.methods.dola import DoLa
-    from revisit.methods.icd import ICD
-    from revisit.methods.m3id import M3ID
-    from revisit.methods.pai import PAI
-    from revisit.methods.revisit import ReVisiT
-    from revisit.methods.ritual import RITUAL
-    from revisit.methods.sid import SID
-    from revisit.methods.vcd import VCD
-    from revisit.models.images import open_image
-    from revisit.models.loading import load
-    from revisit.models.prompts import answers, prepare
+if TYPE_CHECKING:  # what type checkers know; at run time the methods' classes are found in their package
+    from revisit import methods as methods
+    from revisit.benchmarks.base import Benchmark as Benchmark
+    from revisit.decoding.loop import generate as generate
+    from revisit.decoding.method import Method as Method
+    from revisit.decoding.trace import Trace as Trace
+    from revisit.errors import RevisitError as RevisitError
+    from revisit.explain.ask import Answer as Answer
+    from revisit.explain.ask import ask as ask
+    from revisit.explain.check import Check as Check
+    from revisit.explain.check import check as check
+    from revisit.explain.check import check_many as check_many
+    from revisit.methods.apc import APC as APC
+    from revisit.methods.avisc import AvisC as AvisC
+    from revisit.methods.chain import Chain as Chain
+    from revisit.methods.code import CODE as CODE
+    from revisit.methods.deco import DeCo as DeCo
+    from revisit.methods.dola import DoLa as DoLa
+    from revisit.methods.icd import ICD as ICD
+    from revisit.methods.m3id import M3ID as M3ID
+    from revisit.methods.pai import PAI as PAI
+    from revisit.methods.revisit import ReVisiT as ReVisiT
+    from revisit.methods.ritual import RITUAL as RITUAL
+    from revisit.methods.sid import SID as SID
+    from revisit.methods.vcd import VCD as VCD
+    from revisit.models.images import open_image as open_image
+    from revisit.models.loading import load as load
+    from revisit.models.prompts import answers as answers
+    from revisit.models.prompts import prepare as prepare
+    from revisit.registry import Registry
 
 __version__ = "0.1.0"
 
 # public name -> module; imported on first use, so that `import revisit` stays light
 _WHERE = {
-    "APC": "revisit.methods.apc",
     "Answer": "revisit.explain.ask",
-    "AvisC": "revisit.methods.avisc",
     "Benchmark": "revisit.benchmarks.base",
-    "CODE": "revisit.methods.code",
-    "Chain": "revisit.methods.chain",
     "Check": "revisit.explain.check",
-    "DeCo": "revisit.methods.deco",
-    "DoLa": "revisit.methods.dola",
-    "ICD": "revisit.methods.icd",
-    "M3ID": "revisit.methods.m3id",
     "Method": "revisit.decoding.method",
-    "PAI": "revisit.methods.pai",
-    "RITUAL": "revisit.methods.ritual",
-    "SID": "revisit.methods.sid",
-    "VCD": "revisit.methods.vcd",
-    "ReVisiT": "revisit.methods.revisit",
     "RevisitError": "revisit.errors",
     "Trace": "revisit.decoding.trace",
     "answers": "revisit.models.prompts",
@@ -63,46 +56,28 @@ _WHERE = {
     "prepare": "revisit.models.prompts",
 }
 
-__all__ = [
-    "APC",
-    "CODE",
-    "ICD",
-    "M3ID",
-    "PAI",
-    "RITUAL",
-    "SID",
-    "VCD",
-    "Answer",
-    "AvisC",
-    "Benchmark",
-    "Chain",
-    "Check",
-    "DeCo",
-    "DoLa",
-    "Method",
-    "ReVisiT",
-    "RevisitError",
-    "Trace",
-    "answers",
-    "ask",
-    "check",
-    "check_many",
-    "generate",
-    "load",
-    "open_image",
-    "prepare",
-]
-
 
 def __getattr__(name: str) -> Any:
-    if name == "methods":  # the package of that name: revisit.methods.get("vcd") needs no import of its own
+    if name == "methods":
         return importlib.import_module("revisit.methods")
-    if name not in _WHERE:
-        raise AttributeError(f"module 'revisit' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_WHERE[name]), name)
+    if name == "__all__":
+        return [entry for entry in __dir__() if not entry.startswith("_")]
+    if name in _WHERE:
+        value = getattr(importlib.import_module(_WHERE[name]), name)
+    else:
+        value = _methods().by_class_name(name) if name[:1].isupper() else None
+        if value is None:
+            raise AttributeError(f"module 'revisit' has no attribute {name!r}")
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    classes = (cls.__name__ for cls in _methods().built_in().values())
+    return sorted({*_WHERE, *classes, "methods", "__version__"})
+
+
+def _methods() -> Registry[Method]:
+    from revisit.decoding.method import METHODS
+
+    return METHODS

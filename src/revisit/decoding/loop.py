@@ -32,7 +32,7 @@ from transformers.generation import logits_process
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import GENERATION_MODES_MAPPING, GenerateDecoderOnlyOutput
 
-from revisit.decoding.method import Method, as_method, refuse_settings
+from revisit.decoding.method import Method, as_method, checked, refuse_settings
 from revisit.decoding.run import Run
 from revisit.decoding.settings import Drawing
 from revisit.decoding.trace import Trace
@@ -156,22 +156,10 @@ class MethodProcessor(LogitsProcessor):
 
     def __init__(self, run: Run, refine: Refine) -> None:
         self.run, self.refine = run, refine
-        if not callable(refine):
-            raise RevisitError(
-                f"The method {run.method.name!r} cannot decode: its begin(run) must return a function of (input_ids, logits), not "
-                f"{type(refine).__name__}."
-            )
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # type: ignore[override]
         self.run.raw = scores
-        refined = self.refine(input_ids, scores)
-        shape = getattr(refined, "shape", None)  # known without waiting for the device
-        if shape != scores.shape:
-            raise RevisitError(
-                f"The method {self.run.method.name!r} must return logits of the shape that it was given, {tuple(scores.shape)}, not "
-                f"{type(refined).__name__ if shape is None else tuple(shape)}."
-            )
-        return refined
+        return self.refine(input_ids, scores)
 
 
 class TrackedCriteria(StoppingCriteriaList):
@@ -266,7 +254,9 @@ class Loop:
         output: GenerateOutput | Tensor = self._function(
             self.run.loop_model,
             self.run.input_ids,
-            logits_processor=LogitsProcessorList([MethodProcessor(self.run, refine), *self._others, *last]),
+            logits_processor=LogitsProcessorList(
+                [MethodProcessor(self.run, checked(self.run.method, refine)), *self._others, *last]
+            ),
             stopping_criteria=self._criteria,
             generation_config=self.run.generation_config,
             **self._options,

@@ -132,6 +132,27 @@ class Method(Settings):
         return {name: list(value) if isinstance(value, tuple) else value for name, value in self}
 
 
+def checked(method: Method, refine: Refine) -> Refine:
+    """What `begin` returned, as a function whose results have the logits' shape; raises RevisitError otherwise."""
+    if not callable(refine):
+        raise RevisitError(
+            f"The method {method.name!r} cannot decode: its begin(run) must return a function of (input_ids, logits), not "
+            f"{type(refine).__name__}."
+        )
+
+    def step(input_ids: Tensor, logits: Tensor) -> Tensor:
+        scores = refine(input_ids, logits)
+        shape = getattr(scores, "shape", None)  # known without waiting for the device
+        if shape != logits.shape:
+            raise RevisitError(
+                f"The method {method.name!r} must return logits of the shape that it was given, {tuple(logits.shape)}, not "
+                f"{type(scores).__name__ if shape is None else tuple(shape)}."
+            )
+        return scores
+
+    return step
+
+
 def _check_begin(cls: type[Method], where: str) -> None:
     if cls.begin is Method.begin and cls.decode is Method.decode:
         raise RevisitError(f"{where} cannot decode: it must have a method begin(self, run).")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from revisit.decoding.method import METHODS, Method, as_method
+from revisit.decoding.method import METHODS, Method, as_method, checked
 from revisit.errors import RevisitError
 from revisit.validation import without_brackets
 
@@ -75,7 +75,7 @@ class Chain(Method):
             if type(method).decode is not Method.decode:
                 raise RevisitError(f"Chain: {method.name} has a decoding loop of its own; use it alone.")
             run.recorder = whole.link(method)
-            links.append((run.recorder, method.begin(run)))
+            links.append((run.recorder, checked(method, method.begin(run))))
             for mine, own in zip(whole.trace.rows, run.trace.rows, strict=True):
                 mine.vision_tokens = max(mine.vision_tokens, own.vision_tokens)
             whole.trace.layers = whole.trace.layers or run.trace.layers
