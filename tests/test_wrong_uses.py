@@ -33,11 +33,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "text/config.json").write_text('{"model_type": "gpt2"}')
     (tmp_path / "trace.json").write_text("{}")
     (tmp_path / "odd.yaml").write_text("limit: five")
-    (tmp_path / "panels.yaml").write_text("panels: {p: {rows: [{select: max}]}}\nmodel: 3")
     (tmp_path / "twice.yaml").write_text("limit: 5\nmodel: tiny\nlimit: 6")
     (tmp_path / "colon.yaml").write_text("limit: 5\nmodel tiny\nmethod: greedy")
     (tmp_path / "method.yaml").write_text("method: revist")
-    (tmp_path / "base.yaml").write_text("base: {alhpa: 1}\npanels: {p: {rows: [{select: max}]}}")
     (tmp_path / "mine.py").write_text("raise SystemExit('this file was run')\nclass Mine: pass\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REVISIT_CACHE", str(tmp_path / "cache"))
@@ -107,12 +105,9 @@ COMMANDS = [
     ("eval --verify nothing", "nothing holds no run; give the --out folder"),
     ("eval --verify --out nothing", "--verify takes the run folder itself"),
     ("eval --config odd.yaml", "odd.yaml: limit must be a whole number from 1 to 100,000,000 or none, not 'five'"),
-    ("ablate --config panels.yaml", "panels.yaml: model must be a text"),
     ("eval --config twice.yaml", "twice.yaml is not valid YAML: line 3, column 1: duplicate key 'limit'."),
     ("eval --config colon.yaml", "colon.yaml is not valid YAML: line 3, column 1: could not find expected ':'"),
     ("eval --config method.yaml", "method.yaml: Unknown method 'revist'. Did you mean 'revisit'"),
-    ("ablate --config base.yaml", "base.yaml, `base`: Unknown ReVisiT setting 'alhpa'"),
-    ("ablate panels.yaml", "There is no panel 'panels.yaml': did you mean --config panels.yaml?"),
     ("eval --data photo.png", "The data folder 'photo.png' is a file, not a folder"),
     ("data get foo", "Unknown benchmark 'foo'"),
     ("analyze case-study --data nowhere --out new/studies", "The data folder 'nowhere' does not exist"),

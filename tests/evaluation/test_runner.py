@@ -26,7 +26,7 @@ from revisit.evaluation.comparison import compare_folder
 from revisit.evaluation.engines.base import ahead_of
 from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.records import sealed
-from revisit.evaluation.runner import job_seed, run
+from revisit.evaluation.runner import Silent, job_seed, run
 from revisit.evaluation.statistics import wilson
 from revisit.evaluation.store import read_results, unfinished
 from revisit.evaluation.verify import verify
@@ -328,13 +328,17 @@ def test_compare_says_first_that_a_run_is_incomplete(stopped: Plan) -> None:
         compare_folder(stopped_at_once(stopped))
 
 
-def stopped_at_once(plan: Plan) -> Path:
-    def stop(cells: object, reporter: object) -> None:
+class Interrupting(Silent):
+    """Interrupts a run when its first cell begins."""
+
+    def start(self, title: str, total: int, done: int) -> None:
         raise KeyboardInterrupt
 
+
+def stopped_at_once(plan: Plan) -> Path:
     output = plan.output.with_name("nothing")
     with pytest.raises(KeyboardInterrupt):
-        run(replace(plan, output=output, methods=(Shift(),)), engine_for=HashEngine, first=stop)
+        run(replace(plan, output=output, methods=(Shift(),)), Interrupting(), HashEngine)
     return output
 
 
@@ -354,12 +358,9 @@ def test_a_larger_limit_is_unfinished_until_its_answers_are_there(tmp_path: Path
     plan = make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(),), limit=8)
     run_here(plan)
 
-    def stop(cells: object, reporter: object) -> None:
-        raise KeyboardInterrupt
-
     for limit, expected in ((8, None), (20, [(8, 20)])):  # all that is planned is there; some of it
         with pytest.raises(KeyboardInterrupt):
-            run(replace(plan, limit=limit), engine_for=HashEngine, first=stop)
+            run(replace(plan, limit=limit), Interrupting(), HashEngine)
         missing = unfinished(read_results(plan.output))
         assert (missing and [(c["answers"], c["items"]) for c in missing.cells]) == expected
 

@@ -10,13 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from revisit import RevisitError
-from revisit.benchmarks.chair import Chair
 from revisit.cli.main import app
-from revisit.evaluation.plan import Plan
-from revisit.evaluation.runner import Reporter, run
-from revisit.methods.revisit import ReVisiT
-from revisit.paper.ablation import all_methods, fill, paper_panels
-from revisit.paper.shared import SharingEngine
 
 pytestmark = pytest.mark.usefixtures("nltk_data")
 SCENES = "scenes:unusual:4:7"
@@ -77,46 +71,20 @@ def test_captions_are_made_once(measured: Path) -> None:
     assert len(answers.read_text().splitlines()) == 4
 
 
-def test_an_ablation_from_yaml_then_the_report(root: Path, measured: Path, command: Callable[..., str]) -> None:
-    grid = root / "grid.yaml"
-    grid.write_text(
-        f"base: {{alpha: 0.01}}\npanels: {{mine: {{rows: [{{layers: last}}, {{vocabulary: full}}]}}}}\n"
-        f"benchmark: chair\ndata: {SCENES}\nmax_new_tokens: 12\noutput: {measured / 'grid'}\n"
-    )
-    text = command("ablate", "--config", str(grid), "-q")
-    assert "mine · chair · tiny" in text
-    assert "(mine)" not in text
+def test_an_ablation_then_the_report(measured: Path, command: Callable[..., str]) -> None:
+    words = ["ablate", "c", "--data", SCENES, "--limit", "2", "--max-new-tokens", "12"]
+    text = command(*words, "--out", str(measured / "grid"), "-q")
+    assert "(c) Selection metric · chair · tiny" in text
     cells = json.loads((measured / "grid" / "results.json").read_text())["cells"]
-    assert [cell["method"]["name"] for cell in cells] == ["greedy", "revisit", "revisit"]
-    assert all(cell["answers"] == 4 for cell in cells)
-    assert [cell["counters"]["vision_tokens"] for cell in cells] == [0, 256, 256]
+    assert [cell["method"]["name"] for cell in cells] == ["greedy", "revisit", "revisit", "revisit"]
+    assert [cell["counters"]["vision_tokens"] for cell in cells] == [0, 128, 128, 128]
+    before = [path.stat().st_mtime_ns for path in measured.glob("grid/cells/*/answers.jsonl")]
+    command(*words, "--out", str(measured / "grid"), "-q")
+    assert [path.stat().st_mtime_ns for path in measured.glob("grid/cells/*/answers.jsonl")] == before  # asked once
     command("report", str(measured), "--published", "--resamples", "99")
     page = (measured / "report.html").read_text()
-    for words in ("What single vision tokens say", "mine · chair", "Published", "scenes:unusual:4:7"):
-        assert words in page
-
-
-def test_a_second_ablation_asks_nothing(root: Path, measured: Path, command: Callable[..., str]) -> None:
-    data = next((root / "cache").glob("scenes-*"))
-    plan = Plan(
-        models=("tiny",),
-        methods=all_methods({"c": paper_panels(ReVisiT())["c"]}),
-        benchmarks=(Chair(),),
-        data={"chair": data},
-        output=root / "again",
-        limit=2,
-        max_new_tokens=4,
-    )
-    answered: list[int] = []
-
-    class Counting(Reporter):
-        def advance(self, count: int) -> None:
-            answered.append(count)
-
-    for expected in (4 * 2, 0):
-        answered.clear()
-        run(plan, Counting(), lambda model: SharingEngine(model, **plan.engine_options), fill)
-        assert sum(answered) == expected
+    for words_of_page in ("What single vision tokens say", "(c) Selection metric", "Published", "scenes:unusual:4:7"):
+        assert words_of_page in page
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,6 @@ def run(
     plan: Plan,
     reporter: Reporter | None = None,
     engine_for: Callable[[str], Engine] | None = None,
-    first: Callable[[Sequence[GridCell], Reporter], None] | None = None,
 ) -> dict[str, Any]:
     """Runs every cell of `plan` that is not finished, scores all of them, and returns what results.json then holds.
 
@@ -201,7 +200,6 @@ def run(
         plan: What to run.
         reporter: Is told of the progress.
         engine_for: Opens the engine of a model; by default the plan's.
-        first: May answer the cells of one model and benchmark together before they are run one by one.
 
     Raises:
         RevisitError: After the last cell, if images could not be read and `plan.skip_bad_images` is off. The answers to
@@ -226,8 +224,6 @@ def run(
             ]
             results = Results(plan, [cell for cells in grid for cell in cells], reporter)
             for cells in grid:
-                if first is not None:
-                    first(cells, reporter)
                 for cell in cells:
                     results.add(run_cell(cell, reporter))
                 if cells[0].benchmark is plan.benchmarks[-1]:

@@ -6,7 +6,6 @@ need the same answers share them.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from revisit.explain import page
 from revisit.explain.record import explain
 from revisit.methods.revisit import ReVisiT
 from revisit.paper import catalog, figures, published
-from revisit.paper.ablation import Panel, ablate, all_methods, paper_panels, read_ablation
+from revisit.paper.ablation import Panel, ablate, paper_panels, read_ablation
 from revisit.paper.catalog import Row
 from revisit.paper.figures import Panel as Plot
 from revisit.paper.figures import Series
@@ -208,7 +207,6 @@ def _run_ablation(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
         plan = setup.plan(row, name, row.key)
         base = next(m for m in plan.methods_for(plan.models[0]) if isinstance(m, ReVisiT))
         panels = paper_panels(base) if row.key == "ablation" else {"layers": _vqav2_panel(base)}
-        plan = dataclasses.replace(plan, methods=all_methods(panels), tuned={})
         results = ablate(plan, panels, reporter, command())
         about = read_ablation(plan.output)
         own = {**results, "cells": [c for c in results["cells"] if c["model"]["name"] == plan.models[0]]}
