@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
-from fake_grid import HashEngine, Shift, make_plan, write_items
+from fake_grid import HashEngine, Letters, Shift, make_plan, write_items
 
 from revisit import ReVisiT, RevisitError
 from revisit.cli import analyze
 from revisit.evaluation.records import AblationRecord, sealed
-from revisit.evaluation.runner import run
+from revisit.evaluation.runner import Silent, run
 from revisit.evaluation.store import write_record
 from revisit.paper import published, sections, studies
 from revisit.paper.folder_report import build, gather
@@ -270,7 +270,7 @@ def test_published_figures_are_marked_and_only_on_request(document: Document, fo
     text = to_markdown(beside)
     assert text.count("Published, not measured here") == len(marked)
     assert published.source() in text
-    assert "[56.0, 70.0]" in text  # as printed
+    assert "| 50 | 63.2 | 56.0 | 70.0 |" in text  # as printed
     assert to_html(beside).count('class="badge"') == len(marked)
 
 
@@ -302,6 +302,25 @@ def test_tables_of_one_folder_name_the_commands_that_made_their_cells(
     assert [made.command for made in provenance_of_cells([second, second])] == ["revisit eval second"]
 
 
+def test_two_protocols_of_one_benchmark_share_no_table(tmp_path: Path) -> None:
+    data = write_items(tmp_path / "data", 12)
+    plan = make_plan(tmp_path / "out", data, benchmarks=(Letters(), Letters(suffix=" one word")))
+    results = run(plan, engine_for=HashEngine)
+    shown = {
+        (cell["benchmark"]["label"], cell["model"]["name"]): f"{100 * cell['metrics']['vowels']['value']:.1f}"
+        for cell in results["cells"]
+        if cell["method"]["label"] == "shift"
+    }
+    assert len(set(shown.values())) == 4
+    tables = [b for s in build(tmp_path / "out", resamples=99).sections for b in s.blocks if isinstance(b, Table)]
+    values = [table for table in tables if table.heads[0] == "Method"]
+    assert len(values) == 2
+    for table, label in zip(values, ("letters", "letters(suffix= one word)"), strict=True):
+        texts = [cell.text for cell in table.rows[0] if isinstance(cell, Cell)]
+        assert [text for text in texts if text in shown.values()] == [shown[label, "m1"], shown[label, "m2"]]
+    assert "suffix  one word" in values[1].caption
+
+
 def test_an_ablation_does_not_hide_other_results_of_its_folder(tmp_path: Path) -> None:
     data = write_items(tmp_path / "data", 12)
     methods = (Shift(0), Shift(1), Shift(2))
@@ -328,6 +347,6 @@ def test_a_second_ablation_keeps_the_panels_of_the_first(tmp_path: Path, monkeyp
     plan = make_plan(tmp_path, tmp_path)
     panels = ablation.paper_panels(ReVisiT())
     for key, words in (("a", "first"), ("c", "second"), ("c", "third")):
-        ablation.ablate(plan, {key: panels[key]}, command=words)
+        ablation.ablate(plan, {key: panels[key]}, Silent(), words)
     found = json.loads((tmp_path / ablation.FILE).read_text())["panels"]
     assert [(panel["key"], panel["made"]["command"]) for panel in found] == [("a", "first"), ("c", "third")]

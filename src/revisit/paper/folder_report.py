@@ -12,9 +12,10 @@ from revisit.evaluation.store import slug
 from revisit.paper import published
 from revisit.paper.ablation import FILE as ABLATION
 from revisit.paper.ablation import read_ablation
+from revisit.paper.catalog import ROWS
 from revisit.paper.sections import ABLATION_TEXT, ablation_sections, published_tables, study_sections
 from revisit.paper.study import CAPTIONS, FOLDER, read_study
-from revisit.report.document import Document, Section, Text
+from revisit.report.document import Document, Section, Table, Text
 from revisit.report.run_report import Run, main_sections, provenance_section, read_runs, unfinished_section
 
 
@@ -60,7 +61,7 @@ def build(folder: Path, *, beside: bool = False, title: str = "ReVisiT: results"
     panels = {run.place: about for run, about in found.ablations}
     shown = [_main_cells(run, panels.get(run.place)) for run in found.runs if not _captions_only(run.place)]
     sections = unfinished_section(found.runs)
-    sections += main_sections(shown, resamples, published_tables if beside else lambda benchmark: ())
+    sections += main_sections(shown, resamples, _published if beside else lambda benchmark: ())
     if found.ablations:
         sections.append(Section("Ablations", [Text(ABLATION_TEXT)]))
         for run, about in found.ablations:
@@ -69,6 +70,11 @@ def build(folder: Path, *, beside: bool = False, title: str = "ReVisiT: results"
     sources: dict[str, Mapping[str, Any]] = {f"run {run.name}": run.results for run in found.runs}
     sections.append(provenance_section(sources | {f"study {study['name']}": study for study in found.studies}))
     return Document(title, _lead(found, beside), sections, published.source())
+
+
+def _published(benchmark: str) -> list[Table]:
+    rows = [row for row in ROWS.values() if row.benchmark == benchmark and row.kind == "grid"]
+    return [table for row in rows for table in published_tables(row)]
 
 
 def _lead(found: ReportInputs, beside: bool) -> str:

@@ -9,8 +9,7 @@ from typing import Any
 from revisit.benchmarks.base import Metric
 from revisit.evaluation.store import slug
 from revisit.paper import published
-from revisit.paper.ablation import shown
-from revisit.paper.catalog import ROWS
+from revisit.paper.catalog import ROWS, Row
 from revisit.paper.figures import Panel, Series, bars, curves
 from revisit.report.comparisons import heading, p_value, ranked, stored_value
 from revisit.report.document import Block, Cell, Provenance, Section, Table, Text
@@ -51,7 +50,10 @@ def study_section(study: Mapping[str, Any], beside: bool = False) -> Section:
     """A study's file as a section; `beside` adds the paper's tables."""
     title, blocks_of = STUDIES[study["study"]]
     about = study["settings"]
-    blocks = blocks_of(study["result"], study.get("name") or study["study"], beside)
+    blocks = blocks_of(study["result"], study.get("name") or study["study"])
+    row = ROWS.get({"case-study": "token-tables"}.get(study["study"], study["study"]))
+    if beside and row is not None:
+        blocks += published_tables(row)
     return Section(f"{title} · {about['model']} · {about['data']}", [*blocks, provenance(study)], level=3)
 
 
@@ -77,7 +79,7 @@ def _curve(label: str, rows: Sequence[Mapping[str, float]]) -> Series:
     return Series(label, values["recall"], [row["k"] for row in rows], values["low"], values["high"])
 
 
-def _steps(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
+def _steps(result: dict[str, Any], name: str) -> list[Block]:
     chosen = result["selection"]
     text = (
         f"{_counted(result)}{chosen['hallucinated']} hallucinated mentions among {chosen['mentions']}, {chosen['kept']} kept "
@@ -90,30 +92,21 @@ def _steps(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
     if not result["recall"]:
         return [Text(text + " There is no step to measure.")]
     units, size = result["recall"][0]["units"], result["vocabulary"]["full"]
+    lines = [
+        (f"top-{row['k']:g}", f"{100 * row['k'] / size:.2g} %", f"{percent(row['recall'], 1)} %", interval(row, 1))
+        for row in result["recall"]
+    ]
+    heads = ("Top-k", "of vocabulary", "recall@k", "95 % interval")
     caption = (
         f"At-least-one recall of ground-truth words at {units:,} hallucinated steps, the likeliest token left out."
     )
-    blocks: list[Block] = [Text(text), _recall_table(result["recall"], size, caption)]
-    if beside:
-        paper = published.table("hallucinated_steps")
-        rows = [{k: row[k] / (1 if k == "k" else 100) for k in row} for row in paper["recall"]]
-        caption = f"{paper['model']}, n = {paper['n']}, vocabulary of {paper['vocabulary']:,}."
-        blocks.append(_recall_table(rows, paper["vocabulary"], caption, is_published=True))
+    blocks: list[Block] = [Text(text), Table(heads, lines, caption)]
     panel = Panel([_curve("a shown object's word in the top k", result["curve"])], "", "k", "recall@k (%)", log=True)
     caption = f"At-least-one recall@k at {units:,} hallucinated steps, with 95 % Wilson intervals."
     return [*blocks, curves(name, caption, [panel])]
 
 
-def _recall_table(rows: Sequence[Mapping[str, float]], size: int, caption: str, is_published: bool = False) -> Table:
-    lines = [
-        (f"top-{row['k']:g}", f"{100 * row['k'] / size:.2g} %", f"{percent(row['recall'], 1)} %", interval(row, 1))
-        for row in rows
-    ]
-    heads = ("Top-k", "of vocabulary", "recall@k", "95 % interval")
-    return Table(heads, lines, caption, published=is_published)
-
-
-def _pointing(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
+def _pointing(result: dict[str, Any], name: str) -> list[Block]:
     """A table by setting and one by layer; the paper has no such study."""
 
     def table(rows: Sequence[Mapping[str, Any]], head: str, caption: str) -> Table:
@@ -137,18 +130,9 @@ def _pointing(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
     return [Text(text), settings, table(result["layers"], "Layer", by_layer)]
 
 
-def _grounding(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
+def _grounding(result: dict[str, Any], name: str) -> list[Block]:
     text = "Averages of the largest probability (%) of a shown (GT) and of an absent (Hal) object's word, over the object words."
-    blocks: list[Block] = [Text(_counted(result) + text), _max_table(result["rows"], False, "")]
-    paper = published.table("gt_vs_hal")
-    if beside:
-        blocks.append(_max_table(paper["rows"], True, f"{paper['model']}. "))
-    blocks.append(_wilcoxon_table(result["rows"]))
-    if beside:
-        medians = [f"median_{q}" for q in ("with", "without", "delta")]
-        lines = [(r["setting"], f"{r['n']:,}", *(number(r[m], 3) for m in medians), r["p_holm"]) for r in paper["rows"]]
-        heads = ("Setting", "N", "median d with", "median d without", "median Δ", "p (Holm) on Δ")
-        blocks.append(Table(heads, lines, "Wilcoxon signed-rank tests.", published=True))
+    blocks: list[Block] = [Text(_counted(result) + text), _max_table(result["rows"]), _wilcoxon_table(result["rows"])]
     rows = [row for row in result["rows"] if row["n"]]
     kinds = {"gt_with": "GT, with image", "hal_with": "Hal, with image"}
     kinds |= {"gt_without": "GT, without", "hal_without": "Hal, without"}
@@ -158,7 +142,7 @@ def _grounding(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
     return [*blocks, bars(name, caption, labels, [Panel(series, xlabel="average maximum (%)")])]
 
 
-def _max_table(rows: Sequence[Mapping[str, Any]], is_published: bool, head: str) -> Table:
+def _max_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     lines = []
     for row in rows:
         for condition, key in (("with image", "with"), ("without image", "without")):
@@ -176,9 +160,8 @@ def _max_table(rows: Sequence[Mapping[str, Any]], is_published: bool, head: str)
     return Table(
         ("Tokens", "Condition", "N", "GT Max Avg", "Hal Max Avg"),
         lines,
-        head + "GT Max Avg and Hal Max Avg (%); the larger is bold.",
+        "GT Max Avg and Hal Max Avg (%); the larger is bold.",
         left=2,
-        published=is_published,
     )
 
 
@@ -200,7 +183,7 @@ def _wilcoxon_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
-def _projection(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
+def _projection(result: dict[str, Any], name: str) -> list[Block]:
     kinds = {"full": "whole vocabulary", "objects": "object words"}
     last = next(row for row in result["layers"] if row["layer"] == result["final_layer"] and row["norm"])
     chance = {row["k"]: row["recall"] for row in result["chance"]}
@@ -217,14 +200,6 @@ def _projection(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
     caption = "At-least-one recall@k of single vision tokens at the final layer, with 95 % Wilson intervals."
     heads = ("Top-k", *kinds.values(), "object words, random order")
     blocks: list[Block] = [Text(text), Table(heads, lines, caption)]
-    if beside:
-        paper = published.table("projection")
-        lines = [
-            [f"top-{r['k']}", *(Cell(f"{r[k][0]:.2f} %", small=f"[{r[k][1]:.2f}, {r[k][2]:.2f}]") for k in kinds)]
-            for r in paper["recall"]
-        ]
-        caption = f"{paper['model']}, {paper['tokens']:,} vision tokens, {paper['words']} object words."
-        blocks.append(Table(heads[:-1], lines, caption, published=True))
     ordered = [_curve(label, last[kind]) for kind, label in kinds.items()]
     ordered.append(Series("object words, random order", [100 * y for y in chance.values()], list(chance)))
     by_layer = [
@@ -254,38 +229,23 @@ def _projection(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
     return [*blocks, Table(heads, layers, caption, groups, left=2, folded=len(layers) > 20)]
 
 
-def _vision_words(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
-    caption = f"Picture {result['image']}, which shows {', '.join(result['ground_truth'])}."
-    blocks: list[Block] = [_word_table(result["rows"], [f"vision token {t}" for t in result["tokens"]], caption)]
-    if beside:
-        paper = published.table("vision_words")
-        tokens = [f"{place} token" for place in paper["tokens"]]
-        blocks.append(
-            _word_table(paper["rows"], tokens, f"{paper['model']}, words for an environment.", is_published=True)
-        )
-    return blocks
-
-
-def _word_table(
-    rows: Sequence[Mapping[str, Any]], tokens: Sequence[str], caption: str, is_published: bool = False
-) -> Table:
+def _vision_words(result: dict[str, Any], name: str) -> list[Block]:
     lines = [
         (
             row["word"],
             *(f"{value:.2f}" for token in row["tokens"] for kind in ("full", "words") for value in token[kind]),
         )
-        for row in rows
+        for row in result["rows"]
     ]
-    return Table(
-        ("Word", *("log-prob", "%", "log-prob", "%") * len(tokens)),
-        lines,
-        f"{caption} Of each token first over the whole vocabulary, then among these words.",
-        groups=tuple((token, 4) for token in tokens),
-        published=is_published,
+    heads = ("Word", *("log-prob", "%", "log-prob", "%") * len(result["tokens"]))
+    caption = (
+        f"Picture {result['image']}, which shows {', '.join(result['ground_truth'])}. Of each token first over the whole "
+        "vocabulary, then among these words."
     )
+    return [Table(heads, lines, caption, groups=[(f"vision token {token}", 4) for token in result["tokens"]])]
 
 
-def _cases(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
+def _cases(result: dict[str, Any], name: str) -> list[Block]:
     changed = sum(result["changes"].values())
     blocks: list[Block] = [
         Text(
@@ -312,20 +272,10 @@ def _cases(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
                 f"{case['set_size']} plausible tokens). In the picture: {', '.join(case['ground_truth'])}.",
             )
         )
-    if beside:
-        for case in published.table("cases"):
-            blocks.append(
-                _case_table(
-                    case["rows"][:20],
-                    f"{case['model']}, “{case['prompt']}”, step {case['step']}, vision token {case['vision_token']} "
-                    f"({min(20, len(case['rows']))} of {len(case['rows'])} rows).",
-                    is_published=True,
-                )
-            )
     return blocks
 
 
-def _case_table(rows: Sequence[Mapping[str, Any]], caption: str, is_published: bool = False) -> Table:
+def _case_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
     def shown(pair: Sequence[float]) -> tuple[str, str]:
         return ("−∞" if pair[0] <= -998 else f"{pair[0]:.2f}", f"{pair[1]:.2f}")
 
@@ -339,11 +289,10 @@ def _case_table(rows: Sequence[Mapping[str, Any]], caption: str, is_published: b
         caption,
         groups=(("base", 2), ("vision token", 2), ("final", 2)),
         left=2,
-        published=is_published,
     )
 
 
-def _latency(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
+def _latency(result: dict[str, Any], name: str) -> list[Block]:
     rows, protocol = result["rows"], result["protocol"]
     base = next((row["ms"] for row in rows if row["method"] == "greedy"), rows[0]["ms"])
     lines = [
@@ -359,31 +308,11 @@ def _latency(result: dict[str, Any], name: str, beside: bool) -> list[Block]:
         f"Milliseconds per token without the prefill, mean ± deviation over {result['images']} pictures "
         f"({protocol['warmups']} warm-ups, {protocol['repeats']} repeats of each; methods take turns)."
     )
-    blocks: list[Block] = [Table(("Method", "ms/token", "to greedy", "first token, ms"), lines, caption)]
-    if beside:
-        paper = published.table("latency")
-        printed: list[tuple[Cell | str, ...]] = [
-            (
-                published.NAMES[method],
-                *(
-                    Cell(
-                        f"{own[method]['mean']:.1f} ± {own[method]['sd']:.1f}",
-                        small=f"{own[method]['mean'] / own['greedy']['mean']:.2f}×",
-                    )
-                    for own in paper.values()
-                ),
-            )
-            for method in next(iter(paper.values()))
-        ]
-        caption = (
-            "Time per token (ms) on an RTX A6000, 300 samples. Compare ratios to greedy, not times of other machines."
-        )
-        blocks.append(Table(("Method", *paper), printed, caption, published=True))
-    return blocks
+    return [Table(("Method", "ms/token", "to greedy", "first token, ms"), lines, caption)]
 
 
 # Every study that is stored, in the order of the report: its title and the function that draws it.
-STUDIES: dict[str, tuple[str, Callable[[dict[str, Any], str, bool], list[Block]]]] = {
+STUDIES: dict[str, tuple[str, Callable[[dict[str, Any], str], list[Block]]]] = {
     "latency": ("Latency", _latency),
     "hallucinated-steps": ("Ground-truth words at hallucinated steps", _steps),
     "gt-vs-hal": ("GT and Hal probabilities, with and without the image", _grounding),
@@ -394,25 +323,44 @@ STUDIES: dict[str, tuple[str, Callable[[dict[str, Any], str, bool], list[Block]]
 }
 
 
-# -- published values of a benchmark -------------------------------------------------------------------------------
+# -- the paper's own tables ----------------------------------------------------------------------------------------
 
 
-def published_tables(benchmark: str) -> list[Table]:
-    """The paper's values of a benchmark: a table for each of the paper's, with a row per model and metric."""
-    found = []
-    for row in ROWS.values():
-        if row.benchmark == benchmark and row.kind == "grid":
-            data = published.table(row.published)
-            methods = list(next(iter(data.values())))
-            lines = [
-                (model, metric.replace("_", " "), *(number(values[method][metric]) for method in methods))
-                for model, values in data.items()
-                for metric in values[methods[0]]
+def published_tables(row: Row) -> list[Table]:
+    """What the paper prints in one of its tables, a column for each key of the data."""
+    data = published.table(row.published)
+    several = isinstance(data, list) and "rows" in data[0]  # token tables, one for each step
+    tables = []
+    for part in data if several else [data]:
+        about = {key: value for key, value in part.items() if isinstance(value, str | int)} if "model" in part else {}
+        if isinstance(part, list):
+            rows = part
+        elif about:
+            rows = part["rows"] if "rows" in part else part["recall"]
+        else:  # values by model and method
+            rows = [
+                {"model": model, "method": published.NAMES[method], **values}
+                for model, methods in part.items()
+                for method, values in methods.items()
             ]
-            heads = ("Model", "Metric", *(published.NAMES[method] for method in methods))
-            folded = len(lines) > 16
-            found.append(Table(heads, lines, f"{row.title} ({row.where}).", left=2, published=True, folded=folded))
-    return found
+        settings = "".join(f", {key.replace('_', ' ')} {_printed(value)}" for key, value in about.items())
+        tables.append(printed_table(rows, f"{row.title} ({row.where}){settings}.", 1 if about else 2))
+    return tables
+
+
+def printed_table(rows: Sequence[Mapping[str, Any]], caption: str, left: int) -> Table:
+    """Rows of the paper's data as they are."""
+    heads = [key.replace("_", " ") for key in rows[0]]
+    lines = [tuple(_printed(value) for value in row.values()) for row in rows]
+    return Table(heads, lines, caption, left=left, published=True, folded=len(lines) > 16)
+
+
+def _printed(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key} {_printed(inner)}" for key, inner in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_printed, value))
+    return value if isinstance(value, str) else f"{value:,}"
 
 
 # -- ablations -----------------------------------------------------------------------------------------------------
@@ -499,13 +447,7 @@ def _published_panel(panel: Mapping[str, Any], benchmark: str) -> list[Table]:
     """The paper's values of a panel: CHAIR's four, and VQAv2 by layers and threshold."""
     paper = published.table("ablation")
     if benchmark == "chair" and panel["key"] in paper["panels"]:
-        rows, metrics = paper["panels"][panel["key"]], ["CHAIRs", "CHAIRi", "F1"]
-        caption = f"{paper['model']}, CHAIR, 500 pictures."
-    elif benchmark == "vqav2" and panel["settings"] == ["layers", "alpha"]:
-        rows, metrics = published.table("ablation_vqav2"), ["Qwen2.5-VL-7B", "InternVL3-8B"]
-        caption = "VQAv2 accuracy by layer scope and threshold."
-    else:
-        return []
-    settings = panel["settings"]
-    lines = [(*(shown(row[name]) for name in settings), *(number(row[m]) for m in metrics)) for row in rows]
-    return [Table((*panel["columns"], *metrics), lines, caption, left=len(settings), published=True)]
+        rows = paper["panels"][panel["key"]]
+        return [printed_table(rows, f"{paper['model']}, CHAIR, 500 pictures.", len(panel["settings"]))]
+    by_threshold = benchmark == "vqav2" and panel["settings"] == ["layers", "alpha"]
+    return published_tables(ROWS["ablation-vqav2"]) if by_threshold else []

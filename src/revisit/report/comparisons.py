@@ -72,7 +72,7 @@ def ranked(cells: Sequence[Mapping[str, Any]], metric: Metric, intervals: bool =
 
 
 def value_table(tables: Sequence[Compared]) -> Table:
-    """Methods as rows, models as groups of columns."""
+    """Methods as rows, models as groups of columns; all tables are of one benchmark and protocol."""
     methods = list(dict.fromkeys(row.method for table in tables for row in table.rows))
     lines: list[list[Cell | str]] = []
     for method in methods:
@@ -88,13 +88,13 @@ def value_table(tables: Sequence[Compared]) -> Table:
                 line.append(Cell(value_text(metric, value), value.rank, bounds))
         lines.append(line)
     first = tables[0]
-    alone = f", {first.title}" if len(tables) == 1 else ""
+    about = first.title if len(tables) == 1 else first.variant
     notes = " ".join(dict.fromkeys(note for table in tables for note in table.notes))
     return Table(
         ("Method", *(heading(m) for table in tables for m in table.metrics)),
         lines,
-        f"{registry.title(first.benchmark)}{alone} ({first.version}{_size(tables)}). {notes}".strip(),
-        groups=[] if alone else [(_group_title(table, tables), len(table.metrics)) for table in tables],
+        f"{registry.title(first.benchmark)}{about and f', {about}'} ({first.version}{_size(tables)}). {notes}".strip(),
+        groups=[] if len(tables) == 1 else [(_group_title(table, tables), len(table.metrics)) for table in tables],
     )
 
 
@@ -103,7 +103,7 @@ def _size(tables: Sequence[Compared]) -> str:
 
 
 def _group_title(table: Compared, tables: Sequence[Compared]) -> str:
-    return table.title if _size(tables) else f"{table.title} (n = {table.n})"
+    return table.model if _size(tables) else f"{table.model} (n = {table.n})"
 
 
 def difference_tables(tables: Sequence[Compared]) -> list[Table]:

@@ -76,10 +76,11 @@ def main_sections(
     for benchmark in found:
         blocks: list[Block] = []
         for number, tables in found[benchmark].items():
-            results = runs[number].results
-            complete = (cell for cell in results["cells"] if cell["status"] == "complete")
+            complete = (cell for cell in runs[number].results["cells"] if cell["status"] == "complete")
             cells = [cell for cell in complete if cell["benchmark"]["name"] == benchmark]
-            blocks += [value_table(tables), *difference_tables(tables), *seed_tables(tables)]
+            for protocol in dict.fromkeys((table.version, table.variant) for table in tables):
+                same = [table for table in tables if (table.version, table.variant) == protocol]
+                blocks += [value_table(same), *difference_tables(same), *seed_tables(same)]
             blocks += [*detail_tables(cells, benchmark), *provenance_of_cells(cells)]
         sections.append(Section(registry.title(benchmark), [*blocks, *more(benchmark)], level=3))
     return sections
