@@ -1,7 +1,6 @@
 """Generated scenes laid out like the paper's data, so that every table of `revisit reproduce --model tiny` has values in all cells.
 
 POPE's questions are spread over its nine settings, MMMU's over its thirty subjects, and LLaVA-Bench's files describe the same pictures.
-Everything is as small as the tables allow, so that all of them take minutes.
 """
 
 from __future__ import annotations
@@ -11,9 +10,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from revisit.benchmarks.chair import PROMPT
 from revisit.benchmarks.io.drafts import Draft, drafting
 from revisit.benchmarks.mmmu import SUBJECTS
 from revisit.benchmarks.pope import KINDS, SOURCES
+from revisit.embedded.build import fill
 
 PICTURES = 30  # one for each subject of MMMU
 CAPTIONED = 4  # of them, for CHAIR and LLaVA-Bench
@@ -24,8 +25,6 @@ FOLDER = "scenes"
 
 def stand_in_data(out: Path) -> Path:
     """The folder below `out`, made on first use; whole or not there."""
-    from revisit.embedded.build import fill
-
     folder = out / FOLDER
     if not folder.is_dir():
         with drafting(folder) as draft:
@@ -97,8 +96,6 @@ def _coco(draft: Draft) -> None:
 
 def _llava_bench(draft: Draft) -> None:
     """A request for a description of each of the first pictures; a caption of the scene is context and reference."""
-    from revisit.benchmarks.chair import PROMPT
-
     captions = json.loads((draft.root / "annotations/captions_val2014.json").read_text("utf-8"))
     told = {note["image_id"]: note["caption"] for note in captions["annotations"]}
     (draft.root / "llava_bench/images").mkdir(parents=True)

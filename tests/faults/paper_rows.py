@@ -26,11 +26,26 @@ from pathlib import Path
 from typing import Any
 
 from revisit.paper.catalog import ROWS
+from stand_in_data import stand_in_data
 
 
 def start(rows: str, out: Path) -> subprocess.Popen[bytes]:
     """The command in a process group of its own."""
-    command = [sys.executable, "-m", "revisit", "reproduce", rows, "--model", "tiny", "--out", str(out), "--quiet"]
+    scenes = str(stand_in_data(out.parent))  # which fill every cell
+    command = [
+        sys.executable,
+        "-m",
+        "revisit",
+        "reproduce",
+        rows,
+        "--model",
+        "tiny",
+        "--data",
+        scenes,
+        "--out",
+        str(out),
+        "--quiet",
+    ]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
 
 
@@ -89,8 +104,9 @@ def kill_in_the_middle(row: str, out: Path, draw: random.Random) -> tuple[float,
 def _works(row: str, out: Path) -> bool:
     """Whether models are loaded and asked: before that there is nothing to resume."""
     stores = row not in ("projection", "vision-words", "token-tables")
-    places = ("runs", "ablation", "ablation-vqav2", "analyses") if stores else ("scenes",)
-    return any((out / place).is_dir() for place in places)
+    return any((out / place).is_dir() for place in ("runs", "ablation", "ablation-vqav2", "analyses")) or (
+        not stores and out.is_dir()
+    )
 
 
 def section(out: Path, row: str) -> list[str]:

@@ -62,10 +62,10 @@ def ablate(
         if name not in every:
             raise unknown("panel", name, every)
     settings = EvalConfig(
-        model=model,
+        model=tuple(model),
         method=("greedy",),
-        benchmark=benchmark,
-        data=data,
+        benchmark=tuple(benchmark),
+        data=tuple(data) if data else None,
         limit=limit,
         batch_size=batch_size,
         max_new_tokens=max_new_tokens,

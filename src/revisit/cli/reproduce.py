@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -11,6 +11,12 @@ from revisit.cli import options
 from revisit.cli.eval import stopped
 from revisit.cli.progress import reporter
 from revisit.errors import RevisitError, need, unknown
+
+if TYPE_CHECKING:
+    from revisit.paper.catalog import Row
+    from revisit.report.document import Section
+
+SCENES = "scenes:unusual:4"  # what the embedded models are asked about
 
 
 def reproduce(
@@ -39,15 +45,12 @@ def reproduce(
     address: str = typer.Option(None, help="With --engine ray: the cluster."),
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,
-    ms_per_token: float = typer.Option(
-        None, min=0.001, help="For the plan: measured time per token of plain decoding, in place of the published one."
-    ),
     skip_bad_images: bool = typer.Option(
         False, "--skip-bad-images", help="Score without the items whose images cannot be read."
     ),
     quiet: bool = options.QUIET,
 ) -> None:
-    """Print the plan, run what is missing, and write our numbers beside the published ones; a stopped run resumes.
+    """Print the plan, run what is missing, and write our numbers next to the published ones; a stopped run resumes.
 
     Examples:
 
@@ -69,15 +72,26 @@ def reproduce(
         )
     rows = catalog.find(table)
     chosen = _models(models, model)
-    print_section(_plan(rows, chosen, model, limit, ms_per_token))
+    print_section(_plan(rows, chosen, model, limit))
     if plan:
         return
-    _run(
-        rows,
+    from revisit.benchmarks.language import require_data
+    from revisit.evaluation.config import DOWNLOAD, parse_data
+    from revisit.evaluation.store import make_folder
+    from revisit.models.config import OF_SCENES
+    from revisit.paper.reproduce import Setup
+    from revisit.paper.reproduce import reproduce as run
+    from revisit.report.document import write
+
+    need("scipy", "statsmodels", "matplotlib")
+    if any(row.benchmark in ("chair", "llava_bench") for row in rows):
+        require_data()
+    place = data or (SCENES if model in OF_SCENES else DOWNLOAD)
+    setup = Setup(
+        make_folder(out),
         chosen,
-        model,
-        data,
-        out,
+        parse_data(place, list(dict.fromkeys(row.benchmark for row in rows))),
+        model is not None,
         limit,
         batch_size,
         {
@@ -88,8 +102,14 @@ def reproduce(
             "device_map": device_map,
             "skip_bad_images": skip_bad_images,
         },
-        quiet,
     )
+    try:
+        with reporter(quiet) as progress:
+            document = run(rows, setup, progress)
+    except KeyboardInterrupt:
+        raise stopped(out / "runs") from None
+    files = write(document, out)
+    print(f"Wrote {files[0]}, {files[1]} and {len(document.figures())} figures.")
 
 
 def _models(names: str | None, model: str | None) -> dict[str, str]:
@@ -109,7 +129,7 @@ def _models(names: str | None, model: str | None) -> dict[str, str]:
     return found
 
 
-def _listing() -> Any:
+def _listing() -> Section:
     from revisit.paper.catalog import ROWS
     from revisit.report.document import Section, Table
 
@@ -122,86 +142,37 @@ def _listing() -> Any:
     return Section("The paper's tables and figures", [table])
 
 
-def _plan(rows: Any, chosen: dict[str, str], model: str | None, limit: int | None, ms: float | None) -> Any:
+def _plan(rows: list[Row], chosen: dict[str, str], model: str | None, limit: int | None) -> Section:
     from revisit.benchmarks import registry
     from revisit.evaluation.presets import OPEN
     from revisit.models.config import OF_SCENES
-    from revisit.paper.catalog import A6000, MODELS, estimate
+    from revisit.paper.catalog import A6000, MODELS, answers, hours
     from revisit.report.document import Section, Table, Text
 
-    lines: list[tuple[str, ...]] = []
-    hours, seen = 0.0, set()
+    lines = []
+    total, seen = 0.0, set()
     for row in rows:
-        names = tuple(name for name in row.models if name in chosen)[: 1 if model else None]
-        for found in estimate(row, names, limit, ms):
-            hours += found.hours
-            seen.add(found.model)
-            hub = model or chosen[found.model]
-            size = "–" if model else f"{found.gigabytes:.0f} GB"
-            lines.append(
-                (
-                    row.key,
-                    hub,
-                    size,
-                    f"{found.answers:,}",
-                    f"{found.tokens:,.0f}",
-                    f"{found.hours:.1f}",
-                    f"{row.disk:.1f} GB",
-                )
-            )
+        for name in [name for name in row.models if name in chosen][: 1 if model else None]:
+            total += hours(row, name, limit)
+            seen.add(name)
+            size = "–" if model else f"{MODELS[name].gigabytes:.0f} GB"
+            count = answers(row, limit)
+            about = (f"{count:,}", f"{count * row.tokens:,.0f}", f"{hours(row, name, limit):.1f}", f"{row.disk:.1f} GB")
+            lines.append((row.key, chosen[name], size, *about))
     download = 0.0 if model else sum(MODELS[name].gigabytes for name in seen)
     disk = sum({row.benchmark: row.disk for row in rows}.values())
     heads = ("Table", "Model", "Download", "Answers", "Tokens", "GPU hours", "Data")
-    speed = f"{ms:g} ms per token as given" if ms else f"times as published or assumed for {A6000}"
     text = (
-        f"In all {hours:.1f} GPU hours ({speed}; rows that share answers are counted each), {download:.0f} GB of models and about "
-        f"{disk:.1f} GB of data on disk; answers take a few megabytes."
+        f"In all {total:.1f} GPU hours (times as published or assumed for {A6000}; rows that share answers are counted each), "
+        f"{download:.0f} GB of models and about {disk:.1f} GB of data on disk; answers take a few megabytes."
     )
     if model in OF_SCENES:
-        text = (
-            f"The table counts the paper's data. {model} is given generated scenes instead, which takes minutes on a CPU and downloads "
-            "nothing."
-        )
+        text = f"The table counts the paper's data; {model} runs on generated scenes ({SCENES}) unless --data names others."
     titles = {registry.title(name) for name in registry.names()} - {registry.title(row.benchmark) for row in rows}
     notes = [
         Text(f"Left open by the paper: {sentence}") for sentence in OPEN if sentence.partition(":")[0] not in titles
     ]
     return Section("Plan", [Table(heads, lines, "What will be run.", left=2), Text(text), *notes])
-
-
-def _run(
-    rows: Any,
-    chosen: dict[str, str],
-    model: str | None,
-    data: list[str] | None,
-    out: Path,
-    limit: int | None,
-    batch_size: int,
-    options: dict[str, Any],
-    quiet: bool,
-) -> None:
-    from revisit.benchmarks.language import require_data
-    from revisit.evaluation.config import DOWNLOAD, parse_data
-    from revisit.evaluation.store import make_folder
-    from revisit.models.config import OF_SCENES
-    from revisit.paper.reproduce import Setup
-    from revisit.paper.reproduce import reproduce as run
-    from revisit.paper.stand_in import stand_in_data
-    from revisit.report.document import write
-
-    need("scipy", "statsmodels", "matplotlib")
-    if any(row.benchmark in ("chair", "llava_bench") for row in rows):
-        require_data()
-    place = data or (str(stand_in_data(make_folder(out))) if model in OF_SCENES else DOWNLOAD)
-    places = parse_data(place, list(dict.fromkeys(row.benchmark for row in rows)))
-    setup = Setup(make_folder(out), chosen, places, model is not None, limit, batch_size, options)
-    try:
-        with reporter(quiet) as progress:
-            document = run(rows, setup, progress)
-    except KeyboardInterrupt:
-        raise stopped(out / "runs") from None
-    files = write(document, out)
-    print(f"Wrote {files[0]}, {files[1]} and {len(document.figures())} figures.")
 
 
 def register(app: typer.Typer) -> None:

@@ -173,29 +173,12 @@ def cost(method: str, model: str) -> float:
     return float(own[name]["mean"] / own["greedy"]["mean"]) if name in own else 1.0
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """What one model of a row takes."""
-
-    model: str
-    hub: str
-    gigabytes: float
-    answers: int
-    tokens: float
-    hours: float
+def answers(row: Row, limit: int | None = None) -> int:
+    """How many answers one model of a row takes."""
+    return min(row.items, limit or row.items) * len(row.methods) * row.passes
 
 
-def estimate(row: Row, models: tuple[str, ...], limit: int | None = None, ms: float | None = None) -> list[Estimate]:
-    """Downloads, answers and GPU hours of a row; `ms` per token replaces what was published or assumed for greedy."""
-    found = []
-    items = min(row.items, limit or row.items)
-    for name in models:
-        model = MODELS[name]
-        answers = items * len(row.methods) * row.passes
-        tokens = answers * row.tokens
-        base = model.ms if ms is None else ms
-        seconds = sum(
-            items * row.passes * (PREFILL + row.tokens * base * cost(method, name) / 1000) for method in row.methods
-        )
-        found.append(Estimate(name, model.hub, model.gigabytes, answers, tokens, seconds / 3600))
-    return found
+def hours(row: Row, model: str, limit: int | None = None) -> float:
+    """GPU hours of one model of a row: times per token as published, or assumed by size."""
+    seconds = sum(PREFILL + row.tokens * MODELS[model].ms * cost(method, model) / 1000 for method in row.methods)
+    return min(row.items, limit or row.items) * row.passes * seconds / 3600

@@ -16,7 +16,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
@@ -27,7 +27,6 @@ from pydantic import Field, InstanceOf
 from torch import Tensor
 from transformers import StoppingCriteria
 
-from revisit.benchmarks.base import Item
 from revisit.decoding.loop import generate
 from revisit.decoding.method import Method
 from revisit.decoding.trace import Trace
@@ -295,39 +294,44 @@ def bench_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
 # -- over many pictures --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Protocol:
-    """How many pictures are timed, and how often each."""
-
-    images: int = 300
-    warmups: int = 6
-    repeats: int = 3
-    max_new_tokens: int = 512
+PROTOCOL = {"warmups": 6, "repeats": 3, "max_new_tokens": 512}  # of the paper
 
 
-def time_methods(
-    subject: Subject, methods: Mapping[str, Method], protocol: Protocol, reporter: Reporter
-) -> dict[str, Any]:
+def time_methods(subject: Subject, methods: Mapping[str, Method], reporter: Reporter) -> dict[str, Any]:
     """Milliseconds per token and to the first token of every method: mean and deviation over the pictures.
 
     Every picture is stored when it is measured, so a killed measurement resumes with the next one.
     """
-    items = subject.items[: protocol.images]
-    about = {"protocol": asdict(protocol), "methods": {name: [m.name, m.settings()] for name, m in methods.items()}}
+    about = {"protocol": PROTOCOL, "methods": {name: [m.name, m.settings()] for name, m in methods.items()}}
     path = make_folder(Path(subject.output) / "latency") / f"{digest([about, subject.settings()])[:12]}.jsonl"
     done = _stored(path)
-    todo = [item for item in items if item.id not in done]
-    if todo:
-        _warm_up(subject, todo[0], methods, protocol)
+    todo = [item for item in subject.items if item.id not in done]
     for item in track(reporter, f"latency of {len(methods)} methods", todo):
-        row = {"image": item.id, "times": _measure(subject, item, methods, protocol)}
+        timings = measure(
+            subject.loaded[0],
+            subject.inputs([item]),
+            {name: (method, None) for name, method in methods.items()},
+            new_tokens=PROTOCOL["max_new_tokens"],
+            repeats=PROTOCOL["repeats"],
+            warmups=PROTOCOL["warmups"] if item is todo[0] else 0,
+            min_new_tokens=None,  # answers end where they end
+        )
+        times = {
+            timing.label: {
+                "first": [round(1000 * seconds, 4) for seconds in timing.first],
+                "per_token": [round(1000 * fmean(run), 4) for run in timing.intervals if run],
+            }
+            for timing in timings
+        }
+        row = {"image": item.id, "times": times}
         try:
             with path.open("a", encoding="utf-8") as file:
                 file.write(compact({**row, "check": checksum(row)}) + "\n")
         except OSError as error:
             raise disk_error(error, path) from error
-        done[item.id] = row["times"]
-    return {**about, "images": len(items), "rows": _summary([done[item.id] for item in items], list(methods))}
+        done[item.id] = times
+    rows = _summary([done[item.id] for item in subject.items], list(methods))
+    return {**about, "images": len(subject.items), "rows": rows}
 
 
 def _stored(path: Path) -> dict[str, Any]:
@@ -342,30 +346,6 @@ def _stored(path: Path) -> dict[str, Any]:
         if check == checksum(row):
             found[row["image"]] = row["times"]
     return found
-
-
-def _warm_up(subject: Subject, item: Item, methods: Mapping[str, Method], protocol: Protocol) -> None:
-    inputs = subject.inputs([item])
-    for _ in range(protocol.warmups):
-        for name, method in methods.items():
-            time_call(subject.loaded[0], inputs, method, Timing(name), do_sample=False, max_new_tokens=8)
-
-
-def _measure(subject: Subject, item: Item, methods: Mapping[str, Method], protocol: Protocol) -> dict[str, Any]:
-    """Method -> milliseconds to the first token and per further token, one of each per repeat."""
-    inputs = subject.inputs([item])
-    timings = {name: Timing(name) for name in methods}
-    length = protocol.max_new_tokens
-    for _ in range(protocol.repeats):
-        for name, method in methods.items():
-            time_call(subject.loaded[0], inputs, method, timings[name], do_sample=False, max_new_tokens=length)
-    return {
-        name: {
-            "first": [round(1000 * seconds, 4) for seconds in timing.first],
-            "per_token": [round(1000 * fmean(run), 4) for run in timing.intervals if run],
-        }
-        for name, timing in timings.items()
-    }
 
 
 def _summary(rows: list[dict[str, Any]], methods: list[str]) -> list[dict[str, Any]]:

@@ -12,24 +12,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from revisit.benchmarks.base import Item
 from revisit.evaluation.config import SCENES, EvalConfig
 from revisit.evaluation.plan import Plan, benchmark_label, label
 from revisit.evaluation.runner import Reporter, run
-from revisit.evaluation.store import digest, make_folder, read_answers, read_results, read_scores, slug
-from revisit.explain import page
-from revisit.explain.record import explain
+from revisit.evaluation.store import read_answers, read_results, read_scores, slug
 from revisit.methods.revisit import ReVisiT
 from revisit.paper import catalog, figures, published
 from revisit.paper.ablation import Panel, ablate, paper_panels, read_ablation
 from revisit.paper.catalog import Row
 from revisit.paper.figures import Panel as Plot
 from revisit.paper.figures import Series
-from revisit.paper.latency import Protocol, time_methods
+from revisit.paper.latency import time_methods
 from revisit.paper.published import NAMES, Measured, comparison_table
 from revisit.paper.sections import ablation_sections, chosen_metrics, provenance, study_section
 from revisit.paper.studies import Choices, run_study
-from revisit.paper.study import Subject, command, images, read_study, save
+from revisit.paper.study import Subject, command, read_study, save
 from revisit.report.comparisons import ranked
 from revisit.report.document import Block, Cell, Document, Section, Table, Text
 
@@ -287,13 +284,12 @@ def _share(row: Mapping[str, float]) -> Measured:
 
 
 def _run_latency(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
-    protocol = Protocol(images=min(row.items, setup.limit or row.items))
     paper, chair = published.table("latency"), published.table("chair")
     sections, panels = [], []
     for name in setup.names(row):
         subject, plan = setup.subject(row, name), setup.plan(row, name)
         methods = {method.name: method for method in plan.methods_for(plan.models[0])}
-        path = save(subject, "latency", time_methods(subject, methods, protocol, reporter))
+        path = save(subject, "latency", time_methods(subject, methods, reporter))
         study = read_study(path)
         sections.append(study_section(study, beside=True))
         cells = _cells(plan, reporter)
@@ -331,43 +327,11 @@ def _run_examples(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
         if row.key == "full-vocabulary" and headline is not None:
             blocks.append(headline)
         blocks.append(figures.examples(f"{row.key}-{slug(name)}", f"{row.title}, {name}", rows))
-        pages = _decode_pages(row, setup, plan, cells, [items[i] for i in chosen])
-        blocks.append(Text("How these answers came about, step by step:", tuple(pages)))
         lines = [[i, method, text[i]] for i in chosen for method, text in texts.items()]
         blocks.append(Table(("Item", "Method", "Answer"), lines, "The answers in full.", left=3, folded=True))
         blocks.append(provenance({"command": command(), "settings": {"model": plan.models[0]}}))
         sections.append(Section(name, blocks, level=3))
     return sections
-
-
-def _decode_pages(
-    row: Row, setup: Setup, plan: Plan, cells: Mapping[str, Mapping[str, Any]], items: Sequence[Item]
-) -> list[tuple[str, str]]:
-    """(title, address) of a decode page for each item, with every method on it; pages of the same answers are made once."""
-    made = []
-    subject = setup.subject(row, next(name for name, place in setup.models.items() if place == plan.models[0]))
-    methods = list(plan.methods_for(plan.models[0]))[::-1]  # ReVisiT before the baselines
-    key = digest(sorted(Path(cell["folder"]).name for cell in cells.values()))[:12]
-    for item in items:
-        address = f"pages/{row.key}-{slug(item.id)}-{key}.html"
-        if not (setup.out / address).is_file():
-            model, processor = subject.loaded
-            decode = explain(
-                model,
-                processor,
-                images(item),
-                item.prompt,
-                methods,
-                model_name=plan.models[0],
-                objects=item.meta.get("ground_truth"),
-                max_new_tokens=plan.max_new_tokens,
-                do_sample=False,
-            )
-            make_folder(setup.out / "pages")
-            half = page.write(setup.out / f"{address}.part", decode)  # a kill leaves no half page under the name
-            half.replace(setup.out / address)
-        made.append((item.id, address))
-    return made
 
 
 def _texts(folder: Path) -> dict[str, str]:

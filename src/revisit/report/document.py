@@ -49,10 +49,9 @@ class Figure:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph, and links below the report's folder as (title, address) after it."""
+    """A paragraph."""
 
     text: str
-    links: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ def section_markdown(section: Section, source: str = "", figures: str = "figures
 
 def _block_markdown(block: Block, source: str, figures: str) -> str:
     if isinstance(block, Text):
-        return " ".join([block.text, *(f"[{title}]({address})" for title, address in block.links)])
+        return block.text
     if isinstance(block, Provenance):
         return f"Made by `{block.command}`" + (f" ({block.settings})" if block.settings else "") + "."
     if isinstance(block, Figure):
@@ -167,8 +166,7 @@ def to_html(document: Document) -> str:
 def _block_html(block: Block, source: str) -> str:
     e = html.escape
     if isinstance(block, Text):
-        links = "".join(f' <a href="{e(address)}">{e(title)}</a>' for title, address in block.links)
-        return f"<p>{e(block.text)}{links}</p>"
+        return f"<p>{e(block.text)}</p>"
     if isinstance(block, Provenance):
         settings = f" · {e(block.settings)}" if block.settings else ""
         return f'<p class="made"><code>{e(block.command)}</code>{settings}</p>'
