@@ -26,7 +26,7 @@ from revisit.evaluation.comparison import compare_folder
 from revisit.evaluation.engines.base import ahead_of
 from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.records import sealed
-from revisit.evaluation.runner import Silent, job_seed, run
+from revisit.evaluation.runner import Reporter, job_seed, run
 from revisit.evaluation.statistics import wilson
 from revisit.evaluation.store import read_results, unfinished
 from revisit.evaluation.verify import verify
@@ -328,7 +328,7 @@ def test_compare_says_first_that_a_run_is_incomplete(stopped: Plan) -> None:
         compare_folder(stopped_at_once(stopped))
 
 
-class Interrupting(Silent):
+class Interrupting(Reporter):
     """Interrupts a run when its first cell begins."""
 
     def start(self, title: str, total: int, done: int) -> None:

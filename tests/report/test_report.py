@@ -19,7 +19,7 @@ from fake_grid import HashEngine, Letters, Shift, make_plan, write_items
 from revisit import ReVisiT, RevisitError
 from revisit.cli import analyze
 from revisit.evaluation.records import AblationRecord, sealed
-from revisit.evaluation.runner import Silent, run
+from revisit.evaluation.runner import Reporter, run
 from revisit.evaluation.store import write_record
 from revisit.paper import published, sections, studies
 from revisit.paper.folder_report import build, gather
@@ -347,6 +347,6 @@ def test_a_second_ablation_keeps_the_panels_of_the_first(tmp_path: Path, monkeyp
     plan = make_plan(tmp_path, tmp_path)
     panels = ablation.paper_panels(ReVisiT())
     for key, words in (("a", "first"), ("c", "second"), ("c", "third")):
-        ablation.ablate(plan, {key: panels[key]}, Silent(), words)
+        ablation.ablate(plan, {key: panels[key]}, Reporter(), words)
     found = json.loads((tmp_path / ablation.FILE).read_text())["panels"]
     assert [(panel["key"], panel["made"]["command"]) for panel in found] == [("a", "first"), ("c", "third")]
