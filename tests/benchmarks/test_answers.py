@@ -85,7 +85,7 @@ def test_maps_tables_and_folders(tmp_path: Path):
         ("a.json", '{"x": {"y": 1}}', r"entry 'x' must be text"),
         ("a.jsonl", "", "holds no answers"),
         ("a.xlsx", "PK", r"\.xlsx file, which is not read here"),
-        ("a.tsv", "index\tprediction\n1\tYes\tmore\n", r"a\.tsv line 2 has not as many columns"),
+        ("a.tsv", "index\tprediction\n1\tYes\tmore\n", r"a\.tsv line 2 has 3 columns; the header has 2"),
         ("a.txt", "1.jpg\tIs it?\n", r"a\.txt line 1 has 2 tab-separated columns"),
     ],
 )

@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
@@ -169,17 +169,11 @@ class GridCell:
         }
 
 
-@dataclass
-class Checksums:
-    """SHA-256 of image files, each read once per run."""
-
-    known: dict[Path, str | BadImage] = field(default_factory=dict)
-
-    def of(self, paths: Iterable[Path]) -> None:
-        """Reads those of `paths` that are not known yet, a few at a time."""
-        new = [path for path in dict.fromkeys(paths) if path not in self.known]
-        with ThreadPoolExecutor(4) as pool:
-            self.known.update(zip(new, pool.map(_checksum, new), strict=True))
+def add_checksums(known: dict[Path, str | BadImage], paths: Iterable[Path]) -> None:
+    """Adds the SHA-256 of those image files that are not known yet, a few at a time."""
+    new = [path for path in dict.fromkeys(paths) if path not in known]
+    with ThreadPoolExecutor(4) as pool:
+        known.update(zip(new, pool.map(_checksum, new), strict=True))
 
 
 def _checksum(path: Path) -> str | BadImage:
@@ -209,7 +203,7 @@ def run(
     engine_for = engine_for or (lambda model: open_engine(plan.engine, model, **plan.engine_options))
     check_files(plan)
     with locked(plan.output):
-        checksums = Checksums()
+        checksums: dict[Path, str | BadImage] = {}  # each image is read once per run
         questions = [(b, load_questions(b, plan, checksums, reporter)) for b in plan.benchmarks]
         engines = {model: engine_for(model) for model in plan.models}
         try:
@@ -240,7 +234,9 @@ def check_files(plan: Plan) -> None:
         benchmark.files(plan.data[benchmark.name])
 
 
-def load_questions(benchmark: Benchmark, plan: Plan, checksums: Checksums, reporter: Reporter) -> Questions:
+def load_questions(
+    benchmark: Benchmark, plan: Plan, checksums: dict[Path, str | BadImage], reporter: Reporter
+) -> Questions:
     """The first items of a benchmark, as many as the plan wants, hashed; items whose image file cannot be read are set apart."""
     folder = plan.data[benchmark.name]
     items = benchmark.load(folder)[: plan.limit_of(benchmark)]
@@ -257,10 +253,10 @@ def load_questions(benchmark: Benchmark, plan: Plan, checksums: Checksums, repor
         repeated = next(i for i in ids if ids.count(i) > 1)
         raise RevisitError(f"Benchmark {benchmark.name!r} has two items with the id {repeated!r} in {folder}.")
     reporter.note(f"{benchmark.name}: {len(items)} items from {folder}")
-    checksums.of(path for item in items for path in item.images)
+    add_checksums(checksums, (path for item in items for path in item.images))
     ready, bad = [], {}
     for item in items:
-        sums = [checksums.known[path] for path in item.images]
+        sums = [checksums[path] for path in item.images]
         if unread := [s for s in sums if isinstance(s, BadImage)]:
             bad[item.id] = unread[0]
         else:

@@ -1,20 +1,6 @@
 """Answers that are already on disk: ours, and those that other people's scripts and harnesses write.
 
-| written by | one answer looks like |
-|---|---|
-| our store | `{"id", "text", ...}` lines, or the cell's folder |
-| CHAIR, OPERA | `{"image_id", "caption"}` |
-| LLaVA, VCD | `{"question_id", "text", ...}` |
-| POPE | `{"question", "answer"}` in the order of the questions |
-| VQA | `{"question_id", "answer"}` |
-| MMMU | `{id: response}`, a list with `response`, or the folder of `<Subject>/output.json` |
-| HallusionBench | the question's fields with `model_prediction` |
-| AMBER | `{"id", "response"}` |
-| MME | `image <tab> question <tab> gold <tab> answer` lines in `<category>.txt` |
-| lmms-eval | `{"doc_id", "doc", "resps", "filtered_resps"}` sample lines, from 0.7 on also without `doc`, or with the bare reply |
-| VLMEvalKit | `index`, `prediction`, ... as .tsv, .csv or .json |
-
-Lists may be JSON arrays or JSON lines, packed with gzip or not.
+docs/benchmarks.md lists the layouts. Lists may be JSON arrays or JSON lines, packed with gzip or not.
 """
 
 from __future__ import annotations

@@ -89,15 +89,11 @@ def read_json(path: Path) -> Any:
     return _parse(read_text(path), str(path))
 
 
-class KeyTwice(ValueError):
-    """An object of JSON has a key twice, of which readers take the last in silence."""
-
-
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise KeyTwice(f"an object has the key {next(n for n in names if names.count(n) > 1)!r} twice")
+        raise ValueError(f"an object has the key {next(n for n in names if names.count(n) > 1)!r} twice")
     return found
 
 
@@ -135,8 +131,9 @@ def _table(path: Path, text: str, delimiter: str) -> list[Record]:
         raise RevisitError(f"{path} has the column {twice!r} twice; keep one of them.")
     records = []
     for row in reader:
-        if None in row or None in row.values():
-            raise RevisitError(f"{path} line {reader.line_num} has not as many columns as the header.")
+        columns = len([value for value in row.values() if value is not None]) + len(row.get(None, [])) - (None in row)
+        if columns != len(names):
+            raise RevisitError(f"{path} line {reader.line_num} has {columns} columns; the header has {len(names)}.")
         records.append(Record(row, f"{path} line {reader.line_num}"))
     return records
 
@@ -171,12 +168,8 @@ def read_map(path: Path) -> dict[str, Any] | None:
         return None
     try:
         value = json.loads(text, object_pairs_hook=_once)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # JSON lines, or broken: their reader says where
         return None
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, KeyTwice) and "\n{" in text:  # JSON lines, whose reader names the line
-            return None
-        raise RevisitError(f"{path} is JSON that cannot be read ({error}).") from error
     return value if isinstance(value, dict) else None
 
 
