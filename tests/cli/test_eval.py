@@ -66,7 +66,8 @@ def test_eval_prints_a_table_and_keeps_everything(grid: tuple[Path, str], model:
     ]
     assert all(c["answers"] == 6 and c["decoding"]["max_new_tokens"] == 5 for c in results["cells"])
     assert results["cells"][1]["counters"]["applied"] > 0 == results["cells"][0]["counters"]["applied"]
-    assert f"### pope · {model} (n = 6, " in printed
+    assert f"## pope · {model}" in printed
+    assert "n = 6)" in printed
     assert re.search(r"\| revisit\(alpha=0\.01\) \| ", printed)
 
 
@@ -86,7 +87,7 @@ def test_the_same_command_again_asks_nothing(grid: tuple[Path, str], model: Path
 def test_compare_in_every_form(grid: tuple[Path, str], tmp_path: Path) -> None:
     output, _ = grid
     for name, words in {
-        "t.md": "### pope",
+        "t.md": "## pope",
         "t.csv": "p_holm",
         "t.tex": r"\toprule",
         "t.html": "<!doctype html>",

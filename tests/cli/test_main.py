@@ -214,7 +214,7 @@ def test_the_same_option_has_the_same_name_everywhere() -> None:
     listed = list(options(typer.main.get_command(app)))
     others = ("--output", "--n", "--batch", "--new-tokens")
     assert [entry for entry in listed if entry[1] in others] == []
-    for path in (" eval", " ablate", " demo", " compare", " report", " analyze projection"):
+    for path in (" eval", " ablate", " demo", " compare", " report", " analyze"):
         assert (path, "--out") in listed
 
 
