@@ -75,7 +75,6 @@ def test_it_is_saved_and_loaded_whole(decoded: tuple[Any, Trace], tmp_path: Path
     trace = decoded[1]
     loaded = Trace.load(trace.save(tmp_path / "trace.json"))
     assert loaded.to_dict() == trace.to_dict()
-    assert loaded.rows[0].grids == trace.rows[0].grids
     for before, after in zip(trace.rows[1].records, loaded.rows[1].records, strict=True):
         assert (before.divergences is None) == (after.divergences is None)
         if before.divergences is not None and after.divergences is not None:
@@ -129,7 +128,6 @@ DAMAGES: list[tuple[str, Any, str]] = [  # of the trace, its first row, or that 
     ("steps", "3", "rows.0.steps: Input should be"),
     ("vision_tokens", None, "rows.0.vision_tokens: Input should be"),
     ("set_sizes", 3, "rows.0.set_sizes: Input should be"),
-    ("grids", [{"first": 0}], "rows.0.grids.0.rows: Field required"),
     ("base", None, "rows.0.records.0.base: Input should be"),
     ("base", [], "step 1 has lists of different lengths"),
     ("ids", [], "step 1 has lists of different lengths"),

@@ -16,7 +16,7 @@ import transformers
 from PIL import Image
 
 import families
-from revisit.models.geometry import ImageGrid, Layout, grids, layout
+from revisit.models.geometry import ImageGrid, Layout, layout
 from revisit.models.parts import ModelParts
 from revisit.taps.vision import vision_mask
 
@@ -352,26 +352,7 @@ def test_a_wrong_number_of_tokens_and_an_unknown_family_are_said() -> None:
     assert "chameleon" in layout(transformers.ChameleonConfig(), None, [(64, 64)], 32).reason
 
 
-def test_the_shapes_that_generate_shows() -> None:
-    """Without sizes of images: Qwen grids per row of a batch, tiles of a fixed number of tokens, squares elsewhere."""
-    qwen = families.build("qwen2_5_vl")[0].config
-    thw = torch.tensor([[1, 4, 6], [1, 2, 2], [1, 8, 4]])
-    assert grids(qwen, [[6], [1, 8]], {"image_grid_thw": thw}) == [
-        [ImageGrid(0, 2, 3)],
-        [ImageGrid(0, 1, 1), ImageGrid(1, 4, 2, image=1)],
-    ]
-    internvl = families.build("internvl")[0].config
-    assert [[(g.first, g.rows, g.columns) for g in row] for row in grids(internvl, [[12], [4]], {})] == [
-        [(0, 2, 2), (4, 2, 2), (8, 2, 2)],
-        [(0, 2, 2)],
-    ]
-    llava = families.build("llava")[0].config
-    side = llava.vision_config.image_size // llava.vision_config.patch_size
-    found = grids(llava, [[2 * side * side], [side * side]], {})
-    assert [[grid.image for grid in row] for row in found] == [[0, 1], [0]]
-    assert grids(qwen, [[36]], {"video_grid_thw": torch.tensor([[1, 8, 18]])}) == [[]]
-    unknown = transformers.ChameleonConfig()
-    assert grids(unknown, [[9, 5]], {}) == [[ImageGrid(0, 3, 3)]]
+def test_line_breaks_are_no_places_of_a_grid() -> None:
     assert ImageGrid(10, 2, 3, gap=1).place(15) == (1, 1)
     assert ImageGrid(10, 2, 3, gap=1).place(13) is None
     assert ImageGrid(10, 2, 3, gap=1).place(18) is None

@@ -14,7 +14,6 @@ from revisit.decoding.recorder import EndedRows, Recorder
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
 from revisit.models.families import IMAGE_INPUTS
-from revisit.models.geometry import grids
 from revisit.models.parts import ModelParts, describe
 from revisit.models.processors import processor_of
 from revisit.models.types import Processor
@@ -208,10 +207,6 @@ class Run:
             )
         raw = logits if self.raw is None else self.raw  # another method may have changed the logits before
         self.parts.head.calibrate(capture.last[0], raw[0], describe(self.model))
-        if self.recorder.records:
-            shapes = grids(self.model.config, [item.runs() for item in capture.items], self.inputs)
-            for number, row in enumerate(self.trace.rows):
-                row.grids = shapes[self.item(number)]
         return capture.items
 
     # -- for methods with a decoding loop of their own, and for beams ------------------------------------------------

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 from pydantic import AfterValidator, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
 from revisit.errors import RevisitError, as_path, need
-from revisit.models.patch_maps import ImageGrid
 
 if TYPE_CHECKING:
     import pandas
@@ -90,7 +89,6 @@ class RowTrace:
     changed: int = 0  # steps where its arg-max differs from the model's
     set_sizes: list[int] = field(default_factory=list)
     records: list[Annotated[StepRecord, AfterValidator(_check_lengths)]] = field(default_factory=list)
-    grids: list[ImageGrid] = field(default_factory=list)  # one per image of the row, where the layout is known
 
     def __repr__(self) -> str:
         counts = (

@@ -1,15 +1,11 @@
 """Where each vision token lies on the image it came from.
 
-The vision tokens of an image form one or more grids (see `patch_maps`). `layout` gives those grids in original pixels,
-for which it needs the image sizes and the image processor; `grids` gives their shape from what a call of `generate`
-shows.
+The vision tokens of an image form one or more grids (see `patch_maps`). `layout` gives those grids in original pixels.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,26 +13,14 @@ import torch
 
 from revisit.models import families
 from revisit.models.parts import vision_token_ids
-from revisit.models.patch_maps import (
-    ONE_VIEW,
-    TILED_BY_IMAGE_SIZES,
-    Box,
-    Context,
-    ImageGrid,
-    Piece,
-    Size,
-    count_tokens,
-    merged,
-    native,
-    place,
-)
+from revisit.models.patch_maps import Box, Context, ImageGrid, Size, merged, place
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from revisit.models.types import Inputs, Model, Processor
 
-__all__ = ["ImageGrid", "Layout", "Region", "Size", "grids", "layout", "layout_of"]
+__all__ = ["ImageGrid", "Layout", "Region", "Size", "layout", "layout_of"]
 
 
 @dataclass(frozen=True)
@@ -111,69 +95,3 @@ def layout_of(model: Model, processor: Processor, images: Sequence[Image], input
     )
     sizes = [image.size for image in images]
     return layout(model.config, processor.image_processor, sizes, tokens, dict(inputs))
-
-
-def grids(config: Any, runs: Sequence[Sequence[int]], inputs: dict[str, Any]) -> list[list[ImageGrid]]:
-    """Grids of every item of a batch, as far as a call of `generate` shows them (no sizes of original images).
-
-    `runs` are the lengths of each item's unbroken runs of vision tokens.
-    """
-    family = families.of(config.model_type)
-    context = Context(config, None, inputs, 0, family.tokens_per_side)
-    if any(context.has(name) for name in ("pixel_values_videos", "video_grid_thw")):
-        return [[] for _ in runs]  # frames have grids, which are not told here
-    shapes: Callable[[int, list[int]], list[Piece]]
-    here = [context]  # as it is for the item at hand
-    if context.has("image_grid_thw"):
-        shapes = _by_image(lambda number: next(iter(merged(context, number, (0, 0)))))
-    elif (patch_map := family.patch_map) in TILED_BY_IMAGE_SIZES and context.has("image_sizes"):
-        assert patch_map is not None
-
-        def tiled(number: int) -> list[Piece]:
-            height, width = context.rows("image_sizes")[number]
-            return next(iter(patch_map(here[-1], number, (width, height))))
-
-        shapes = _by_image(tiled)
-    elif context.has("image_sizes"):
-        shapes = _by_image(lambda number: next(iter(native(context, number, (0, 0)))))
-    else:
-        shapes = _squares(context, family)
-    found, first_image = [], 0
-    images = inputs["batch_num_images"].tolist() if context.has("batch_num_images") else [0] * len(runs)
-    for item, count in zip(runs, images, strict=True):
-        here.append(dataclasses.replace(context, images=count))
-        pieces = shapes(first_image, list(item))
-        placed = place([pieces])[0]
-        found.append([dataclasses.replace(grid, image=grid.image - first_image) for grid in placed])
-        first_image += len({grid.image for grid in placed})
-    return found
-
-
-def _by_image(pieces_of: Callable[[int], list[Piece]]) -> Callable[[int, list[int]], list[Piece]]:
-    """Take images in order until an item's tokens are used up; nothing where they do not come out even."""
-
-    def shapes(number: int, runs: list[int]) -> list[Piece]:
-        wanted, pieces = sum(runs), list[Piece]()
-        while count_tokens(pieces) < wanted:
-            try:
-                pieces += pieces_of(number)
-            except IndexError:
-                return []
-            number += 1
-        return pieces if count_tokens(pieces) == wanted else []
-
-    return shapes
-
-
-def _squares(context: Context, family: families.Family) -> Callable[[int, list[int]], list[Piece]]:
-    """Views of a fixed number of tokens; where the family declares none, each run that is a square number."""
-    side = context.side() if family.patch_map else 0
-    whole = family.patch_map in ONE_VIEW
-
-    def shapes(first: int, runs: list[int]) -> list[Piece]:
-        if side and sum(runs) % (side * side) == 0:
-            views = range(sum(runs) // (side * side))
-            return [ImageGrid(0, side, side, image=first + (view if whole else 0)) for view in views]
-        return [ImageGrid(0, s, s, image=first) if (s := math.isqrt(run)) * s == run else run for run in runs]
-
-    return shapes

@@ -23,8 +23,8 @@ Spans: TypeAlias = tuple[tuple[float, float], ...]
 class ImageGrid:
     """rows × columns vision tokens from token `first` on, row by row; rows may end in `gap` tokens that lie nowhere.
 
-    `xs` and `ys` are the intervals of the original image, in pixels, that columns and rows cover; they are empty where
-    the size of the image is not known, and reach beyond the image where it was padded.
+    `xs` and `ys` are the intervals of the original image, in pixels, that columns and rows cover; they reach beyond the
+    image where it was padded.
     """
 
     first: int
@@ -65,7 +65,7 @@ class Context:
     """What a patch map may look at: the model's configuration, its image processor and what that returned."""
 
     config: Any
-    processor: Any  # the image processor, or None
+    processor: Any  # the image processor
     inputs: dict[str, Any]
     images: int
     tokens_per_side: TokensPerSide
@@ -133,10 +133,6 @@ def place(pieces: Iterable[list[Piece]]) -> tuple[list[ImageGrid], int]:
     return placed, first
 
 
-def count_tokens(pieces: list[Piece]) -> int:
-    return place([pieces])[1]
-
-
 # -- vision tokens along one side of the picture that the tower sees ---------------------------------------------------
 
 
@@ -182,18 +178,22 @@ class _Axis:
         return tuple(itertools.pairwise(edges))
 
 
-def _grid(x: _Axis, y: _Axis, cells: Size, step: tuple[float, float], start: Size = (0, 0), **more: Any) -> ImageGrid:
+def _grid(x: _Axis, y: _Axis, cells: Size, step: tuple[float, float], *, image: int, view: str = "image") -> ImageGrid:
     columns, rows = cells
-    xs, ys = x.spans(columns, step[0], start[0]), y.spans(rows, step[1], start[1])
-    return ImageGrid(0, rows, columns, xs=xs, ys=ys, **more)
+    xs, ys = x.spans(columns, step[0]), y.spans(rows, step[1])
+    return ImageGrid(0, rows, columns, image=image, view=view, xs=xs, ys=ys)
+
+
+def _cover(image: int, box: Box, columns: int, rows: int, view: str = "image") -> ImageGrid:
+    """A grid over a rectangle of the original image."""
+    x0, y0, x1, y1 = box
+    cells, step = (columns, rows), ((x1 - x0) / columns, (y1 - y0) / rows)
+    return _grid(_Axis(offset=-x0), _Axis(offset=-y0), cells, step, image=image, view=view)
 
 
 def _whole(image: int, size: Size, columns: int, rows: int, view: str = "image") -> ImageGrid:
     """A grid that covers the original image exactly."""
-    width, height = size
-    xs = _Axis().spans(columns, width / columns) if width else ()
-    ys = _Axis().spans(rows, height / rows) if height else ()
-    return ImageGrid(0, rows, columns, image=image, view=view, xs=xs, ys=ys)
+    return _cover(image, (0, 0, *size), columns, rows, view)
 
 
 def _resized(size: Size, setting: dict[str, int]) -> Size:
@@ -262,8 +262,8 @@ def _anyres(c: Context, image: int, size: Size, most_tiles: int | None = None) -
         ratio = math.sqrt(len(ys) * len(xs) / (most_tiles * per**2))
         if ratio > 1.1:  # too many: the model interpolates the grid down
             xs, ys = _fewer(xs, int(len(xs) // ratio)), _fewer(ys, int(len(ys) // ratio))
-    seen = _Axis(tile / width), _Axis(tile / height)
-    thumbnail = _grid(*seen, (per, per), (step, step), image=image, view="thumbnail")
+    seen = per * step / tile  # the tower leaves a rest of less than a patch
+    thumbnail = _cover(image, (0, 0, width * seen, height * seen), per, per, "thumbnail")
     return [thumbnail, ImageGrid(0, len(ys), len(xs), gap=1, image=image, view="tile", xs=tuple(xs), ys=tuple(ys))]
 
 
@@ -286,11 +286,7 @@ def llava_next(c: Context, image: int, size: Size) -> Guess:
 def llava_onevision(c: Context, image: int, size: Size) -> Guess:
     """Like LLaVA-NeXT with at most so many tiles' worth of tokens; several images are padded to squares instead."""
     if c.images > 1:
-        side, tile = max(size), c.tile()
-        per, step = c.image_size // c.patch, c.patch * tile / c.image_size
-        x = _Axis().shift((side - size[0]) // 2).resize(tile / side)
-        y = _Axis().shift((side - size[1]) // 2).resize(tile / side)
-        yield [_grid(x, y, (per, per), (step, step), image=image), 1]
+        yield [*next(iter(padded_square(c, image, size))), 1]
     ratio = str(getattr(c.config, "vision_aspect_ratio", "anyres_max_9"))
     yield _anyres(c, image, size, int(ratio.rsplit("_", 1)[-1]) if ratio.rsplit("_", 1)[-1].isdigit() else None)
 
@@ -329,17 +325,9 @@ def _tiles_of(image: int, size: Size, columns: int, rows: int, side: int) -> lis
     """columns × rows equal tiles, row by row, each side × side tokens; then the whole image, if there are several."""
     if columns * rows <= 1:
         return [_whole(image, size, side, side)]
-    cell = size[0] / (columns * side), size[1] / (rows * side)
+    width, height = size[0] / columns, size[1] / rows
     tiles: list[Piece] = [
-        ImageGrid(
-            0,
-            side,
-            side,
-            image=image,
-            view="tile",
-            xs=_Axis().spans(side, cell[0], column * side * cell[0]),
-            ys=_Axis().spans(side, cell[1], row * side * cell[1]),
-        )
+        _cover(image, (column * width, row * height, (column + 1) * width, (row + 1) * height), side, side, "tile")
         for row in range(rows)
         for column in range(columns)
     ]
@@ -347,64 +335,29 @@ def _tiles_of(image: int, size: Size, columns: int, rows: int, side: int) -> lis
 
 
 def splits(c: Context, image: int, size: Size) -> Guess:
-    """The Idefics3 way: longest edge to a fixed length, both stretched to multiples of a tile; then the whole image."""
-    width, height = size
-    longest = _sides(c.setting("size")).get("longest_edge", 4 * c.image_size)
-    tile = _sides(c.setting("max_image_size")).get("longest_edge", c.image_size)
-    if c.setting("do_resize", True):
-        other = int(longest / (max(size) / min(size))) if width >= height else int(longest * (width / height))
-        other = max(other + other % 2, 1)
-        width, height = (longest, other) if width >= height else (other, longest)
-        if longest > 4096:
-            width, height = max(int(width * 4096 / longest), 1), max(int(height * 4096 / longest), 1)
-    aspect = width / height
-    if width >= height:
-        width = math.ceil(width / tile) * tile
-        height = math.ceil(int(width / aspect) / tile) * tile
-    else:
-        height = math.ceil(height / tile) * tile
-        width = math.ceil(int(height * aspect) / tile) * tile
-    if c.setting("do_image_splitting", True):
-        yield _tiles_of(image, size, width // tile, height // tile, c.side())
+    """The Idefics3 way: stretched to rows and columns of tiles; then the whole image."""
+    _, rows, columns = c.processor.get_number_of_image_patches(size[1], size[0])
+    yield _tiles_of(image, size, columns, rows, c.side())
     yield [_whole(image, size, c.side(), c.side())]
 
 
 def pan_and_scan(c: Context, image: int, size: Size) -> Guess:
     """The whole image in a square; with pan and scan, followed by crops of long images."""
-    side = c.side()
-    whole = _whole(image, size, side, side)
-    yield [whole]
-    if c.setting("pan_and_scan_min_crop_size") is None:
-        return
-    width, height = size
+    yield [_whole(image, size, c.side(), c.side())]
     smallest, ratio = c.setting("pan_and_scan_min_crop_size"), max(size) / min(size)
-    if ratio < c.setting("pan_and_scan_min_ratio_to_activate", 1.2):
+    if smallest is None or ratio < c.setting("pan_and_scan_min_ratio_to_activate", 1.2):
         return
     count = min(max(size) // smallest, math.floor(ratio + 0.5))
     count = min(max(2, count), c.setting("pan_and_scan_max_num_crops", 4))
-    across, down = (count, 1) if width >= height else (1, count)
-    crop_width, crop_height = math.ceil(width / across), math.ceil(height / down)
-    if min(crop_width, crop_height) < smallest:
-        return
-    crops: list[Piece] = []
-    for row in range(down):
-        for column in range(across):
-            left, top = column * crop_width, row * crop_height
-            real = min(crop_width, width - left) / side, min(crop_height, height - top) / side  # the last may be cut
-            xs, ys = _Axis().spans(side, real[0], left), _Axis().spans(side, real[1], top)
-            crops.append(ImageGrid(0, side, side, image=image, view="tile", xs=xs, ys=ys))
-    yield [dataclasses.replace(whole, view="thumbnail"), *crops]
+    across, down = (count, 1) if size[0] >= size[1] else (1, count)
+    if min(math.ceil(size[0] / across), math.ceil(size[1] / down)) >= smallest:
+        *crops, whole = _tiles_of(image, size, across, down, c.side())
+        yield [whole, *crops]
 
 
 def padded_square(c: Context, image: int, size: Size) -> Guess:
-    """The longest edge to a fixed length, then padded to a square."""
-    tile, least = c.tile(), int(c.setting("min_size", 14))
-    new = max(round(size[0] * tile / max(size)), least), max(round(size[1] * tile / max(size)), least)
-    side = max(new)
-    x = _Axis(new[0] / size[0], (side - new[0]) // 2)
-    y = _Axis(new[1] / size[1], (side - new[1]) // 2)
-    yield [_grid(x, y, (side // c.patch, side // c.patch), (c.patch, c.patch), image=image)]
-
-
-TILED_BY_IMAGE_SIZES = (llava_next, llava_onevision)  # the layout follows from `image_sizes` among the inputs
-ONE_VIEW = (llava, square)  # one view is one image
+    """Padded to a square, which is resized."""
+    side, tile = max(size), c.tile()
+    per, step = c.image_size // c.patch, c.patch * tile / c.image_size
+    x, y = (_Axis().shift((side - length) // 2).resize(tile / side) for length in size)
+    yield [_grid(x, y, (per, per), (step, step), image=image)]

@@ -82,10 +82,6 @@ class VisionStates:
         j, i = divmod(state, self.tokens)
         return self.layers[j], i
 
-    def runs(self) -> list[int]:
-        """Lengths of the unbroken runs of vision tokens, in order."""
-        return run_lengths(self.positions)
-
 
 class Capture:
     """Keeps the vision tokens' states at the chosen layers while the first forward of a generate call runs.
