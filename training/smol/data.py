@@ -18,7 +18,7 @@ from revisit.embedded.catalog import BY_NOUN, CATEGORIES, COLORS
 from revisit.embedded.dice import Dice
 from revisit.embedded.scenes import Scene
 from revisit.embedded.text import Turn, absent, caption, presence
-from revisit.models.smol import ASSISTANT, END, IMAGE, USER
+from revisit.models.smol import IMAGE
 from training.texts import DESCRIBE, PATCH_WORDS, checklist, listing, questions
 from training.tiny.data import Mixture, training_scene
 from training.tiny.model import SLOTS, token_id
@@ -27,6 +27,7 @@ LONGEST = 215  # tokens of a row; questions that would make it longer are left o
 ABSENT = 5  # absent objects in a checklist
 NOTHING = -1  # label of a position that is not trained
 PADDING = -1  # branch of the padding on the right
+USER, ASSISTANT, END = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>"
 
 
 @dataclass

