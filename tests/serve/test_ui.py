@@ -19,7 +19,7 @@ from revisit.embedded.samples import sample
 from revisit.explain import record
 from revisit.explain.page import payload
 from revisit.methods.revisit import ReVisiT
-from revisit.models.loading import describe_model
+from revisit.models.config import describe_model
 from revisit.serve.app import Service, build
 from revisit.serve.decoder import Decoder
 from revisit.serve.limits import UI_LIMITS

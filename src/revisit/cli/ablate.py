@@ -87,7 +87,7 @@ def ablate(
 def _main_configuration(assignments: list[str], models: list[str]) -> ReVisiT:
     """The paper's layers for the models, then --set."""
     from revisit.methods.revisit import ReVisiT
-    from revisit.models.loading import load_config
+    from revisit.models.config import load_config
     from revisit.registry import parse_assignments
 
     settings = parse_assignments(assignments)

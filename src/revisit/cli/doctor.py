@@ -145,8 +145,6 @@ def model_rows(facts: ModelFacts) -> Iterator[Row]:
         yield f"layers={name}", f"{_listed(layers)}{per_image}{whole}"
     yield "recommended", ", ".join(f"{key}={value}" for key, value in facts.recommended.items())
     yield "vLLM", "known to the plug-in" if facts.vllm else "not known to the plug-in"
-    for note in facts.notes:
-        yield "note", note
 
 
 def _megabytes(count: float) -> str:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from revisit.models.loading import embedded_folder as path
+from revisit.models.config import embedded_folder as path
 
 __all__ = ["path"]

@@ -81,7 +81,8 @@ class EvalConfig(Settings):
         if not self.sample and (self.temperature != 1 or self.top_p != 1):
             raise RevisitError("temperature and top_p act on sampling only: add --sample, or leave them out.")
         data = self._data(models, [b.name for b in chosen])
-        from revisit.models.loading import as_dtype, describe_model
+        from revisit.models.config import describe_model
+        from revisit.models.loading import as_dtype
 
         if self.dtype not in (None, "auto"):
             as_dtype(self.dtype)

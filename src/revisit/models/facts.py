@@ -30,7 +30,6 @@ class ModelFacts:
     layers: dict[str, tuple[int, ...]]  # what each set means; hidden state 0 is the embedding, `depth` the last
     recommended: dict[str, Any]  # settings of ReVisiT
     refused: tuple[str, ...]  # what will not work, and why; one sentence each
-    notes: tuple[str, ...]  # what is particular about the family
     vllm: bool  # whether the vLLM plug-in knows it
 
     def state_bytes(self, layers: str, dtype: str = "float32") -> int | None:
@@ -83,7 +82,6 @@ def model_facts(
         layers={name: resolve_layers(name, depth, tied) for name in LAYER_SETS},
         recommended={"layers": family.layers, **(own if isinstance(own, dict) else {})},
         refused=tuple(refused),
-        notes=family.notes,
         vllm=family.vllm is not None,
     )
 

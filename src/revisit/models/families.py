@@ -9,6 +9,7 @@ Nothing heavy is imported here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from revisit.models import patch_maps as maps
 from revisit.models.patch_maps import PatchMap, TokensPerSide
@@ -44,7 +45,6 @@ class Family:
     needs: str = ""  # a package that its processor imports and this package does not install
     prefixing_processor: str = ""  # the processor class, if it puts the images before the text by itself
     native_suffix: str = ""  # ending of the native checkpoints' names, where this type runs code of its own
-    notes: tuple[str, ...] = ()  # sentences on what is particular
 
     @property
     def no_patch_map(self) -> str:
@@ -53,10 +53,6 @@ class Family:
             return f"{self.model_type} reads an image through a fixed set of learned queries, which lie nowhere on the image."
         return f"where the vision tokens of a {self.model_type} model lie on the image is not known here."
 
-
-_MROPE = "Positions follow the image grid (M-RoPE); their offset is kept with the model's state."
-_DEEPSTACK = "Vision features are added again after the first decoder layers (DeepStack)."
-_VIDEO = "Without torchvision its processor is built for images only."
 
 _QWEN_EDGES = ("<|vision_start|>", "<|vision_end|>")
 _OMNI_EDGES = ("<|vision_bos|>", "<|vision_eos|>", *_QWEN_EDGES)
@@ -67,6 +63,9 @@ _SPLIT_EDGES = (  # tiles in rows, with line breaks between the rows
     *("<fake_token_around_image>", "<global-img>", "\n", "\n\n"),
     *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
 )
+
+_qwen = partial(Family, layers="all", patch_map=maps.merged, image_edges=_QWEN_EDGES)
+_omni = partial(Family, layers="all", patch_map=maps.merged, image_edges=_OMNI_EDGES, needs="torchvision")
 
 FAMILIES = {
     family.model_type: family
@@ -88,8 +87,8 @@ FAMILIES = {
             vllm=("Gemma3ForConditionalGeneration", "gemma3_mm"),
             image_edges=_GEMMA_EDGES,
         ),
-        Family("glm4v", "GLM-4V", patch_map=maps.merged, notes=(_MROPE, _VIDEO), image_edges=_GLM_EDGES),
-        Family("glm4v_moe", patch_map=maps.merged, notes=(_MROPE, _VIDEO), image_edges=_GLM_EDGES),
+        Family("glm4v", "GLM-4V", patch_map=maps.merged, image_edges=_GLM_EDGES),
+        Family("glm4v_moe", patch_map=maps.merged, image_edges=_GLM_EDGES),
         Family(
             "idefics3",
             "Idefics 3",
@@ -105,7 +104,6 @@ FAMILIES = {
             "InternVL 2.5, 3",
             patch_map=maps.tiles,
             tokens_per_side=maps.downsampled,
-            notes=(_VIDEO,),
             image_edges=("<img>", "</img>"),
         ),
         Family("internvl_chat", native_suffix="-hf"),
@@ -125,13 +123,12 @@ FAMILIES = {
             vllm=("LlavaNextForConditionalGeneration", "llava_next"),
             image_edges=(),
         ),
-        Family("llava_next_video", patch_map=maps.llava_next, notes=(_VIDEO,), image_edges=()),
+        Family("llava_next_video", patch_map=maps.llava_next, image_edges=()),
         Family(
             "llava_onevision",
             "LLaVA-OneVision",
             patch_map=maps.llava_onevision,
             vllm=("LlavaOnevisionForConditionalGeneration", "llava_onevision"),
-            notes=(_VIDEO,),
             image_edges=(),
         ),
         Family(
@@ -145,65 +142,20 @@ FAMILIES = {
         Family(
             "paligemma", "PaliGemma", patch_map=maps.square, prefixing_processor="PaliGemmaProcessor", image_edges=()
         ),
-        Family(
-            "qwen2_5_omni_thinker",
-            layers="all",
-            patch_map=maps.merged,
-            needs="torchvision",
-            notes=(_MROPE,),
-            image_edges=_OMNI_EDGES,
-        ),
-        Family(
-            "qwen2_5_vl",
-            "Qwen2.5-VL",
-            layers="all",
-            patch_map=maps.merged,
-            vllm=("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl"),
-            notes=(_MROPE, _VIDEO),
-            image_edges=_QWEN_EDGES,
-        ),
-        Family(
-            "qwen2_vl",
-            "Qwen2-VL",
-            layers="all",
-            patch_map=maps.merged,
-            vllm=("Qwen2VLForConditionalGeneration", "qwen2_vl"),
-            notes=(_MROPE, _VIDEO),
-            image_edges=_QWEN_EDGES,
-        ),
-        Family("qwen3_5", layers="all", patch_map=maps.merged, notes=(_MROPE, _VIDEO), image_edges=_QWEN_EDGES),
-        Family("qwen3_5_moe", layers="all", patch_map=maps.merged, notes=(_MROPE, _VIDEO), image_edges=_QWEN_EDGES),
-        Family(
-            "qwen3_omni_moe_thinker",
-            layers="all",
-            patch_map=maps.merged,
-            needs="torchvision",
-            notes=(_MROPE,),
-            image_edges=_OMNI_EDGES,
-        ),
-        Family(
-            "qwen3_vl",
-            "Qwen3-VL",
-            layers="all",
-            patch_map=maps.merged,
-            vllm=("Qwen3VLForConditionalGeneration", "qwen3_vl"),
-            notes=(_MROPE, _DEEPSTACK, _VIDEO),
-            image_edges=_QWEN_EDGES,
-        ),
-        Family(
-            "qwen3_vl_moe",
-            layers="all",
-            patch_map=maps.merged,
-            notes=(_MROPE, _DEEPSTACK, _VIDEO),
-            image_edges=_QWEN_EDGES,
-        ),
+        _omni("qwen2_5_omni_thinker"),
+        _qwen("qwen2_5_vl", "Qwen2.5-VL", vllm=("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl")),
+        _qwen("qwen2_vl", "Qwen2-VL", vllm=("Qwen2VLForConditionalGeneration", "qwen2_vl")),
+        _qwen("qwen3_5"),
+        _qwen("qwen3_5_moe"),
+        _omni("qwen3_omni_moe_thinker"),
+        _qwen("qwen3_vl", "Qwen3-VL", vllm=("Qwen3VLForConditionalGeneration", "qwen3_vl")),
+        _qwen("qwen3_vl_moe"),
         Family("shieldgemma2", patch_map=maps.pan_and_scan, tokens_per_side=maps.pooled, image_edges=_GEMMA_EDGES),
         Family(
             "smolvlm",
             "SmolVLM",
             patch_map=maps.splits,
             tokens_per_side=maps.pixel_shuffled("scale_factor"),
-            notes=(_VIDEO,),
             image_edges=_SPLIT_EDGES,
         ),
         Family("vipllava", "ViP-LLaVA", patch_map=maps.llava, sid_share=100 / 576, image_edges=()),

@@ -18,22 +18,9 @@ from transformers.utils.hub import cached_file
 
 from revisit.errors import RevisitError, did_you_mean
 from revisit.models.checkpoint import INDEX, brief, check_index
-from revisit.models.config import EMBEDDED, describe_model, embedded_folder, load_config, resolve
+from revisit.models.config import EMBEDDED, load_config, resolve
 from revisit.models.processors import ATTRIBUTE, load_processor, processor_of
 from revisit.models.types import Model, Processor
-
-__all__ = [
-    "EMBEDDED",
-    "as_dtype",
-    "describe_model",
-    "embedded_folder",
-    "load",
-    "load_config",
-    "load_processor",
-    "loaded_pair",
-    "placement",
-    "resolve",
-]
 
 HUB = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
 ARGUMENTS = (

@@ -10,7 +10,7 @@ from typing import Any
 from revisit.evaluation.plan import label
 from revisit.evaluation.runner import Reporter
 from revisit.methods.revisit import ReVisiT
-from revisit.models.loading import load_config
+from revisit.models.config import load_config
 from revisit.paper.cases import case_studies
 from revisit.paper.grounding import gt_vs_hal
 from revisit.paper.pointing import SETTINGS, BoxedPictures, pointing

@@ -20,7 +20,8 @@ from revisit.evaluation.engines.base import BatchEngine, Job
 from revisit.evaluation.environment import version
 from revisit.evaluation.identity import fingerprint, model_folder
 from revisit.evaluation.records import Answer
-from revisit.models.loading import load, resolve
+from revisit.models.config import resolve
+from revisit.models.loading import load
 from revisit.models.types import Model, Processor
 
 

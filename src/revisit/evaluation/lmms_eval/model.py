@@ -15,7 +15,7 @@ from revisit.errors import RevisitError
 from revisit.evaluation.engines.base import Job
 from revisit.evaluation.engines.local import LocalEngine
 from revisit.evaluation.runner import job_seed
-from revisit.models.loading import describe_model
+from revisit.models.config import describe_model
 from revisit.models.prompts import vision_texts
 from revisit.settings import world_size
 
