@@ -15,12 +15,11 @@ from revisit.embedded.familiar import NOTICE, advice
 from revisit.errors import RevisitError, as_path, need
 from revisit.explain import figure, page
 from revisit.explain.check import Check, check_answer
-from revisit.explain.record import Decode, MethodOutput, TokenStep, explain, label
+from revisit.explain.record import Decode, MethodOutput, explain, label
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
 from revisit.models.images import open_image
 from revisit.models.loading import loaded_pair
-from revisit.pages.document import data_uri
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -101,8 +100,8 @@ def ask(
 class Answer:
     """What `ask` returns: the text, what the method did, and pages and pictures of it.
 
-    A notebook displays the picture, the text with changed words marked, and the page. An answer does not keep the model alive; a
-    page written after the model was released says that it lacks what each patch says.
+    A notebook displays the text and the page. An answer does not keep the model alive; a page written after the model was
+    released says that it lacks what each patch says.
 
     Attributes:
         decode: Every step of every method.
@@ -172,30 +171,9 @@ class Answer:
         return f"Answer({short!r}, {self._output.name}, {counts})"
 
     def _repr_html_(self) -> str:
-        notes = "".join(f"<p><em>{html.escape(note)}</em></p>" for note in self.notes)
-        pictures = "".join(
-            f'<img src="{data_uri(image, 320)}" alt="The image that was asked about" style="max-width:320px;margin-right:16px">'
-            for image in self.images
-        )
-        texts = "".join(
-            f"<p><b>{html.escape(answer.name)}:</b> {''.join(map(_marked, answer.steps))}</p>"
-            for answer in self.decode.answers
-        )
+        texts = "".join(f"<p>{html.escape(text)}</p>" for text in (self.text, *self.notes))
         frame = html.escape(page.render(self.decode), quote=True)
         return (
-            f"<div>{notes}<div style='display:flex;flex-wrap:wrap;gap:8px'>{pictures}<div style='flex:1 1 300px'>{texts}</div></div>"
-            f"<details><summary>Step by step</summary><iframe srcdoc='{frame}' sandbox='allow-scripts' "
-            "style='width:100%;height:720px;border:1px solid #ccc' title='The decode, step by step'></iframe></details></div>"
+            f"{texts}<iframe srcdoc='{frame}' sandbox='allow-scripts' style='width:100%;height:720px;border:1px solid #ccc' "
+            "title='The decode, step by step'></iframe>"
         )
-
-
-def _marked(step: TokenStep) -> str:
-    """One token of the answer; underlined with what would have been written instead, where the method changed it."""
-    text = html.escape(step.text)
-    if step.text.strip().startswith("<") and step.text.strip().endswith(">"):
-        return ""
-    if step.wrong:
-        text = f"<span style='color:#b00020;text-decoration:underline wavy' title='not in the picture'>{text}</span>"
-    if step.instead_of is None:
-        return text
-    return f"<mark title='instead of {html.escape(step.instead_of.strip(), quote=True)}'>{text}</mark>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -29,44 +30,36 @@ def table(
     own = own_settings(answer.method)
     title = f"{answer.name}: {len(answer.changed)} of {len(answer.steps)} steps changed" + (f" ({own})" if own else "")
     made = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=0)
-    left = ("token", "instead of", "patch", "model → after")
-    several_layers = len({step.layer for _, step in kept} - {None}) > 1
-    adaptive = isinstance(answer.method.get("weight"), str)  # from step to step
-    names = [
-        "step",
-        "token",
-        "instead of",
-        "model → after",
-        "plausible\ntokens",
-        "layer",
-        "patch\n(row, col)",
-        "divergence",
-        "weight",
-    ]
-    left_out = {"layer": not several_layers, "weight": not adaptive}
-    for name in names:
-        if not left_out.get(name):
-            words = name.startswith(left)
-            # long entries wrap on narrow terminals, but not the step and its token
-            made.add_column(
-                name, justify="left" if words else "right", overflow="fold", no_wrap=name in ("step", "token")
-            )
-    for number, step in kept:
-        chosen = next((c for c in step.candidates if c.token == step.token), None)
-        made.add_row(
-            str(number),
-            Text(printable(step.text), style="bold" if step.instead_of is not None else ""),
-            Text(printable(step.instead_of) if step.instead_of is not None else ""),
-            "" if chosen is None else f"{_percent(chosen.base)} → {_percent(chosen.final)}",
-            str(step.set_size),
-            *(["" if step.layer is None else str(step.layer)] if several_layers else []),
-            place(step, layout),
-            "" if step.divergence is None else f"{step.divergence:.3f}",
-            *(["" if step.weight is None else f"{step.weight:.2f}"] if adaptive else []),
-        )
     if not kept:
         made.show_header, made.caption = False, "The method changed no step noticeably."
+    columns: dict[str, Callable[[int, TokenStep], str | Text]] = {
+        "step": lambda number, _: str(number),
+        "token": lambda _, step: Text(printable(step.text), style="bold" if step.instead_of is not None else ""),
+        "instead of": lambda _, step: Text("" if step.instead_of is None else printable(step.instead_of)),
+        "model → after": lambda _, step: _change(step),
+        "plausible\ntokens": lambda _, step: str(step.set_size),
+        "layer": lambda _, step: "" if step.layer is None else str(step.layer),
+        "patch\n(row, col)": lambda _, step: place(step, layout),
+        "divergence": lambda _, step: "" if step.divergence is None else f"{step.divergence:.3f}",
+        "weight": lambda _, step: "" if step.weight is None else f"{step.weight:.2f}",
+    }
+    if len({step.layer for _, step in kept} - {None}) < 2:
+        del columns["layer"]
+    if not isinstance(answer.method.get("weight"), str):  # the same at every step
+        del columns["weight"]
+    for name in columns:
+        left = name.startswith(("token", "instead of", "patch", "model"))
+        # long entries wrap on narrow terminals, but not the step and its token
+        made.add_column(name, justify="left" if left else "right", overflow="fold", no_wrap=name in ("step", "token"))
+    for number, step in kept:
+        made.add_row(*(entry(number, step) for entry in columns.values()))
     return made
+
+
+def _change(step: TokenStep) -> str:
+    """The chosen token's probability before and after."""
+    chosen = next((c for c in step.candidates if c.token == step.token), None)
+    return "" if chosen is None else f"{_percent(chosen.base)} → {_percent(chosen.final)}"
 
 
 def place(step: TokenStep, layout: Layout | None) -> str:
