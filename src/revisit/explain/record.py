@@ -221,9 +221,6 @@ def step_of(
     """One step as it is shown; without a record, its text alone."""
     if record is None:
         return TokenStep(text, token)
-    favorite = max(range(len(record.base)), key=record.base.__getitem__)
-    best = max(range(len(record.final)), key=record.final.__getitem__)
-    shown = _shown(record, token, favorite)
     candidates = [
         Candidate(
             record.ids[k],
@@ -232,13 +229,13 @@ def step_of(
             record.vision[k] if record.vision is not None else None,
             record.final[k],
         )
-        for k in shown
+        for k in _shown(record, token)
     ]
     return TokenStep(
         text=text,
         token=token,
         shift=shift(record.base, record.final),
-        instead_of=token_text(tokenizer, record.ids[favorite]) if record.ids[best] != record.ids[favorite] else None,
+        instead_of=token_text(tokenizer, record.favorite) if record.changed else None,
         set_size=record.set_size,
         layer=record.layer,
         index=record.index,
@@ -249,11 +246,11 @@ def step_of(
     )
 
 
-def _shown(record: StepRecord, token: int, favorite: int) -> list[int]:
+def _shown(record: StepRecord, token: int) -> list[int]:
     """The best candidates after the method, always with the chosen token and the model's own favorite."""
-    order = sorted(range(len(record.ids)), key=lambda k: -record.final[k])
-    needed = [k for k in order[SHOWN_CANDIDATES:] if k == favorite or record.ids[k] == token]
-    return order[: SHOWN_CANDIDATES - len(needed)] + needed
+    rest = range(SHOWN_CANDIDATES, len(record.ids))
+    needed = [k for k in rest if record.ids[k] in (token, record.favorite)]
+    return [*range(min(SHOWN_CANDIDATES - len(needed), len(record.ids))), *needed]
 
 
 def _heat(record: StepRecord, method: dict[str, Any]) -> np.ndarray | None:

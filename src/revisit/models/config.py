@@ -53,19 +53,15 @@ def knows_scenes_only(name_or_path: str | Path) -> bool:
     return is_embedded(name_or_path) or name_or_path == smol.NAME
 
 
-def short_name(folder: Path) -> str:
-    """What to call the model in a folder: "tiny", "smol", or the folder's name."""
-    if is_embedded(folder):
-        return EMBEDDED
-    return smol.NAME if smol.is_assembled(folder) else folder.name
-
-
 def name_of(model: Model) -> str:
     """What to call a loaded model: its hub id, or the name of its folder, never the folder's place on this machine."""
     where = str(getattr(model.config, "_name_or_path", ""))
-    if where and Path(where).is_dir():
-        return short_name(Path(where).resolve())
-    return where or type(model).__name__
+    if not where or not Path(where).is_dir():
+        return where or type(model).__name__
+    folder = Path(where).resolve()
+    if is_embedded(folder):
+        return EMBEDDED
+    return smol.NAME if smol.is_assembled(folder) else folder.name
 
 
 def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:

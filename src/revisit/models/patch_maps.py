@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 
 Size: TypeAlias = tuple[int, int]  # width, height
 Box: TypeAlias = tuple[float, float, float, float]  # x0, y0, x1, y1
-Spans: TypeAlias = tuple[tuple[float, float], ...]
+Span: TypeAlias = tuple[float, float]
+Spans: TypeAlias = tuple[Span, ...]
 
 
 @dataclass(frozen=True)
@@ -159,36 +160,22 @@ def pooled(c: Context) -> int:
 # -- from what the model sees back to the original --------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Axis:
-    """One side of the picture that a model sees: seen = original · scale + offset."""
-
-    scale: float = 1.0
-    offset: float = 0.0
-
-    def resize(self, factor: float) -> _Axis:
-        return _Axis(self.scale * factor, self.offset * factor)
-
-    def shift(self, by: float) -> _Axis:
-        return _Axis(self.scale, self.offset + by)
-
-    def spans(self, count: int, step: float, start: float = 0.0) -> Spans:
-        """Where `count` cells of `step` seen pixels, from `start` on, lie in the original."""
-        edges = [(start + k * step - self.offset) / self.scale for k in range(count + 1)]
-        return tuple(itertools.pairwise(edges))
+def _spans(count: int, step: float, scale: float = 1.0, offset: float = 0.0) -> Spans:
+    """Where `count` cells of `step` seen pixels lie in the original, if seen = original · scale + offset."""
+    edges = [(k * step - offset) / scale for k in range(count + 1)]
+    return tuple(itertools.pairwise(edges))
 
 
-def _grid(x: _Axis, y: _Axis, cells: Size, step: tuple[float, float], *, image: int, view: str = "image") -> ImageGrid:
-    columns, rows = cells
-    xs, ys = x.spans(columns, step[0]), y.spans(rows, step[1])
-    return ImageGrid(0, rows, columns, image=image, view=view, xs=xs, ys=ys)
+def _grid(image: int, xs: Iterable[Span], ys: Iterable[Span], view: str = "image", gap: int = 0) -> ImageGrid:
+    xs, ys = tuple(xs), tuple(ys)
+    return ImageGrid(0, len(ys), len(xs), gap, image, view, xs, ys)
 
 
 def _cover(image: int, box: Box, columns: int, rows: int, view: str = "image") -> ImageGrid:
     """A grid over a rectangle of the original image."""
     x0, y0, x1, y1 = box
-    cells, step = (columns, rows), ((x1 - x0) / columns, (y1 - y0) / rows)
-    return _grid(_Axis(offset=-x0), _Axis(offset=-y0), cells, step, image=image, view=view)
+    xs, ys = _spans(columns, (x1 - x0) / columns, offset=-x0), _spans(rows, (y1 - y0) / rows, offset=-y0)
+    return _grid(image, xs, ys, view)
 
 
 def _whole(image: int, size: Size, columns: int, rows: int, view: str = "image") -> ImageGrid:
@@ -216,21 +203,15 @@ def llava(c: Context, image: int, size: Size) -> Guess:
     if getattr(c.vision, "model_type", "") == "pixtral" and c.has("image_sizes"):
         yield from native(c, image, size)
         return
-    x, y = _Axis(), _Axis()
-    width, height = size
-    if c.setting("do_pad") and hasattr(c.processor, "pad_to_square"):
-        side = max(size)
-        x, y = x.shift((side - width) // 2), y.shift((side - height) // 2)
-        width = height = side
-    if c.setting("do_resize", True):
-        new_width, new_height = _resized((width, height), _sides(c.setting("size")))
-        x, y = x.resize(new_width / width), y.resize(new_height / height)
-        width, height = new_width, new_height
+    padded = (max(size), max(size)) if c.setting("do_pad") and hasattr(c.processor, "pad_to_square") else size
+    seen = _resized(padded, _sides(c.setting("size"))) if c.setting("do_resize", True) else padded
     crop = _sides(c.setting("crop_size"))
-    if c.setting("do_center_crop") and crop:
-        x, y = x.shift(-((width - crop["width"]) // 2)), y.shift(-((height - crop["height"]) // 2))
-        width, height = crop["width"], crop["height"]
-    grid = _grid(x, y, (width // c.patch, height // c.patch), (c.patch, c.patch), image=image)
+    kept = (crop["width"], crop["height"]) if c.setting("do_center_crop") and crop else seen
+    xs, ys = (
+        _spans(keep // c.patch, c.patch, new / side, (side - length) // 2 * new / side - (new - keep) // 2)
+        for length, side, new, keep in zip(size, padded, seen, kept, strict=True)
+    )
+    grid = _grid(image, xs, ys)
     yield [grid]
     yield [1, grid]  # the class token kept in front
 
@@ -247,11 +228,15 @@ def _anyres(c: Context, image: int, size: Size, most_tiles: int | None = None) -
         fit = canvas_width, min(math.ceil(height * canvas_width / width), canvas_height)
     else:
         fit = min(math.ceil(width * canvas_height / height), canvas_width), canvas_height
-    x = _Axis(fit[0] / width, (canvas_width - fit[0]) // 2)
-    y = _Axis(fit[1] / height, (canvas_height - fit[1]) // 2)
     step = c.patch * tile / c.image_size
-    xs = [span for t in range(canvas_width // tile) for span in x.spans(per, step, t * tile)]
-    ys = [span for t in range(canvas_height // tile) for span in y.spans(per, step, t * tile)]
+    xs, ys = (
+        [
+            span
+            for t in range(canvas // tile)
+            for span in _spans(per, step, new / length, (canvas - new) // 2 - t * tile)
+        ]
+        for length, new, canvas in ((width, fit[0], canvas_width), (height, fit[1], canvas_height))
+    )
     if width / height > len(xs) / len(ys):
         cut = (len(ys) - int(round(height * (len(xs) / width), 7))) // 2
         ys = ys[cut : len(ys) - cut]
@@ -264,10 +249,10 @@ def _anyres(c: Context, image: int, size: Size, most_tiles: int | None = None) -
             xs, ys = _fewer(xs, int(len(xs) // ratio)), _fewer(ys, int(len(ys) // ratio))
     seen = per * step / tile  # the tower leaves a rest of less than a patch
     thumbnail = _cover(image, (0, 0, width * seen, height * seen), per, per, "thumbnail")
-    return [thumbnail, ImageGrid(0, len(ys), len(xs), gap=1, image=image, view="tile", xs=tuple(xs), ys=tuple(ys))]
+    return [thumbnail, _grid(image, xs, ys, "tile", gap=1)]
 
 
-def _fewer(spans: list[tuple[float, float]], count: int) -> list[tuple[float, float]]:
+def _fewer(spans: list[Span], count: int) -> list[Span]:
     """The same stretch in `count` cells of equal share."""
 
     def at(position: float) -> float:
@@ -359,5 +344,5 @@ def padded_square(c: Context, image: int, size: Size) -> Guess:
     """Padded to a square, which is resized."""
     side, tile = max(size), c.tile()
     per, step = c.image_size // c.patch, c.patch * tile / c.image_size
-    x, y = (_Axis().shift((side - length) // 2).resize(tile / side) for length in size)
-    yield [_grid(x, y, (per, per), (step, step), image=image)]
+    xs, ys = (_spans(per, step, tile / side, (side - length) // 2 * tile / side) for length in size)
+    yield [_grid(image, xs, ys)]
