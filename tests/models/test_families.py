@@ -8,7 +8,6 @@ import sys
 import families as tiny_models
 from revisit import ReVisiT
 from revisit.models import families
-from revisit.models.patch_maps import patches_per_side
 
 
 def test_every_family_that_is_called_tested_is_decoded_by_the_tests() -> None:
@@ -18,7 +17,6 @@ def test_every_family_that_is_called_tested_is_decoded_by_the_tests() -> None:
 def test_a_family_that_is_not_listed_knows_nothing_but_its_name() -> None:
     family = families.of("some_new_model")
     assert (family.layers, family.patch_map, family.vllm) == ("last", None, None)
-    assert family.tokens_per_side is patches_per_side
     assert "some_new_model" in family.no_patch_map
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from revisit.models import patch_maps as maps
-from revisit.models.patch_maps import PatchMap, TokensPerSide
+from revisit.models.patch_maps import PatchMap
 from revisit.models.types import Tokenizer
 
 # What families call the same thing.
@@ -35,7 +35,6 @@ class Family:
     title: str = ""  # the models that people know; empty unless the tests decode a tiny model of the family
     layers: str = "last"  # what the paper recommends
     patch_map: PatchMap | None = None
-    tokens_per_side: TokensPerSide = maps.patches_per_side
     learned_queries: bool = False  # its vision tokens are no patches
     image_edges: tuple[str, ...] | None = (
         None  # tokens its processor writes around and within an image; None: not known
@@ -70,20 +69,13 @@ _omni = partial(Family, layers="all", patch_map=maps.merged, image_edges=_OMNI_E
 FAMILIES = {
     family.model_type: family
     for family in (
-        Family(
-            "aya_vision",
-            "Aya Vision",
-            patch_map=maps.tiles,
-            tokens_per_side=maps.pixel_shuffled("downsample_factor"),
-            image_edges=_AYA_EDGES,
-        ),
+        Family("aya_vision", "Aya Vision", patch_map=maps.tiles, image_edges=_AYA_EDGES),
         Family("blip-2", learned_queries=True, image_edges=()),
         Family("deepseek_vl", patch_map=maps.padded_square, image_edges=()),
         Family(
             "gemma3",
             "Gemma 3",
             patch_map=maps.pan_and_scan,
-            tokens_per_side=maps.pooled,
             vllm=("Gemma3ForConditionalGeneration", "gemma3_mm"),
             image_edges=_GEMMA_EDGES,
         ),
@@ -93,19 +85,12 @@ FAMILIES = {
             "idefics3",
             "Idefics 3",
             patch_map=maps.splits,
-            tokens_per_side=maps.pixel_shuffled("scale_factor"),
             vllm=("Idefics3ForConditionalGeneration", "idefics3"),
             image_edges=_SPLIT_EDGES,
         ),
         Family("instructblip", learned_queries=True, image_edges=()),
         Family("instructblipvideo", learned_queries=True, image_edges=()),
-        Family(
-            "internvl",
-            "InternVL 2.5, 3",
-            patch_map=maps.tiles,
-            tokens_per_side=maps.downsampled,
-            image_edges=("<img>", "</img>"),
-        ),
+        Family("internvl", "InternVL 2.5, 3", patch_map=maps.tiles, image_edges=("<img>", "</img>")),
         Family("internvl_chat", native_suffix="-hf"),
         Family("kosmos-2", learned_queries=True),
         Family(
@@ -150,14 +135,8 @@ FAMILIES = {
         _omni("qwen3_omni_moe_thinker"),
         _qwen("qwen3_vl", "Qwen3-VL", vllm=("Qwen3VLForConditionalGeneration", "qwen3_vl")),
         _qwen("qwen3_vl_moe"),
-        Family("shieldgemma2", patch_map=maps.pan_and_scan, tokens_per_side=maps.pooled, image_edges=_GEMMA_EDGES),
-        Family(
-            "smolvlm",
-            "SmolVLM",
-            patch_map=maps.splits,
-            tokens_per_side=maps.pixel_shuffled("scale_factor"),
-            image_edges=_SPLIT_EDGES,
-        ),
+        Family("shieldgemma2", patch_map=maps.pan_and_scan, image_edges=_GEMMA_EDGES),
+        Family("smolvlm", "SmolVLM", patch_map=maps.splits, image_edges=_SPLIT_EDGES),
         Family("vipllava", "ViP-LLaVA", patch_map=maps.llava, sid_share=100 / 576, image_edges=()),
     )
 }

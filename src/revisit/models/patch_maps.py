@@ -58,7 +58,6 @@ class ImageGrid:
 Piece: TypeAlias = "ImageGrid | int"  # a grid, or a number of tokens that lie nowhere
 Guess: TypeAlias = "Iterable[list[Piece]]"  # layouts one image may have, to be told apart by the number of tokens
 PatchMap: TypeAlias = "Callable[[Context, int, Size], Guess]"  # (context, number of the image, its size) -> layouts
-TokensPerSide: TypeAlias = "Callable[[Context], int]"
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,6 @@ class Context:
     processor: Any  # the image processor
     inputs: dict[str, Any]
     images: int
-    tokens_per_side: TokensPerSide
 
     def has(self, name: str) -> bool:
         return self.inputs.get(name) is not None
@@ -105,8 +103,11 @@ class Context:
         return self.image_size
 
     def side(self) -> int:
-        """Vision tokens along one side of that picture."""
-        return self.tokens_per_side(self)
+        """Vision tokens along one side of that picture: patches, merged as the configuration declares."""
+        if tokens := getattr(self.config, "mm_tokens_per_image", None):
+            return math.isqrt(tokens)
+        factor = int(getattr(self.config, "downsample_factor", 1)) * int(getattr(self.config, "scale_factor", 1))
+        return int(self.image_size // self.patch // factor * float(getattr(self.config, "downsample_ratio", 1)))
 
 
 def _one(value: Any) -> int:
@@ -132,29 +133,6 @@ def place(pieces: Iterable[list[Piece]]) -> tuple[list[ImageGrid], int]:
                 placed.append(dataclasses.replace(piece, first=first))
             first += piece if isinstance(piece, int) else piece.tokens
     return placed, first
-
-
-# -- vision tokens along one side of the picture that the tower sees ---------------------------------------------------
-
-
-def patches_per_side(c: Context) -> int:
-    """One token for each patch."""
-    return c.image_size // c.patch
-
-
-def pixel_shuffled(setting: str) -> TokensPerSide:
-    """Squares of so many patches become one token, by a setting of the configuration."""
-    return lambda c: patches_per_side(c) // int(getattr(c.config, setting))
-
-
-def downsampled(c: Context) -> int:
-    """The InternVL way: a ratio below one."""
-    return int(patches_per_side(c) * c.config.downsample_ratio)
-
-
-def pooled(c: Context) -> int:
-    """The Gemma 3 way: a fixed number of tokens for each picture."""
-    return math.isqrt(c.config.mm_tokens_per_image)
 
 
 # -- from what the model sees back to the original --------------------------------------------------------------------
