@@ -31,67 +31,50 @@ def _twemoji(code: str) -> Image.Image:
         return picture.convert("RGBA")
 
 
-def _table() -> Image.Image:
-    picture = Image.new("RGBA", (SIDE, SIDE))
-    pen = ImageDraw.Draw(picture)
-    for x in (8, 56):
-        pen.rectangle((x, 28, x + 8, 68), fill=(140, 88, 48, 255))
-    for x in (22, 44):
-        pen.rectangle((x, 28, x + 5, 56), fill=(116, 72, 38, 255))
-    pen.polygon([(14, 14), (57, 14), (71, 30), (0, 30)], fill=(196, 134, 80, 255))
-    pen.rectangle((0, 30, 71, 36), fill=(164, 104, 58, 255))
-    return picture
-
-
-def _bench() -> Image.Image:
-    picture = Image.new("RGBA", (SIDE, SIDE))
-    pen = ImageDraw.Draw(picture)
-    for x in (8, 58):
-        pen.rectangle((x, 14, x + 5, 66), fill=(70, 74, 80, 255))
-    for y in (16, 27, 42):
-        pen.rectangle((2, y, 69, y + 8), fill=(172, 116, 62, 255))
-    pen.rectangle((0, 51, 71, 55), fill=(132, 86, 44, 255))
-    return picture
-
-
-def _oven() -> Image.Image:
-    picture = Image.new("RGBA", (SIDE, SIDE))
-    pen = ImageDraw.Draw(picture)
-    pen.rectangle((6, 6, 65, 68), fill=(205, 210, 215, 255))
-    pen.rectangle((6, 6, 65, 20), fill=(120, 126, 134, 255))
-    for x in (14, 28, 42, 54):
-        pen.ellipse((x, 9, x + 8, 17), fill=(240, 240, 240, 255))
-    pen.rectangle((13, 32, 58, 60), fill=(40, 44, 50, 255))
-    pen.rectangle((18, 37, 53, 55), fill=(230, 120, 40, 255))
-    pen.rectangle((13, 25, 58, 28), fill=(90, 95, 102, 255))
-    return picture
-
-
-def _refrigerator() -> Image.Image:
-    picture = Image.new("RGBA", (SIDE, SIDE))
-    pen = ImageDraw.Draw(picture)
-    pen.rectangle((16, 2, 55, 69), fill=(222, 230, 236, 255))
-    pen.rectangle((16, 24, 55, 27), fill=(130, 142, 152, 255))
-    pen.rectangle((21, 9, 24, 20), fill=(90, 100, 110, 255))
-    pen.rectangle((21, 32, 24, 50), fill=(90, 100, 110, 255))
-    pen.rectangle((51, 2, 55, 69), fill=(176, 188, 198, 255))
-    return picture
-
-
-def _fork() -> Image.Image:
-    """The left half of Twemoji's fork and knife, in the middle of its own square."""
-    both = _twemoji("1f374").crop((0, 0, 40, SIDE))
-    picture = Image.new("RGBA", (SIDE, SIDE))
-    picture.paste(both, (18, 0))
-    return picture
-
-
-_DRAWN = {"table": _table, "bench": _bench, "oven": _oven, "refrigerator": _refrigerator, "fork": _fork}
+# Shapes in the order in which they are drawn: the pen's method, where, and the color.
+_SHAPES: dict[str, list[tuple[str, list[int], tuple[int, int, int]]]] = {
+    "table": [
+        *(("rectangle", [x, 28, x + 8, 68], (140, 88, 48)) for x in (8, 56)),
+        *(("rectangle", [x, 28, x + 5, 56], (116, 72, 38)) for x in (22, 44)),
+        ("polygon", [14, 14, 57, 14, 71, 30, 0, 30], (196, 134, 80)),
+        ("rectangle", [0, 30, 71, 36], (164, 104, 58)),
+    ],
+    "bench": [
+        *(("rectangle", [x, 14, x + 5, 66], (70, 74, 80)) for x in (8, 58)),
+        *(("rectangle", [2, y, 69, y + 8], (172, 116, 62)) for y in (16, 27, 42)),
+        ("rectangle", [0, 51, 71, 55], (132, 86, 44)),
+    ],
+    "oven": [
+        ("rectangle", [6, 6, 65, 68], (205, 210, 215)),
+        ("rectangle", [6, 6, 65, 20], (120, 126, 134)),
+        *(("ellipse", [x, 9, x + 8, 17], (240, 240, 240)) for x in (14, 28, 42, 54)),
+        ("rectangle", [13, 32, 58, 60], (40, 44, 50)),
+        ("rectangle", [18, 37, 53, 55], (230, 120, 40)),
+        ("rectangle", [13, 25, 58, 28], (90, 95, 102)),
+    ],
+    "refrigerator": [
+        ("rectangle", [16, 2, 55, 69], (222, 230, 236)),
+        ("rectangle", [16, 24, 55, 27], (130, 142, 152)),
+        ("rectangle", [21, 9, 24, 20], (90, 100, 110)),
+        ("rectangle", [21, 32, 24, 50], (90, 100, 110)),
+        ("rectangle", [51, 2, 55, 69], (176, 188, 198)),
+    ],
+}
 
 
 @cache
 def _base(code: str) -> Image.Image:
-    return _DRAWN[code[5:]]() if code.startswith("draw:") else _twemoji(code)
+    """A Twemoji graphic, or a shape of ours."""
+    if not code.startswith("draw:"):
+        return _twemoji(code)
+    picture = Image.new("RGBA", (SIDE, SIDE))
+    if code == "draw:fork":  # the left half of Twemoji's fork and knife, in the middle
+        picture.paste(_twemoji("1f374").crop((0, 0, 40, SIDE)), (18, 0))
+        return picture
+    pen = ImageDraw.Draw(picture)
+    for method, where, color in _SHAPES[code.removeprefix("draw:")]:
+        getattr(pen, method)(where, fill=(*color, 255))
+    return picture
 
 
 def _tinted(rgba: Bytes, color: str) -> Bytes:
