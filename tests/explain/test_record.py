@@ -112,4 +112,4 @@ def test_what_cannot_be_explained_is_refused() -> None:
 
 def test_labels_name_what_is_not_default() -> None:
     assert record.label({"name": "revisit", **ReVisiT().settings()}) == "revisit"
-    assert record.label({"name": "revisit", **ReVisiT(alpha=0.1).settings()}) == "revisit (alpha=0.1)"
+    assert record.label({"name": "revisit", **ReVisiT(alpha=0.1).settings()}) == "revisit:alpha=0.1"

@@ -12,6 +12,7 @@ import numpy as np
 
 from revisit.benchmarks.chair_words import WORDS
 from revisit.decoding.loop import generate
+from revisit.decoding.method import method_text
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
 from revisit.explain.check import settings_of
@@ -19,7 +20,6 @@ from revisit.explain.lens import whole_vocabulary
 from revisit.explain.objects import object_words
 from revisit.explain.prefill import PrefillStates, unfamiliar_images, watch_prefill
 from revisit.explain.tokens import token_text, token_texts
-from revisit.methods import get, value_text
 from revisit.models.config import name_of
 from revisit.models.geometry import layout_of
 from revisit.models.parts import ModelParts
@@ -307,17 +307,11 @@ def wrong_spans(text: str, objects: Sequence[str]) -> list[tuple[int, int]]:
     return [found.span() for found in object_words().finditer(text) if WORDS[found.group(1).lower()] not in present]
 
 
-def label(method: dict[str, Any]) -> str:
-    """A method with the settings that are not its defaults."""
-    own = own_settings(method)
-    return str(method.get("name", "greedy")) + (f" ({own})" if own else "")
+def label(method: Mapping[str, Any]) -> str:
+    """A method as it is typed, without the settings that are its defaults."""
+    return method_text(method.get("name", "greedy"), {key: value for key, value in method.items() if key != "name"})
 
 
-def own_settings(method: dict[str, Any]) -> str:
+def own_settings(method: Mapping[str, Any]) -> str:
     """The settings of a method that are not its defaults, as text; empty if there are none."""
-    try:
-        defaults = get(str(method.get("name", "greedy"))).settings()
-    except (RevisitError, TypeError):
-        defaults = {}
-    own = {k: v for k, v in method.items() if k != "name" and k in defaults and defaults[k] != v}
-    return ", ".join(f"{k}={value_text(v)}" for k, v in own.items())
+    return label(method).removeprefix(method.get("name", "greedy")).removeprefix(":")

@@ -6,6 +6,10 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import transformers
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # type: ignore[attr-defined]
+from transformers.processing_utils import ProcessorMixin
+
 from revisit.errors import RevisitError
 from revisit.models import families
 from revisit.models.checkpoint import brief
@@ -68,36 +72,14 @@ def processor_of(model: Model, needed_by: str = "This") -> Processor:
 
 def _build(name: str, config: Any, *, trust_remote_code: bool, **kwargs: Any) -> Any:
     """The processor, for images only where its video processor cannot be built."""
-    from transformers import AutoProcessor
-
-    if importlib.util.find_spec("torchvision") is None:
-        images_only = _images_only_class(name, config, **kwargs)
-        if images_only is not None:
-            return images_only.from_pretrained(name, **kwargs)
-    return AutoProcessor.from_pretrained(name, trust_remote_code=trust_remote_code, **kwargs)
-
-
-def _images_only_class(name: str, config: Any, **kwargs: Any) -> Any:
-    """The model's processor class without its video processor, or None if it has none to leave out."""
-    import transformers
-    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # type: ignore[attr-defined]
-    from transformers.processing_utils import ProcessorMixin
-
-    try:
-        declared = ProcessorMixin.get_processor_dict(name, **kwargs)[0].get("processor_class")
-    except OSError:
-        declared = None
-    cls = getattr(transformers, declared or PROCESSOR_MAPPING_NAMES.get(config.model_type) or "", None)
-    try:
-        attributes = cls.get_attributes() if cls is not None else []
-    except ImportError as error:  # a placeholder class: the processor itself needs something that is missing
-        raise RevisitError(f"The processor of {name!r} cannot be built here: {brief(error)}") from None
-    return images_only(cls) if "video_processor" in attributes else None
+    cls = getattr(transformers, PROCESSOR_MAPPING_NAMES.get(config.model_type) or "", None)
+    if importlib.util.find_spec("torchvision") is None and cls and "video_processor" in cls.get_attributes():
+        return images_only(cls).from_pretrained(name, **kwargs)
+    return transformers.AutoProcessor.from_pretrained(name, trust_remote_code=trust_remote_code, **kwargs)
 
 
 def images_only(cls: Any) -> Any:
     """A subclass of a processor class that is built, and works on images, without its video processor."""
-    from transformers.processing_utils import ProcessorMixin
 
     class WithoutVideo(cls):  # type: ignore[misc]
         """Lists only the parts that can be built, while they are being loaded."""

@@ -98,14 +98,10 @@ def check_writable(path: str | Path) -> Path:
     path = Path(path)
     if path.is_dir():
         raise RevisitError(f"{path} is a folder: give the name of a file in it, such as {path / 'page.html'}.")
-    parent = path.absolute().parent
-    if not parent.is_dir():
-        nearest = next(above for above in parent.parents if above.exists()) if not parent.exists() else parent
-        if not nearest.is_dir():
-            raise RevisitError(f"{path} cannot be written: {nearest} is a file.")
+    if not path.absolute().parent.is_dir():
         raise RevisitError(f"{path} cannot be written: there is no folder {path.parent}; make it first.")
     try:  # a trial: rights alone do not tell what a file system allows
-        with path.open("ab") if path.exists() else tempfile.TemporaryFile(dir=parent):
+        with path.open("ab") if path.exists() else tempfile.TemporaryFile(dir=path.absolute().parent):
             pass
     except OSError as error:
         raise RevisitError(f"{path} cannot be written: {error.strerror}; give another place.") from error
