@@ -18,7 +18,6 @@ def test_facts_of_the_embedded_model() -> None:
     assert facts.recommended == {"alpha": 1e-5, "layers": "last", "weight": "agreement", "neighbors": 8}
     assert facts.layers["last"] == (facts.depth,)
     assert facts.state_bytes("last") == 8 * 64 * facts.width * 4
-    assert facts.state_bytes("last", "bfloat16") == 8 * 64 * facts.width * 2
     assert facts.refused == ()
 
 

@@ -35,7 +35,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from revisit.benchmarks import chair_words
 from revisit.benchmarks.io.drafts import drafting
@@ -87,17 +86,17 @@ def file_name(image_id: int) -> str:
     return f"COCO_val2014_{image_id:012d}.png"
 
 
-def _write(path: Path, value: Any) -> None:
+def _write(path: Path, value: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value, indent=1) + "\n")
 
 
-def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+def _write_lines(path: Path, rows: Iterable[dict[str, object]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _described(image_id: int, drawn: Scene) -> dict[str, Any]:
+def _described(image_id: int, drawn: Scene) -> dict[str, object]:
     objects = [
         {"category": i.category.name, "noun": i.noun, "colour": i.color, "bbox": list(i.bbox)} for i in drawn.items
     ]
@@ -106,8 +105,8 @@ def _described(image_id: int, drawn: Scene) -> dict[str, Any]:
 
 def _coco(folder: Path, scenes: dict[int, Scene]) -> None:
     images = [{"id": i, "file_name": file_name(i), "width": SIZE, "height": SIZE} for i in scenes]
-    boxes: list[dict[str, Any]] = []
-    captions: list[dict[str, Any]] = []
+    boxes: list[dict[str, object]] = []
+    captions: list[dict[str, object]] = []
     for image_id, drawn in scenes.items():
         for item in drawn.items:
             boxes.append(
@@ -132,7 +131,7 @@ def _pope(folder: Path, scenes: dict[int, Scene]) -> None:
     frequency = Counter(noun for drawn in scenes.values() for noun in drawn.nouns)
     by_frequency = sorted((c.noun for c in CATEGORIES), key=lambda noun: -frequency[noun])
     for setting in ("random", "popular", "adversarial"):
-        rows: list[dict[str, Any]] = []
+        rows: list[dict[str, object]] = []
         for image_id, drawn in scenes.items():
             dice = Dice(f"{drawn.key}/pope/{setting}")
             shown = dice.sample(drawn.nouns, 3)
@@ -169,7 +168,7 @@ def _edited(drawn: Scene, dice: Dice) -> tuple[str, str, Scene]:
 
 def _hallusion(folder: Path, scenes: dict[int, Scene]) -> None:
     """One set for every fifth scene: the same two questions before and after an object is exchanged."""
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     (folder / "VD" / "scene").mkdir(parents=True)
     for set_id, drawn in enumerate(list(scenes.values())[::5]):
         old, new, changed = _edited(drawn, Dice(f"{drawn.key}/edit"))
@@ -211,7 +210,7 @@ def _vqa_turns(drawn: Scene, dice: Dice) -> list[tuple[str, str, text.Turn]]:
     return out
 
 
-def _ten_answers(kind: str, right: str, dice: Dice) -> list[dict[str, Any]]:
+def _ten_answers(kind: str, right: str, dice: Dice) -> list[dict[str, object]]:
     """Ten annotators who mostly agree: half of the questions are unanimous, the others have one to three dissenters."""
     wrong = {"yes/no": ("yes", "no"), "number": ("1", "2", "3"), "other": ("gray", "middle", "brown")}[kind]
     other = dice.pick([w for w in wrong if w != right])
@@ -253,7 +252,7 @@ def _vqa(folder: Path, scenes: dict[int, Scene]) -> None:
 
 
 def _mmmu(folder: Path, scenes: dict[int, Scene]) -> None:
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     number: Counter[str] = Counter()
     for image_id, drawn in scenes.items():
         question, options, right = text.multiple_choice(drawn, Dice(f"{drawn.key}/mmmu"))

@@ -15,22 +15,19 @@ if TYPE_CHECKING:
     from revisit.explain.lens import Lens, Reading
 
 
-def write(path: str | Path, lens: Lens, title: str = "") -> Path:
+def write(path: str | Path, lens: Lens) -> Path:
     """Write the page of a lens; returns its path."""
-    return write_page(path, render(lens, title))
+    return write_page(path, render(lens))
 
 
-def render(lens: Lens, title: str = "") -> str:
+def render(lens: Lens) -> str:
     """The page of a lens as one string of HTML."""
-    start = """const data = JSON.parse(document.getElementById("data").textContent);
-document.getElementById("buttons").append(themeButton());
-window.lens = new LensView(document.getElementById("main"), data);"""
     return script_page(
-        title or "What the vision tokens say",
+        "What the vision tokens say",
         payload(lens),
         styles=["viewer.css", "lens.css"],
         scripts=["viewer.js", "lens.js"],
-        start=start,
+        start="window.lens = new LensView(main, data);",
         meta=f"{lens.model} · click a patch, or use the arrow keys; [ and ] change the layer",
     )
 

@@ -32,16 +32,12 @@ def write(path: str | Path, decode: Decode, title: str = "") -> Path:
 
 def render(decode: Decode, title: str = "") -> str:
     """The page of a decode as one string of HTML."""
-    start = """const data = JSON.parse(document.getElementById("data").textContent);
-document.getElementById("buttons").append(themeButton());
-foldHeading();
-window.viewer = new Viewer(document.getElementById("main"), data);"""
     return script_page(
         title or decode.prompt,
         payload(decode),
         styles=["viewer.css"],
         scripts=["viewer.js"],
-        start=start,
+        start="foldHeading(); window.viewer = new Viewer(main, data);",
         heading=decode.prompt,
         meta=f"{decode.model} · {', '.join(dict.fromkeys(answer.name for answer in decode.answers))}",
     )

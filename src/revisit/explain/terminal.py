@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from revisit.explain.record import MethodOutput, TokenStep
     from revisit.models.geometry import Layout
 
+MIN_SHIFT = 0.1  # share of the probability that a method must move for a step to be listed
 
-def table(
-    answer: MethodOutput, layout: Layout | None = None, *, all_steps: bool = False, threshold: float = 0.1
-) -> Table:
-    """The steps at which the method mattered: it changed the best token, or moved at least `threshold` of probability."""
+
+def table(answer: MethodOutput, layout: Layout | None = None) -> Table:
+    """The steps at which the method mattered: it changed the best token, or moved at least a tenth of the probability."""
     kept = [
         (number, step)
         for number, step in enumerate(answer.steps, 1)
-        if all_steps or step.instead_of is not None or step.shift >= threshold
+        if step.instead_of is not None or step.shift >= MIN_SHIFT
     ]
     own = own_settings(answer.method)
     title = f"{answer.name}: {len(answer.changed)} of {len(answer.steps)} steps changed" + (f" ({own})" if own else "")

@@ -32,12 +32,11 @@ class ModelFacts:
     refused: tuple[str, ...]  # what will not work, and why; one sentence each
     vllm: bool  # whether the vLLM plug-in knows it
 
-    def state_bytes(self, layers: str, dtype: str = "float32") -> int | None:
-        """Memory of the kept vision states of a whole batch, one image in each row; None if the tokens are not known."""
-        size = {"float32": 4, "bfloat16": 2, "float16": 2}[dtype]
+    def state_bytes(self, layers: str) -> int | None:
+        """Memory of the kept vision states of a whole batch in float32, one image in each row; None if the tokens are not known."""
         if self.vision_tokens is None:
             return None
-        return self.batch * self.vision_tokens * self.width * size * len(self.layers[layers])
+        return self.batch * self.vision_tokens * self.width * 4 * len(self.layers[layers])
 
 
 def model_facts(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from revisit.errors import RevisitError
 from revisit.models import families
 from revisit.models.head import LinearHead
+from revisit.models.types import Model
 
 
 @dataclass
@@ -144,7 +145,7 @@ def _declared_transforms(text_config: Any) -> list[Callable[[Tensor], Tensor]]:
 class ModelParts:
     """A model's decoder, its layers, final norm and head, and the ids that stand for vision tokens in its prompts."""
 
-    model: Any
+    model: Model
     decoder: nn.Module
     layers: nn.ModuleList
     head: Head
@@ -165,7 +166,7 @@ class ModelParts:
         raise RevisitError(f"{describe(self.model)} has no final norm that could be found; use norm='none'.")
 
     @classmethod
-    def of(cls, model: Any) -> ModelParts:
+    def of(cls, model: Model) -> ModelParts:
         """The parts of a model, or a clear refusal of models that keep no vision tokens in their sequence."""
         config, what = model.config, describe(model)
         if reason := refusal(config, what):
@@ -213,12 +214,12 @@ def vision_token_ids(config: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(value for value in values if isinstance(value, int)))
 
 
-def describe(model: Any) -> str:
+def describe(model: Model) -> str:
     """The model's class and type, for messages."""
     return f"{type(model).__name__} ({getattr(model.config, 'model_type', 'unknown type')})"
 
 
-def _decoder(model: Any) -> nn.Module:
+def _decoder(model: Model) -> nn.Module:
     """The module that holds the decoder layers and returns the normed last hidden state."""
     decoder = model.get_decoder()
     while _layers(decoder) is None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from revisit.models.types import ImageLike, Inputs, Processor
 
 
-def chat_text(processor: Processor, prompt: str, images: int = 1, system: str | None = None) -> str:
+def chat_text(processor: Processor, prompt: str, images: int = 1) -> str:
     """The prompt as the model's chat template writes it, pictures first, ready for the answer."""
     if getattr(processor, "chat_template", None) is None:
         token = getattr(processor, "image_token", "<image>")
@@ -29,10 +29,7 @@ def chat_text(processor: Processor, prompt: str, images: int = 1, system: str | 
         return "USER: " + f"{token}\n" * images + f"{prompt} ASSISTANT:"
     content: list[dict[str, str]] = [{"type": "image"} for _ in range(images)]
     content.append({"type": "text", "text": prompt})
-    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
-    if system:
-        messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
-    return templates.render(processor, messages, add_generation_prompt=True)
+    return templates.render(processor, [{"role": "user", "content": content}], add_generation_prompt=True)
 
 
 def prepare(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from revisit.errors import RevisitError
 
@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 LONGEST_SIDE = 1024  # of a picture in a page; the model saw the original
 # A page that works from disk and tells nobody that it was opened.
 OFFLINE = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+START = """document.getElementById("buttons").append(themeButton());
+const data = JSON.parse(document.getElementById("data").textContent), main = document.getElementById("main");
+"""
 
 
 def script_page(
     title: str,
-    data: Any,
+    data: object,
     *,
     styles: Sequence[str],
     scripts: Sequence[str],
@@ -34,14 +37,14 @@ def script_page(
     meta: str = "",
     policy: str = OFFLINE,
 ) -> str:
-    """A page drawn by scripts: the named assets, JSON data in element "data", and `start`, which runs last."""
+    """A page drawn by scripts: the named assets, then `start`, which finds the JSON data as `data`, the place to draw as `main`."""
     return _render(
         title=title,
         heading=heading or title,
         meta=meta,
         policy=policy,
         style="".join(map(asset, styles)),
-        script="".join(map(asset, scripts)) + start,
+        script="".join(map(asset, scripts)) + START + start,
         data=embed(data),
     )
 
@@ -73,16 +76,16 @@ def asset(name: str) -> str:
     return resources.files("revisit.pages").joinpath("assets", name).read_text("utf-8")
 
 
-def embed(data: Any) -> str:
+def embed(data: object) -> str:
     """JSON that cannot end the script element it stands in."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def data_uri(image: Image, longest_side: int = LONGEST_SIDE) -> str:
+def data_uri(image: Image) -> str:
     """The image as a data URI, made smaller where it is large: PNG for small pictures, JPEG for others."""
     small = image.convert("RGB")
-    small.thumbnail((longest_side, longest_side))
+    small.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
     out = io.BytesIO()
     if small.width * small.height <= 256 * 256:
         small.save(out, "PNG", optimize=True)
@@ -98,6 +101,8 @@ def check_writable(path: str | Path) -> Path:
     path = Path(path)
     if path.is_dir():
         raise RevisitError(f"{path} is a folder: give the name of a file in it, such as {path / 'page.html'}.")
+    if path.parent.is_file():
+        raise RevisitError(f"{path} cannot be written: {path.parent} is a file.")
     if not path.absolute().parent.is_dir():
         raise RevisitError(f"{path} cannot be written: there is no folder {path.parent}; make it first.")
     try:  # a trial: rights alone do not tell what a file system allows

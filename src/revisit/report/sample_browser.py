@@ -90,14 +90,12 @@ def write(
         "notes": list(notes),
         "samples": [_payload(s, pictures, made.get(number), columns) for number, s in enumerate(samples)],
     }
-    start = """document.getElementById("buttons").append(themeButton());
-window.samples = new SampleBrowser(document.getElementById("main"), JSON.parse(document.getElementById("data").textContent));"""
     text = script_page(
         f"Samples of {name}",
         data,
         styles=["viewer.css", "samples.css"],
         scripts=["viewer.js", "samples.js"],
-        start=start,
+        start="window.samples = new SampleBrowser(main, data);",
         meta=f"{len(samples):,} samples · {len(columns.methods)} methods · {', '.join(data['benchmarks'])}",
         policy=POLICY,
     )

@@ -27,10 +27,7 @@ from revisit.serve.replies import Json
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 # A saved page holds an answer where this one holds its setup.
-START = """document.getElementById("buttons").append(themeButton());
-const data = JSON.parse(document.getElementById("data").textContent);
-if (data.answers) window.viewer = new Viewer(document.getElementById("main"), data);
-else window.studio = new Studio(document.getElementById("main"), data);"""
+START = "if (data.answers) window.viewer = new Viewer(main, data); else window.studio = new Studio(main, data);"
 
 
 def add_page(app: FastAPI, service: Service) -> None:
