@@ -21,8 +21,8 @@ from revisit.evaluation.environment import version
 from revisit.evaluation.identity import fingerprint, model_folder
 from revisit.evaluation.records import Answer
 from revisit.methods.revisit import ReVisiT
-from revisit.models.config import describe_model
-from revisit.models.loading import load_processor, resolve
+from revisit.models.config import describe_model, resolve
+from revisit.models.processors import load_processor
 from revisit.models.prompts import chat_text
 
 TOGETHER = 128  # jobs handed to vLLM at once; it cuts its own batches
