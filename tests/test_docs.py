@@ -51,4 +51,5 @@ def test_public_names_are_on_the_api_page() -> None:
     import revisit
 
     text = (ROOT / "docs/api.md").read_text("utf-8")
-    assert [name for name in revisit.__all__ if not re.search(rf"\.{name}$", text, re.MULTILINE)] == []
+    names = set(revisit.__all__) - {"methods"}  # the package, whose classes are on the page
+    assert [name for name in names if not re.search(rf"\.{name}$", text, re.MULTILINE)] == []
