@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 import typer
+from rich.progress import TaskID
 
 from revisit.cli import options
 from revisit.cli.main import main
-from revisit.cli.progress import stage_bars
+from revisit.cli.progress import progress_bar
 from revisit.errors import RevisitError, unknown
 from revisit.models.config import embedded_folder
 from revisit.models.smol import OWN, assemble, language_file
@@ -30,6 +33,20 @@ WORK = typer.Argument(help="Folder for checkpoints and the log; run again to res
 OUT = typer.Option(None, help="Folder for the finished model. [default: FOLDER/model]")
 STEPS = typer.Option(None, min=1, help="At most this many steps a stage, for a trial run.")
 THREADS = typer.Option(None, min=1, help="CPU threads. [default: torch's choice]")
+
+
+@contextmanager
+def stage_bars() -> Iterator[Callable[[str, int, int, float], None]]:
+    """A function that shows how far a training stage is: its name, the steps done and to do, and the loss."""
+    bars: dict[str, TaskID] = {}
+    with progress_bar() as progress:
+
+        def show(name: str, done: int, total: int, loss: float) -> None:
+            if name not in bars:
+                bars[name] = progress.add_task(name, total=total)
+            progress.update(bars[name], completed=done, description=f"{name} loss {loss:.3f}")
+
+        yield show
 
 
 @app.command("tiny")

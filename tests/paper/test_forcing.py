@@ -37,11 +37,11 @@ def test_forced_logits_are_those_of_decoding(family: str, monkeypatch: pytest.Mo
     monkeypatch.setattr("revisit.paper.forcing.prepare", lambda *_: prompt_inputs(family))
     states = forced.states("what is it?", [families.picture(1)], tokens)
     assert len(states) == len(tokens)
-    logits = torch.cat(list(forced.logits(states)))
+    logits = forced.parts.head.all_logits(states)
     expected = torch.cat(out.logits)
     torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
     ids = torch.tensor([5, 100, 17])
-    torch.testing.assert_close(forced.object_logits(states, ids), expected[:, ids], atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(forced.parts.head.logits(states, ids), expected[:, ids], atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -51,7 +51,7 @@ def test_without_the_image_no_vision_token_is_left(family: str, monkeypatch: pyt
     tokens = [60, 61, 62, 63]
     monkeypatch.setattr("revisit.paper.forcing.prepare", lambda *_: prompt_inputs(family))
     forced = Forced(model, processor)
-    states = forced.states_without("what is it?", [], tokens)
+    states = forced.states("what is it?", [], tokens, vision=False)
     ids = inputs["input_ids"][0]
     kept = ids[~torch.isin(ids, torch.tensor(forced.parts.vision_ids))]
     assert 0 < len(kept) < len(ids)

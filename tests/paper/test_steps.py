@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,8 +76,7 @@ def test_ranks_leave_the_likeliest_token_out(monkeypatch: pytest.MonkeyPatch) ->
         def states(self, _prompt: str, _images: Any, _tokens: Any) -> torch.Tensor:
             return torch.arange(len(one.tokens))[:, None]
 
-        def logits(self, states: torch.Tensor) -> Any:
-            yield logits[states[:, 0]]
+        parts = SimpleNamespace(head=SimpleNamespace(all_logits=lambda states: logits[states[:, 0]]))
 
     monkeypatch.setattr("revisit.paper.study.open_image", lambda path: path)
     found = steps._measure(Fake(), kept, vocabulary, end)

@@ -264,14 +264,14 @@ def test_figures_are_written_in_both_formats(document: Document, tmp_path: Path)
 
 def test_published_figures_are_marked_and_only_on_request(document: Document, folder: Path) -> None:
     assert not any(block.published for s in document.sections for block in s.blocks if isinstance(block, Table))
-    beside = build(folder, beside=True, resamples=99)
-    marked = [block for s in beside.sections for block in s.blocks if isinstance(block, Table) and block.published]
+    printed = build(folder, with_published=True, resamples=99)
+    marked = [block for s in printed.sections for block in s.blocks if isinstance(block, Table) and block.published]
     assert len(marked) >= 6
-    text = to_markdown(beside)
+    text = to_markdown(printed)
     assert text.count("Published, not measured here") == len(marked)
     assert published.source() in text
     assert "| 50 | 63.2 | 56.0 | 70.0 |" in text  # as printed
-    assert to_html(beside).count('class="badge"') == len(marked)
+    assert to_html(printed).count('class="badge"') == len(marked)
 
 
 def test_a_folder_with_nothing_in_it_is_refused(tmp_path: Path) -> None:

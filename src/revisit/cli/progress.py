@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
 
     from revisit.evaluation.runner import Reporter
 
@@ -33,17 +33,3 @@ def progress_bar() -> Progress:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
-@contextmanager
-def stage_bars() -> Iterator[Callable[[str, int, int, float], None]]:
-    """A function that shows how far a training stage is: its name, the steps done and to do, and the loss."""
-    bars: dict[str, TaskID] = {}
-    with progress_bar() as progress:
-
-        def show(name: str, done: int, total: int, loss: float) -> None:
-            if name not in bars:
-                bars[name] = progress.add_task(name, total=total)
-            progress.update(bars[name], completed=done, description=f"{name} loss {loss:.3f}")
-
-        yield show

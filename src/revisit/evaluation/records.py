@@ -9,12 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 SCHEMA = 3
 CHECK = 16  # characters of a line's checksum
+
+
+Stored: TypeAlias = Mapping[str, Any]  # a record, or a part of one, as plain data
 
 
 class Record(BaseModel):

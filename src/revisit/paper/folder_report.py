@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from revisit.errors import RevisitError
+from revisit.evaluation.records import Stored
 from revisit.evaluation.store import slug
 from revisit.paper import published
 from revisit.paper.ablation import FILE as ABLATION
@@ -48,12 +48,14 @@ def gather(folder: Path) -> ReportInputs:
     return ReportInputs(runs, ablations, studies)
 
 
-def build(folder: Path, *, beside: bool = False, title: str = "ReVisiT: results", resamples: int = 4999) -> Document:
+def build(
+    folder: Path, *, with_published: bool = False, title: str = "ReVisiT: results", resamples: int = 4999
+) -> Document:
     """The report of a folder.
 
     Args:
         folder: Where `revisit eval`, `ablate`, `analyze` or `reproduce` wrote.
-        beside: Also print the paper's own numbers, marked as published.
+        with_published: Also print the paper's own numbers, marked as published.
         title: The heading.
         resamples: Draws of the paired tests.
     """
@@ -61,15 +63,15 @@ def build(folder: Path, *, beside: bool = False, title: str = "ReVisiT: results"
     panels = {run.place: about for run, about in found.ablations}
     shown = [_main_cells(run, panels.get(run.place)) for run in found.runs if not _captions_only(run.place)]
     sections = unfinished_section(found.runs)
-    sections += main_sections(shown, resamples, _published if beside else lambda benchmark: ())
+    sections += main_sections(shown, resamples, _published if with_published else lambda benchmark: ())
     if found.ablations:
         sections.append(Section("Ablations", [Text(ABLATION_TEXT)]))
         for run, about in found.ablations:
-            sections += ablation_sections(about, run.results, f"ablation-{slug(run.name)}", beside)
-    sections += study_sections(found.studies, beside)
-    sources: dict[str, Mapping[str, Any]] = {f"run {run.name}": run.results for run in found.runs}
+            sections += ablation_sections(about, run.results, f"ablation-{slug(run.name)}", with_published)
+    sections += study_sections(found.studies, with_published)
+    sources: dict[str, Stored] = {f"run {run.name}": run.results for run in found.runs}
     sections.append(provenance_section(sources | {f"study {study['name']}": study for study in found.studies}))
-    return Document(title, _lead(found, beside), sections, published.source())
+    return Document(title, _lead(found, with_published), sections, published.source())
 
 
 def _published(benchmark: str) -> list[Table]:
@@ -77,11 +79,11 @@ def _published(benchmark: str) -> list[Table]:
     return [table for row in rows for table in published_tables(row)]
 
 
-def _lead(found: ReportInputs, beside: bool) -> str:
+def _lead(found: ReportInputs, with_published: bool) -> str:
     models = {cell["model"]["name"] for run in found.runs for cell in run.results["cells"]}
     models = models or {study["settings"]["model"] for study in found.studies}
     text = f"Models: {', '.join(sorted(models))}. Everything was measured by the commands printed below each table"
-    return text + (", except what is marked as published." if beside else ".")
+    return text + (", except what is marked as published." if with_published else ".")
 
 
 def _captions_only(place: Path) -> bool:
@@ -89,7 +91,7 @@ def _captions_only(place: Path) -> bool:
     return place.name == CAPTIONS and (place.parent / FOLDER).is_dir()
 
 
-def _main_cells(run: Run, about: Mapping[str, Any] | None) -> Run:
+def _main_cells(run: Run, about: Stored | None) -> Run:
     """The run without the cells that only belong to an ablation."""
     if about is None:
         return run
@@ -99,5 +101,5 @@ def _main_cells(run: Run, about: Mapping[str, Any] | None) -> Run:
     return replace(run, keys=frozenset(cell["key"] for cell in cells if _question(cell) in asked))
 
 
-def _question(cell: Mapping[str, Any]) -> tuple[str, str]:
+def _question(cell: Stored) -> tuple[str, str]:
     return cell["model"]["name"], cell["benchmark"]["label"]

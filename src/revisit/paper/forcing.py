@@ -5,7 +5,7 @@ One caption at a time, so that nothing is padded and every state is the one that
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from revisit.models.parts import ModelParts, describe
 from revisit.models.prompts import prepare
-from revisit.step.reference import CHUNK_NUMBERS
 from revisit.taps.forcing import forced_inputs, last_logits, last_states
 from revisit.taps.positions import saved_positions
 from revisit.taps.vision import vision_mask
@@ -21,46 +20,28 @@ from revisit.taps.vision import vision_mask
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from revisit.models.types import Model, Processor
+
 
 class Forced:
     """A model that can be made to write captions; gives the final states at the positions that predict each token."""
 
-    def __init__(self, model: Any, processor: Any) -> None:
+    def __init__(self, model: Model, processor: Processor) -> None:
         self.model, self.processor = model, processor
         self.parts = ModelParts.of(model)
 
     @torch.no_grad()
-    def states(self, prompt: str, images: Sequence[Image], tokens: Sequence[int]) -> Tensor:
-        """With the picture.  -> (tokens, d)"""
-        return self._run(dict(prepare(self.processor, [prompt], [list(images)], self.model.device)), tokens)
-
-    @torch.no_grad()
-    def states_without(self, prompt: str, images: Sequence[Image], tokens: Sequence[int]) -> Tensor:
-        """With the same prompt from which every vision token was removed, and no pixels.  -> (tokens, d)"""
+    def states(self, prompt: str, images: Sequence[Image], tokens: Sequence[int], *, vision: bool = True) -> Tensor:
+        """With the picture, or with the same prompt from which every vision token was removed.  -> (tokens, d)"""
         inputs = dict(prepare(self.processor, [prompt], [list(images)], self.model.device))
-        return self._run(without_vision(inputs, self.parts.vision_ids), tokens)
-
-    def logits(self, states: Tensor) -> Iterator[Tensor]:
-        """Logits over the whole vocabulary, a bounded number of rows at a time.  (n, d) -> pieces of (b, V)"""
-        head = self.parts.head
-        for part in states.split(max(1, CHUNK_NUMBERS // head.vocabulary)):
-            with torch.no_grad():
-                found = head.all_logits(part)
-            yield found
-
-    @torch.no_grad()
-    def object_logits(self, states: Tensor, ids: Tensor) -> Tensor:
-        """Logits over a few tokens.  (n, d), (k,) -> (n, k)"""
-        return self.parts.head.logits(states, ids)
-
-    def _run(self, inputs: dict[str, Any], tokens: Sequence[int]) -> Tensor:
-        length = inputs["input_ids"].shape[1]
+        if not vision:
+            inputs = without_vision(inputs, self.parts.vision_ids)
         with saved_positions(self.model, clear=True), last_states(self.parts) as seen:
             outputs = self.model(**forced_inputs(inputs, [tokens[:-1]]), use_cache=False, **last_logits(self.model))
         states = seen[0][0]  # (positions, d)
         if self.parts.head.transform is None:
             self.parts.head.calibrate(states[-1], outputs.logits[0, -1], describe(self.model))
-        return states[length - 1 :]
+        return states[inputs["input_ids"].shape[1] - 1 :]
 
 
 def without_vision(inputs: dict[str, Any], vision_ids: Sequence[int]) -> dict[str, Any]:

@@ -115,9 +115,10 @@ def gt_vs_hal(subject: Subject, reporter: Reporter) -> dict[str, Any]:
             continue
         ids = vocabulary.tensor(forced.parts.head.device)
         parts = []
-        for states in (forced.states, forced.states_without):
-            found = states(caption.item.prompt, images(caption.item), tokens)
-            parts.append(maxima(forced.object_logits(found, ids).cpu(), shown).numpy())
+        for vision in (True, False):
+            states = forced.states(caption.item.prompt, images(caption.item), tokens, vision=vision)
+            with torch.no_grad():
+                parts.append(maxima(forced.parts.head.logits(states, ids).cpu(), shown).numpy())
         rows = np.concatenate(parts, axis=1)  # (tokens, 4)
         everywhere.append(rows)
         if caption.item.id in chosen.hallucinated:

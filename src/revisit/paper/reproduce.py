@@ -14,6 +14,7 @@ from typing import Any
 
 from revisit.evaluation.config import SCENES, EvalConfig
 from revisit.evaluation.plan import Plan, benchmark_label, label
+from revisit.evaluation.records import Stored
 from revisit.evaluation.runner import Reporter, run
 from revisit.evaluation.store import read_answers, read_results, read_scores, slug
 from revisit.methods.revisit import ReVisiT
@@ -43,7 +44,7 @@ class Setup:
     stand_in: bool = False  # one model in the place of all of the paper's
     limit: int | None = None
     batch_size: int = 8
-    options: Mapping[str, Any] = field(default_factory=dict)  # engine, workers, address, dtype, device_map
+    options: Stored = field(default_factory=dict)  # engine, workers, address, dtype, device_map
 
     def names(self, row: Row) -> tuple[str, ...]:
         """The row's models that are to be run, by their names in the paper."""
@@ -168,7 +169,7 @@ def _cells(plan: Plan, reporter: Reporter) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _values(cell: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, Measured]:
+def _values(cell: Stored | None, names: Sequence[str]) -> dict[str, Measured]:
     """Our printed values with their intervals, by the paper's names of the metrics."""
     if cell is None:
         return {}
@@ -184,7 +185,7 @@ def _values(cell: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, M
     return found
 
 
-def _model_figure(data: Mapping[str, Any], ours: Mapping[str, Mapping[str, Any]]) -> Block:
+def _model_figure(data: Stored, ours: Mapping[str, Stored]) -> Block:
     kinds = {"greedy": "greedy", "revisit": "ReVisiT"}
     series = []
     for method, title in kinds.items():
@@ -207,7 +208,7 @@ def _run_ablation(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
         results = ablate(plan, panels, reporter, command())
         about = read_ablation(plan.output)
         own = {**results, "cells": [c for c in results["cells"] if c["model"]["name"] == plan.models[0]]}
-        sections += ablation_sections(about, own, f"{row.key}-{slug(name)}", beside=True)
+        sections += ablation_sections(about, own, f"{row.key}-{slug(name)}", with_published=True)
         sections.append(Section(f"Verdicts · {name}", _panel_verdicts(row, panels, own, name), level=3))
     return sections
 
@@ -219,7 +220,7 @@ def _vqav2_panel(base: Any) -> Panel:
     return Panel("layers", "Layer scope × threshold α", ("layers", "alpha"), methods, base)
 
 
-def _panel_verdicts(row: Row, panels: Mapping[str, Panel], results: Mapping[str, Any], model: str) -> list[Block]:
+def _panel_verdicts(row: Row, panels: Mapping[str, Panel], results: Stored, model: str) -> list[Block]:
     cells = {cell["method"]["label"]: cell for cell in results["cells"] if cell["status"] == "complete"}
     blocks: list[Block] = []
     for key, panel in panels.items():
@@ -247,13 +248,13 @@ def _run_study(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
     for name in setup.names(row):
         name_of_study = "case-study" if row.key == "token-tables" else row.key
         study = read_study(run_study(name_of_study, setup.subject(row, name), Choices(), reporter))
-        section = study_section(study, beside=True)
+        section = study_section(study, with_published=True)
         section.blocks += _study_verdicts(row, study["result"])
         sections.append(section)
     return sections
 
 
-def _study_verdicts(row: Row, result: Mapping[str, Any]) -> list[Block]:
+def _study_verdicts(row: Row, result: Stored) -> list[Block]:
     """The study's published numbers with a verdict each, where they have an interval."""
     paper = published.table(row.published)
     if row.key == "hallucinated-steps":
@@ -272,7 +273,7 @@ def _study_verdicts(row: Row, result: Mapping[str, Any]) -> list[Block]:
     return [comparison_table(values, ours, "Verdicts (%).", first="What")]
 
 
-def _at(rows: Sequence[Mapping[str, Any]], k: int) -> Mapping[str, Any]:
+def _at(rows: Sequence[Stored], k: int) -> Stored:
     return next(row for row in rows if row["k"] == k)
 
 
@@ -291,7 +292,7 @@ def _run_latency(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
         methods = {method.name: method for method in plan.methods_for(plan.models[0])}
         path = save(subject, "latency", time_methods(subject, methods, reporter))
         study = read_study(path)
-        sections.append(study_section(study, beside=True))
+        sections.append(study_section(study, with_published=True))
         cells = _cells(plan, reporter)
         f1 = {m: own.value for m, cell in cells.items() if (own := _values(cell, ["F1"]).get("F1")) is not None}
         panels.append(_against_f1(f"{name}, measured", {r["method"]: r["ms"] for r in study["result"]["rows"]}, f1))
@@ -346,7 +347,7 @@ def most_different_items(texts: Mapping[str, Mapping[str, str]], ids: Sequence[s
     return order[:EXAMPLES]
 
 
-def _headline(cells: Mapping[str, Mapping[str, Any]]) -> Block | None:
+def _headline(cells: Mapping[str, Stored]) -> Block | None:
     """The metrics of every variant, where the benchmark has any with a direction."""
     metrics = chosen_metrics(next(iter(cells.values())))
     if not metrics:

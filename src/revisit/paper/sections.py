@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from revisit.benchmarks.base import Metric
+from revisit.evaluation.records import Stored
 from revisit.evaluation.store import slug
 from revisit.paper import published
 from revisit.paper.catalog import ROWS, Row
@@ -32,7 +33,7 @@ def number(value: float | None, decimals: int = 2) -> str:
     return "–" if value is None or math.isnan(value) else f"{value:.{decimals}f}"
 
 
-def provenance(about: Mapping[str, Any]) -> Provenance:
+def provenance(about: Stored) -> Provenance:
     """The command and settings of a study or an ablation."""
     kept = {k: v for k, v in about.get("settings", {}).items() if v is not None and not isinstance(v, (dict, list))}
     return Provenance(about.get("command") or "(not recorded)", ", ".join(f"{k} {v}" for k, v in kept.items()))
@@ -46,26 +47,26 @@ def interval(row: Mapping[str, float], decimals: int) -> str:
 # -- studies -------------------------------------------------------------------------------------------------------
 
 
-def study_section(study: Mapping[str, Any], beside: bool = False) -> Section:
-    """A study's file as a section; `beside` adds the paper's tables."""
+def study_section(study: Stored, with_published: bool = False) -> Section:
+    """A study's file as a section; `with_published` adds the paper's tables."""
     title, blocks_of = STUDIES[study["study"]]
     about = study["settings"]
     blocks = blocks_of(study["result"], study.get("name") or study["study"])
-    row = ROWS.get({"case-study": "token-tables"}.get(study["study"], study["study"]))
-    if beside and row is not None:
+    row = ROWS.get("token-tables" if study["study"] == "case-study" else study["study"])
+    if with_published and row is not None:
         blocks += published_tables(row)
     return Section(f"{title} · {about['model']} · {about['data']}", [*blocks, provenance(study)], level=3)
 
 
-def study_sections(studies: Iterable[Mapping[str, Any]], beside: bool) -> list[Section]:
+def study_sections(studies: Iterable[Stored], with_published: bool) -> list[Section]:
     """All studies in the order of `STUDIES`."""
     order = list(STUDIES)
     found = sorted(studies, key=lambda study: order.index(study["study"]))
-    sections = [study_section(study, beside) for study in found]
+    sections = [study_section(study, with_published) for study in found]
     return [Section("Analyses", [Text(STUDY_TEXT)]), *sections] if sections else []
 
 
-def _counted(result: Mapping[str, Any]) -> str:
+def _counted(result: Stored) -> str:
     words = result["vocabulary"]
     return (
         f"{result['captions']} captions, {result['hallucinated_captions']} of them with a hallucinated object; object "
@@ -79,7 +80,7 @@ def _curve(label: str, rows: Sequence[Mapping[str, float]]) -> Series:
     return Series(label, values["recall"], [row["k"] for row in rows], values["low"], values["high"])
 
 
-def _steps(result: dict[str, Any], name: str) -> list[Block]:
+def _steps(result: Stored, name: str) -> list[Block]:
     chosen = result["selection"]
     text = (
         f"{_counted(result)}{chosen['hallucinated']} hallucinated mentions among {chosen['mentions']}, {chosen['kept']} kept "
@@ -106,10 +107,10 @@ def _steps(result: dict[str, Any], name: str) -> list[Block]:
     return [*blocks, curves(name, caption, [panel])]
 
 
-def _pointing(result: dict[str, Any], name: str) -> list[Block]:
+def _pointing(result: Stored, name: str) -> list[Block]:
     """A table by setting and one by layer; the paper has no such study."""
 
-    def table(rows: Sequence[Mapping[str, Any]], head: str, caption: str) -> Table:
+    def table(rows: Sequence[Stored], head: str, caption: str) -> Table:
         def share(found: Mapping[str, float | None]) -> Cell:
             return Cell(percent(found["share"], 1), small="" if found["low"] is None else interval(found, 1))  # type: ignore[arg-type]
 
@@ -130,7 +131,7 @@ def _pointing(result: dict[str, Any], name: str) -> list[Block]:
     return [Text(text), settings, table(result["layers"], "Layer", by_layer)]
 
 
-def _grounding(result: dict[str, Any], name: str) -> list[Block]:
+def _grounding(result: Stored, name: str) -> list[Block]:
     text = "Averages of the largest probability (%) of a shown (GT) and of an absent (Hal) object's word, over the object words."
     blocks: list[Block] = [Text(_counted(result) + text), _max_table(result["rows"]), _wilcoxon_table(result["rows"])]
     rows = [row for row in result["rows"] if row["n"]]
@@ -142,7 +143,7 @@ def _grounding(result: dict[str, Any], name: str) -> list[Block]:
     return [*blocks, bars(name, caption, labels, [Panel(series, xlabel="average maximum (%)")])]
 
 
-def _max_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _max_table(rows: Sequence[Stored]) -> Table:
     lines = []
     for row in rows:
         for condition, key in (("with image", "with"), ("without image", "without")):
@@ -165,7 +166,7 @@ def _max_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
-def _wilcoxon_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _wilcoxon_table(rows: Sequence[Stored]) -> Table:
     quantities = ("with_image", "without_image", "delta")
     return Table(
         ("Tokens", "N", *("median", "p (Holm)") * 3),
@@ -183,7 +184,7 @@ def _wilcoxon_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
-def _projection(result: dict[str, Any], name: str) -> list[Block]:
+def _projection(result: Stored, name: str) -> list[Block]:
     kinds = {"full": "whole vocabulary", "objects": "object words"}
     last = next(row for row in result["layers"] if row["layer"] == result["final_layer"] and row["norm"])
     chance = {row["k"]: row["recall"] for row in result["chance"]}
@@ -229,7 +230,7 @@ def _projection(result: dict[str, Any], name: str) -> list[Block]:
     return [*blocks, Table(heads, layers, caption, groups, left=2, folded=len(layers) > 20)]
 
 
-def _vision_words(result: dict[str, Any], name: str) -> list[Block]:
+def _vision_words(result: Stored, name: str) -> list[Block]:
     lines = [
         (
             row["word"],
@@ -245,7 +246,7 @@ def _vision_words(result: dict[str, Any], name: str) -> list[Block]:
     return [Table(heads, lines, caption, groups=[(f"vision token {token}", 4) for token in result["tokens"]])]
 
 
-def _cases(result: dict[str, Any], name: str) -> list[Block]:
+def _cases(result: Stored, name: str) -> list[Block]:
     changed = sum(result["changes"].values())
     blocks: list[Block] = [
         Text(
@@ -275,7 +276,7 @@ def _cases(result: dict[str, Any], name: str) -> list[Block]:
     return blocks
 
 
-def _case_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
+def _case_table(rows: Sequence[Stored], caption: str) -> Table:
     def shown(pair: Sequence[float]) -> tuple[str, str]:
         return ("−∞" if pair[0] <= -998 else f"{pair[0]:.2f}", f"{pair[1]:.2f}")
 
@@ -292,7 +293,7 @@ def _case_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
     )
 
 
-def _latency(result: dict[str, Any], name: str) -> list[Block]:
+def _latency(result: Stored, name: str) -> list[Block]:
     rows, protocol = result["rows"], result["protocol"]
     base = next((row["ms"] for row in rows if row["method"] == "greedy"), rows[0]["ms"])
     lines = [
@@ -312,7 +313,7 @@ def _latency(result: dict[str, Any], name: str) -> list[Block]:
 
 
 # Every study that is stored, in the order of the report: its title and the function that draws it.
-STUDIES: dict[str, tuple[str, Callable[[dict[str, Any], str], list[Block]]]] = {
+STUDIES: dict[str, tuple[str, Callable[[Stored, str], list[Block]]]] = {
     "latency": ("Latency", _latency),
     "hallucinated-steps": ("Ground-truth words at hallucinated steps", _steps),
     "gt-vs-hal": ("GT and Hal probabilities, with and without the image", _grounding),
@@ -348,7 +349,7 @@ def published_tables(row: Row) -> list[Table]:
     return tables
 
 
-def printed_table(rows: Sequence[Mapping[str, Any]], caption: str, left: int) -> Table:
+def printed_table(rows: Sequence[Stored], caption: str, left: int) -> Table:
     """Rows of the paper's data as they are."""
     heads = [key.replace("_", " ") for key in rows[0]]
     lines = [tuple(_printed(value) for value in row.values()) for row in rows]
@@ -366,11 +367,9 @@ def _printed(value: Any) -> str:
 # -- ablations -----------------------------------------------------------------------------------------------------
 
 
-def ablation_sections(
-    about: Mapping[str, Any], results: Mapping[str, Any], name: str, beside: bool = False
-) -> list[Section]:
+def ablation_sections(about: Stored, results: Stored, name: str, with_published: bool = False) -> list[Section]:
     """Every panel of an ablation, for each model and benchmark it was run on."""
-    groups: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
+    groups: dict[tuple[str, str], dict[str, Stored]] = {}
     for cell in results["cells"]:
         if cell["status"] == "complete":
             key = (cell["model"]["name"], cell["benchmark"]["label"])
@@ -381,7 +380,7 @@ def ablation_sections(
             if not all(row["method"] in cells for row in panel["rows"]):
                 continue
             blocks = _panel(panel, cells, f"{name}-{slug(panel['key'])}-{slug(benchmark)}-{slug(model)}")
-            if beside:
+            if with_published:
                 blocks[1:1] = _published_panel(panel, benchmark.partition("(")[0])
             named = panel["title"] if panel["title"] == panel["key"] else f"({panel['key']}) {panel['title']}"
             title = f"{named} · {benchmark} · {model}"
@@ -389,13 +388,13 @@ def ablation_sections(
     return sections
 
 
-def chosen_metrics(cell: Mapping[str, Any]) -> list[Metric]:
+def chosen_metrics(cell: Stored) -> list[Metric]:
     """The metrics of a cell that have a direction, sub-settings left out."""
     records = cell["metrics"].items()
     return [Metric.from_record(name, found) for name, found in records if "/" not in name and found["better"]]
 
 
-def _panel(panel: Mapping[str, Any], cells: Mapping[str, Mapping[str, Any]], name: str) -> list[Block]:
+def _panel(panel: Stored, cells: Mapping[str, Stored], name: str) -> list[Block]:
     rows = panel["rows"]
     own = [cells[row["method"]] for row in rows]
     metrics = chosen_metrics(own[0])
@@ -417,13 +416,11 @@ def _panel(panel: Mapping[str, Any], cells: Mapping[str, Mapping[str, Any]], nam
     return [table, _panel_figure(panel, cells, metrics, name)]
 
 
-def _panel_figure(
-    panel: Mapping[str, Any], cells: Mapping[str, Mapping[str, Any]], metrics: Sequence[Metric], name: str
-) -> Block:
+def _panel_figure(panel: Stored, cells: Mapping[str, Stored], metrics: Sequence[Metric], name: str) -> Block:
     """Curves over alpha where it varies, one for each value of the other settings; otherwise bars."""
     sweep = "alpha" in panel["settings"] and len(panel["rows"]) > 3
     at = panel["settings"].index("alpha") if sweep else -1
-    lines: dict[str, list[Mapping[str, Any]]] = {}
+    lines: dict[str, list[Stored]] = {}
     for row in panel["rows"]:
         others = ", ".join(text for place, text in enumerate(row["cells"]) if place != at)
         lines.setdefault(others if sweep and others else "ReVisiT", []).append(row)
@@ -443,7 +440,7 @@ def _panel_figure(
     return bars(name, caption, [" · ".join(filter(None, row["cells"])) for row in panel["rows"]], panels)
 
 
-def _published_panel(panel: Mapping[str, Any], benchmark: str) -> list[Table]:
+def _published_panel(panel: Stored, benchmark: str) -> list[Table]:
     """The paper's values of a panel: CHAIR's four, and VQAv2 by layers and threshold."""
     paper = published.table("ablation")
     if benchmark == "chair" and panel["key"] in paper["panels"]:

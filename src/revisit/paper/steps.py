@@ -109,7 +109,8 @@ def _measure(
     states = forced.states(caption.item.prompt, images(caption.item), tokens)[rows]  # (steps, d)
     places = vocabulary.places(caption.truth)
     targets = vocabulary.tensor(states.device)[places]
-    logits = torch.cat(list(forced.logits(states)))  # (steps, V): a handful of steps
+    with torch.no_grad():
+        logits = forced.parts.head.all_logits(states)  # (steps, V): a handful of steps
     ranks = best_rank(logits, targets, without_top=True).tolist()
     found = []
     for number, (_, mention) in enumerate(pairs):

@@ -53,12 +53,6 @@ class Subject:
     dtype: str | None = None
     device_map: str | None = None
 
-    def __post_init__(self) -> None:
-        if self.limit is not None and self.limit < 1:
-            raise RevisitError(f"limit must be at least 1, not {self.limit}; leave it out to use every picture.")
-        if self.max_new_tokens < 1:
-            raise RevisitError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}.")
-
     @cached_property
     def folder(self) -> Path:
         """Where the pictures are."""

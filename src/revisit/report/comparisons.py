@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from revisit.benchmarks import registry
 from revisit.benchmarks.base import Metric
 from revisit.evaluation.comparison import Table as Compared
 from revisit.evaluation.comparison import Value, ranks
+from revisit.evaluation.records import Stored
 from revisit.report.document import Block, Cell, Document, Section, Table, to_html, to_latex, to_markdown
 
 CSV_COLUMNS = (
@@ -53,14 +53,14 @@ def p_value(p: float | str | None) -> str:
     return f"{p:.2f}" if p >= 0.01 else f"{p:.2e}"
 
 
-def stored_value(cell: Mapping[str, Any], metric: Metric) -> tuple[float, float, float]:
+def stored_value(cell: Stored, metric: Metric) -> tuple[float, float, float]:
     """(value, low, high) of a cell of results.json on the printed scale; NaN where undefined."""
     found = cell["metrics"][metric.name]
     value, low, high = (math.nan if found[k] is None else found[k] * metric.show for k in ("value", "low", "high"))
     return value, low, high
 
 
-def ranked(cells: Sequence[Mapping[str, Any]], metric: Metric, intervals: bool = False) -> list[Cell]:
+def ranked(cells: Sequence[Stored], metric: Metric, intervals: bool = False) -> list[Cell]:
     """The value of a metric in each cell of results.json: best in bold, second underlined."""
     digits, found = f".{metric.decimals}f", []
     raw = [math.nan if (value := cell["metrics"][metric.name]["value"]) is None else value for cell in cells]

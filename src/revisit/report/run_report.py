@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from revisit.benchmarks import registry
 from revisit.benchmarks.base import Metric
 from revisit.evaluation.comparison import Table as Compared
 from revisit.evaluation.comparison import compare_folder
+from revisit.evaluation.records import Stored
 from revisit.evaluation.store import partial_text, read_json, read_results, unfinished
 from revisit.report.comparisons import difference_tables, ranked, seed_tables, value_table
 from revisit.report.document import Block, Cell, Provenance, Section, Table, Text
@@ -29,7 +29,7 @@ class Run:
 
     place: Path
     name: str
-    results: Mapping[str, Any]
+    results: Stored
     keys: frozenset[str]
 
 
@@ -86,16 +86,16 @@ def main_sections(
     return sections
 
 
-def cell_name(cell: Mapping[str, Any], cells: Iterable[Mapping[str, Any]]) -> str:
+def cell_name(cell: Stored, cells: Iterable[Stored]) -> str:
     """A cell's method, with its seed if the method was run with several."""
     label = str(cell["method"]["label"])
     seeds = {other["seed"] for other in cells if other["method"]["label"] == label}
     return f"{label}, seed {cell['seed']}" if len(seeds) > 1 else label
 
 
-def detail_tables(cells: Iterable[Mapping[str, Any]], benchmark: str) -> list[Table]:
+def detail_tables(cells: Iterable[Stored], benchmark: str) -> list[Table]:
     """Sub-settings (POPE's sources and settings, MMMU's subjects) as rows, methods as columns, a table per model."""
-    by_model: dict[tuple[str, str], list[Mapping[str, Any]]] = {}  # benchmarks with other options apart
+    by_model: dict[tuple[str, str], list[Stored]] = {}  # benchmarks with other options apart
     for cell in cells:
         by_model.setdefault((cell["model"]["name"], cell["benchmark"]["label"]), []).append(cell)
     found = []
@@ -121,7 +121,7 @@ def detail_tables(cells: Iterable[Mapping[str, Any]], benchmark: str) -> list[Ta
     return found
 
 
-def provenance_of_cells(cells: Iterable[Mapping[str, Any]]) -> list[Provenance]:
+def provenance_of_cells(cells: Iterable[Stored]) -> list[Provenance]:
     """The commands that produced some cells, each once, and the settings that decide their answers."""
     found = []
     for cell in cells:
@@ -133,7 +133,7 @@ def provenance_of_cells(cells: Iterable[Mapping[str, Any]]) -> list[Provenance]:
     return list(dict.fromkeys(found))
 
 
-def provenance_section(sources: Mapping[str, Mapping[str, Any]]) -> Section:
+def provenance_section(sources: Mapping[str, Stored]) -> Section:
     """Versions, machine and full settings of every run and study, by name."""
     rows = []
     for name, about in sources.items():

@@ -1,7 +1,7 @@
 """The OpenAI chat protocol as far as it is supported: what a request may hold, field by field.
 
-`python -m revisit.serve.schema` prints the JSON schema. A request for something that is not supported is refused; only
-fields that change no answer are ignored.
+`GET /v1/schema` is its JSON schema. A request for something that is not supported is refused; only fields that change no
+answer are ignored.
 """
 
 from __future__ import annotations
@@ -187,10 +187,3 @@ class ChatBody(Body):
         if messages[-1].role != "user":
             raise ValueError("the last message must be the user's.")
         return messages
-
-
-if __name__ == "__main__":
-    import json
-    import sys
-
-    sys.stdout.write(json.dumps(ChatBody.model_json_schema(), indent=2) + "\n")
