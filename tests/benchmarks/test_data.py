@@ -23,7 +23,7 @@ from revisit.benchmarks.base import Benchmark
 from revisit.benchmarks.io import data, download
 from revisit.cli.main import app
 from revisit.errors import RevisitError
-from revisit.evaluation.config import resolve_data
+from revisit.evaluation.places import resolve_data
 
 
 @pytest.fixture(autouse=True)

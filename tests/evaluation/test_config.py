@@ -10,9 +10,9 @@ import pytest
 from revisit import VCD, Chain, ReVisiT, benchmarks
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
-from revisit.evaluation.config import EvalConfig, load_config, parse_data, scope
+from revisit.evaluation.config import EvalConfig, load_config, scope
+from revisit.evaluation.places import parse_data, parse_scenes
 from revisit.evaluation.plan import benchmark_label, label
-from revisit.evaluation.scenes import parse_scenes
 from revisit.registry import parse_assignments
 
 

@@ -78,8 +78,7 @@ def analyze(
             raise RevisitError(f"--{name.strip('_').replace('_', '-')} has no meaning for {study}; leave it out.")
     if method and len(method) > 1 and study != "pointing":
         raise RevisitError(f"{study} reads the captions of one method, not of {len(method)}: give --method once.")
-    from revisit.evaluation.config import DEFAULT_SCENES
-    from revisit.evaluation.scenes import scene_packages
+    from revisit.evaluation.places import DEFAULT_SCENES, scene_packages
     from revisit.evaluation.store import make_folder
     from revisit.models.config import OF_SCENES
     from revisit.paper.pointing import SETTINGS, check_settings

@@ -13,7 +13,8 @@ import typer
 from revisit.cli import options
 from revisit.cli.progress import reporter
 from revisit.errors import Incomplete, Interrupted, RevisitError, need
-from revisit.evaluation.config import DEFAULT_SCENES, EvalConfig
+from revisit.evaluation.config import EvalConfig
+from revisit.evaluation.places import DEFAULT_SCENES
 
 if TYPE_CHECKING:
     from revisit.evaluation.plan import Plan

@@ -76,7 +76,7 @@ def reproduce(
     if plan:
         return
     from revisit.benchmarks.language import require_data
-    from revisit.evaluation.config import DOWNLOAD, parse_data
+    from revisit.evaluation.places import DOWNLOAD, parse_data
     from revisit.evaluation.store import make_folder
     from revisit.models.config import OF_SCENES
     from revisit.paper.reproduce import Setup

@@ -23,14 +23,12 @@ from revisit.decoding.settings import Decoding
 from revisit.errors import EXTRAS, RevisitError, unknown, unknown_setting
 from revisit.evaluation import presets
 from revisit.evaluation.engines.base import ENGINES
+from revisit.evaluation.places import DEFAULT_SCENES, parse_data, resolve_data, scene_packages
 from revisit.evaluation.plan import Plan
 from revisit.models.config import OF_SCENES
 from revisit.registry import parse_entry, parse_list
 from revisit.validation import Beams, Count, PositiveShare, Seed, Settings, Temperature
 
-SCENES = "scenes"
-DOWNLOAD = "download"
-DEFAULT_SCENES = "scenes:unusual:100"
 YAML_BRACKETS = 1000
 
 
@@ -118,8 +116,6 @@ class EvalConfig(Settings):
 
     def packages(self) -> list[str]:
         """What else must be installed for the data, the scores and the engine; missing ones would be noticed one by one."""
-        from revisit.evaluation.scenes import scene_packages
-
         chosen = self.chosen_benchmarks()
         places = self._places([str(m) for m in parse_list(self.model, lambda _: True)], [b.name for b in chosen])
         return [
@@ -271,45 +267,6 @@ def scope(
                 raise unknown(f"method or benchmark in --set {key}:", owner, scoped)
             scoped[owner][field] = value
     return scoped
-
-
-def parse_data(given: Any, names: Sequence[str]) -> dict[str, str]:
-    """Benchmark → place, from one place for all, or from `name=place` entries (or a mapping) with an optional rest."""
-    if isinstance(given, Mapping):
-        pairs = [(str(k), str(v)) for k, v in given.items()]
-    else:
-        texts = [given] if isinstance(given, (str, Path)) else list(given)
-        pairs = []
-        for text in map(str, texts):
-            name, equals, place = text.partition("=")
-            pairs.append((name, place) if equals and name in benchmarks.names() else ("*", text))
-    places = dict(pairs)
-    if len(places) != len(pairs):
-        raise RevisitError("--data gives two places for the same benchmark; give one folder, or name=folder for each.")
-    for name in places:
-        if name != "*" and name not in names:
-            raise unknown("benchmark in --data:", name, names)
-    missing = [name for name in names if name not in places and "*" not in places]
-    if missing:
-        raise RevisitError(f"--data has no folder for benchmark {missing[0]!r}; add --data {missing[0]}=DIR.")
-    return {name: places.get(name, places.get("*", "")) for name in names}
-
-
-def resolve_data(place: str, benchmark: str | None = None, limit: int | None = None) -> Path:
-    """The folder; or the scenes `scenes[:split[:n[:seed]]]`, or what `revisit data get` fetches, `download[:source]`, each written once."""
-    if place == SCENES or place.startswith(f"{SCENES}:"):
-        from revisit.evaluation.scenes import scene_folder
-
-        return scene_folder(place)
-    if place == DOWNLOAD or place.startswith(f"{DOWNLOAD}:"):
-        from revisit.evaluation.fetched import downloaded_folder
-
-        return downloaded_folder(place, benchmark, limit)
-    path = Path(place).expanduser()
-    if not path.is_dir():
-        wrong = "is a file, not a folder" if path.exists() else "does not exist"
-        raise RevisitError(f"The data folder {place!r} {wrong}: give the folder that holds the benchmark's files.")
-    return path
 
 
 def _is_benchmark(name: str) -> bool:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from revisit.evaluation.config import SCENES, EvalConfig
+from revisit.evaluation.config import EvalConfig
+from revisit.evaluation.places import SCENES
 from revisit.evaluation.plan import Plan, benchmark_label, label
 from revisit.evaluation.records import Stored
 from revisit.evaluation.runner import Reporter, run

@@ -15,8 +15,8 @@ import torch
 from revisit.benchmarks.base import Item
 from revisit.benchmarks.chair import Chair
 from revisit.errors import RevisitError
-from revisit.evaluation.config import DEFAULT_SCENES, resolve_data
 from revisit.evaluation.environment import command_line, environment
+from revisit.evaluation.places import DEFAULT_SCENES, resolve_data
 from revisit.evaluation.plan import Plan
 from revisit.evaluation.records import StudyRecord
 from revisit.evaluation.runner import Reporter, run

@@ -10,7 +10,7 @@ import pytest
 
 from revisit.benchmarks.io import data
 from revisit.errors import RevisitError
-from revisit.evaluation.config import resolve_data
+from revisit.evaluation.places import resolve_data
 
 
 @pytest.fixture

