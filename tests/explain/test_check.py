@@ -104,7 +104,9 @@ def test_an_answer_is_checked_without_another_pass(pair: Any) -> None:
     hook.remove()
     assert not counted
     assert checked.text == answer.text
-    assert answer.check(threshold=1.0).flagged() == [word for word in checked.words if word.checkable]
+    assert answer.check(threshold=0.0).flagged() == []
+    assert answer.check(threshold=1.0).threshold == 1.0
+    assert checked.threshold < 1
 
 
 def test_an_answer_of_a_model_given_by_name_can_be_checked() -> None:

@@ -64,7 +64,8 @@ def test_the_exit_code_says_whether_a_word_is_doubtful(tmp_path: Path) -> None:
 def test_a_file_of_captions(folder: Path) -> None:
     result = run(*options(folder), "--batch-size", "2", "--threshold", "0.01")
     assert result.exit_code == 1
-    assert "5 texts checked, 1 with doubtful words" in result.stdout
+    assert "5 texts checked" in result.stdout
+    assert "5 (COCO_val2014_000000000005.png): zebra" in result.stdout
     assert [line["number"] for line in lines(folder)] == [1, 2, 3, 4, 5]
     with (folder / "out/summary.csv").open() as file:
         table = list(csv.DictReader(file))

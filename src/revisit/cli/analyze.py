@@ -21,6 +21,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "vision-words": (),
     "case-study": ("set_", "count", "max_new_tokens"),
     "pointing": CAPTIONED,
+    "check": CAPTIONED,
 }
 
 
@@ -64,6 +65,9 @@ def analyze(
 
     pointing: does the selected patch lie on the object that is named? The data folder must hold boxes: COCO's instances
     file, or generated scenes.
+
+    check: which number tells words for what a picture shows from words for what it does not? Half of the pictures choose,
+    the other half measures.
 
     Examples:
 

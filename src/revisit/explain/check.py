@@ -499,7 +499,11 @@ class Evidence:
             likely: The model's likeliest tokens and their probabilities at the first tokens of words.
             asked: Whether a word is to be checked.
         """
-        spelled = [spellings(self.tokenizer, text[a:b], [tokens[n] for n in own]) for a, b, own in places]
+        spelled = []
+        for start, end, own in places:
+            written = [tokens[n] for n in own]
+            word = text[start:end]
+            spelled.append(spellings(self.tokenizer, word, written) if asked(word) else [written])
         rivals = [self._rivals(likely.get(own[0], ()), tokens[own[0]], asked) for _, _, own in places]
         ids = sorted({t for ways in spelled for way in ways for t in way} | {t for some in rivals for t in some})
         number = {token: n for n, token in enumerate(ids)}

