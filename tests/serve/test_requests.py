@@ -279,15 +279,15 @@ def test_only_loopback_is_open_without_a_key() -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"queue": 0}, "limits.yaml: queue must be greater than or equal to 1, not 0."),
-        ({"queue": "many"}, "queue must be a valid integer, not 'many'."),
-        ({"seconds": float("inf")}, "seconds must be a finite number"),
+        ({"queue": 0}, "limits.yaml: queue must be a whole number of at least 1, not 0."),
+        ({"queue": "many"}, "queue must be a whole number of at least 1, not 'many'."),
+        ({"seconds": float("inf")}, "seconds must be a number above 0 and at most 1,000,000, not inf."),
         ({"new_token": 5}, "Did you mean 'new_tokens'"),
     ],
 )
 def test_wrong_limits_are_refused(values: dict[str, Any], says: str) -> None:
     with pytest.raises(RevisitError) as caught:
-        Limits().changed(values, "limits.yaml")
+        Limits.read(values, "limits.yaml")
     assert says in str(caught.value)
 
 

@@ -30,7 +30,7 @@ def read_limits(file: Path | None, page: bool) -> Limits:
     from revisit.serve.limits import UI_LIMITS, Limits
 
     limits = UI_LIMITS if page else Limits()
-    return limits if file is None else limits.changed(read_yaml(file), str(file))
+    return limits if file is None else Limits.read({**dict(limits), **read_yaml(file)}, str(file))
 
 
 def serve(

@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any
 
 from revisit.decoding.loop import generate
 from revisit.decoding.trace import StepRecord, Trace
 from revisit.evaluation.runner import Reporter
 from revisit.methods.revisit import ReVisiT
 from revisit.models.prompts import new_tokens
-from revisit.paper.study import Subject, track
+from revisit.models.types import Tokenizer
+from revisit.paper.study import Result, Subject, track
 
 ROWS = 20
 
 
-def case_studies(subject: Subject, method: ReVisiT, count: int, reporter: Reporter) -> dict[str, Any]:
+def case_studies(subject: Subject, method: ReVisiT, count: int, reporter: Reporter) -> Result:
     """How often each kind of change happened, and the `count` corrections in which the model alone was surest."""
     model, processor = subject.loaded
     vocabulary = subject.vocabulary
     names = dict(zip(vocabulary.ids, vocabulary.words, strict=True))
     changes: Counter[str] = Counter()
     steps = 0
-    found: list[tuple[bool, float, dict[str, Any]]] = []
+    found: list[tuple[bool, float, Result]] = []
     for item in track(reporter, "case studies", subject.items):
         shown = {vocabulary.ids[place] for place in vocabulary.places(item.meta["ground_truth"])}
         inputs = subject.inputs([item])
@@ -72,7 +72,7 @@ def _kind(token: int, shown: set[int], names: dict[int, str]) -> str:
     return "shown" if token in shown else "absent" if token in names else "other"
 
 
-def rows_of(record: StepRecord, method: ReVisiT, tokenizer: Any) -> list[dict[str, Any]]:
+def rows_of(record: StepRecord, method: ReVisiT, tokenizer: Tokenizer) -> list[Result]:
     """The best candidates: log-probability and probability (%) of base and vision, fused score and final probability.
 
     The fused score is printed as in the paper, before it is normalized: log base + weight · log vision.

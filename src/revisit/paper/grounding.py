@@ -21,7 +21,7 @@ from revisit.evaluation.runner import Reporter
 from revisit.evaluation.statistics import holm
 from revisit.paper.forcing import Forced
 from revisit.paper.steps import select
-from revisit.paper.study import Subject, images, spoken, track
+from revisit.paper.study import Result, Subject, images, spoken, track
 
 Floats = NDArray[np.float64]
 
@@ -67,7 +67,7 @@ def signed_rank(differences: Floats) -> tuple[float, float]:
     return float(result.statistic), float(result.pvalue)
 
 
-def compare(settings: dict[str, Maxima]) -> list[dict[str, Any]]:
+def compare(settings: dict[str, Maxima]) -> list[Result]:
     """One row per set of tokens: averages, medians, tests; Holm's correction is over the sets, for each quantity."""
     quantities = ("with_image", "without_image", "delta")
     tests = {q: [signed_rank(getattr(m, q)) for m in settings.values()] for q in quantities}
@@ -75,7 +75,7 @@ def compare(settings: dict[str, Maxima]) -> list[dict[str, Any]]:
     rows = []
     for number, (name, found) in enumerate(settings.items()):
         averages = found.values.mean(0) if len(found.values) else np.full(4, math.nan)
-        row: dict[str, Any] = {
+        row: Result = {
             "setting": name,
             "n": len(found.values),
             "gt_with": float(averages[0]),
@@ -95,7 +95,7 @@ def compare(settings: dict[str, Maxima]) -> list[dict[str, Any]]:
     return rows
 
 
-def gt_vs_hal(subject: Subject, reporter: Reporter) -> dict[str, Any]:
+def gt_vs_hal(subject: Subject, reporter: Reporter) -> Result:
     """The study: all tokens, tokens of hallucinated captions, hallucinated steps; with the image and without it."""
     captions = subject.captions(reporter)
     model, processor = subject.loaded

@@ -35,7 +35,7 @@ from revisit.evaluation.records import checksum, compact
 from revisit.evaluation.runner import Reporter
 from revisit.evaluation.store import digest, disk_error, make_folder
 from revisit.models.types import Model
-from revisit.paper.study import Subject, track
+from revisit.paper.study import Result, Subject, track
 from revisit.report.document import Table
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Timed(Method):
 
     name = "timed"
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Result:
         return self.inner.settings()
 
     @property
@@ -135,7 +135,7 @@ class Timing:
     own_busy: list[float] = field(default_factory=list)  # and of the method's part of it
     rows: int = 1  # sequences that were decoded together
     peak: int = 0  # most bytes that a call needed beyond what was there before it
-    counters: dict[str, Any] = field(default_factory=dict)
+    counters: Result = field(default_factory=dict)
 
     @property
     def per_token(self) -> tuple[float, float]:
@@ -186,7 +186,7 @@ def measure(
     """Times every method, taking turns; the others are compared with the first one."""
     if new_tokens < 3:
         raise RevisitError("Timing needs at least 3 new tokens.")
-    options: dict[str, Any] = {"do_sample": False, "min_new_tokens": new_tokens, "max_new_tokens": new_tokens}
+    options: Result = {"do_sample": False, "min_new_tokens": new_tokens, "max_new_tokens": new_tokens}
     timings = {label: Timing(label) for label in methods}
     for repeat in range(-warmups, repeats):
         for label, (method, script) in methods.items():
@@ -235,7 +235,7 @@ def _trim() -> None:
         return
 
 
-def table(timings: Sequence[Timing]) -> list[dict[str, Any]]:
+def table(timings: Sequence[Timing]) -> list[Result]:
     """One row per method, in milliseconds and MiB, with ratios to the first."""
     base = timings[0]
     base_first = statistics.median(base.first)
@@ -297,7 +297,7 @@ def bench_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
 PROTOCOL = {"warmups": 6, "repeats": 3, "max_new_tokens": 512}  # of the paper
 
 
-def time_methods(subject: Subject, methods: Mapping[str, Method], reporter: Reporter) -> dict[str, Any]:
+def time_methods(subject: Subject, methods: Mapping[str, Method], reporter: Reporter) -> Result:
     """Milliseconds per token and to the first token of every method: mean and deviation over the pictures.
 
     Every picture is stored when it is measured, so a killed measurement resumes with the next one.
@@ -334,7 +334,7 @@ def time_methods(subject: Subject, methods: Mapping[str, Method], reporter: Repo
     return {**about, "images": len(subject.items), "rows": rows}
 
 
-def _stored(path: Path) -> dict[str, Any]:
+def _stored(path: Path) -> Result:
     """What was measured before, without incomplete lines."""
     found = {}
     for line in path.read_text("utf-8", errors="replace").splitlines() if path.exists() else []:
@@ -348,7 +348,7 @@ def _stored(path: Path) -> dict[str, Any]:
     return found
 
 
-def _summary(rows: list[dict[str, Any]], methods: list[str]) -> list[dict[str, Any]]:
+def _summary(rows: list[Result], methods: list[str]) -> list[Result]:
     found = []
     for name in methods:
         per_token = [fmean(row[name]["per_token"]) for row in rows if row[name]["per_token"]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +11,10 @@ from torch import Tensor
 from revisit.benchmarks.chair_words import WORDS
 from revisit.errors import RevisitError
 from revisit.evaluation.statistics import wilson
+from revisit.models.types import Tokenizer
 
 
-def word_token(tokenizer: Any, word: str) -> int | None:
+def word_token(tokenizer: Tokenizer, word: str) -> int | None:
     """The token that writes `word` inside a sentence, after a blank; None if it takes more than one.
 
     Read off "a word", because some tokenizers put a blank of their own before the text they are given.
@@ -34,7 +34,7 @@ class ObjectVocabulary:
     ids: tuple[int, ...]
 
     @classmethod
-    def of(cls, tokenizer: Any) -> ObjectVocabulary:
+    def of(cls, tokenizer: Tokenizer) -> ObjectVocabulary:
         """The single-token synonyms of a tokenizer; refuses a tokenizer that has none."""
         found = {word: token for word in sorted(WORDS) if (token := word_token(tokenizer, word)) is not None}
         if not found:

@@ -30,7 +30,7 @@ from revisit.methods.revisit import ReVisiT
 from revisit.models.geometry import Layout, layout_of
 from revisit.models.parts import ModelParts
 from revisit.paper.objects import ObjectVocabulary
-from revisit.paper.study import Subject, images, track
+from revisit.paper.study import Result, Subject, images, track
 
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels of the original image
 Boxes = dict[str, list[Box]]  # category -> its boxes in one picture
@@ -87,10 +87,10 @@ class Count:
             self.sums[f"{name}_chance"][picture] += sum(met) / len(met)
         self.steps[picture] += 1
 
-    def row(self, **names: Any) -> dict[str, Any]:
+    def row(self, **names: Any) -> Result:
         """Shares of all steps with 95 % intervals over pictures; None where nothing was counted."""
         total = sum(self.steps.values())
-        row: dict[str, Any] = {**names, "pictures": len(self.steps), "steps": int(total)}
+        row: Result = {**names, "pictures": len(self.steps), "steps": int(total)}
         for name, counted in self.sums.items():
             terms = {picture: (counted[picture], steps) for picture, steps in self.steps.items()}
             known = mean_interval([[terms]]) if len(terms) > 1 else None
@@ -118,7 +118,7 @@ class BoxedPictures(Subject):
         return found[: self.limit]
 
 
-def pointing(subject: Subject, settings: Sequence[str], reporter: Reporter) -> dict[str, Any]:
+def pointing(subject: Subject, settings: Sequence[str], reporter: Reporter) -> Result:
     """The study: one row per setting, and one per layer for the steps of a decode that looks at every layer."""
     boxes = read_boxes(subject.folder)
     model = subject.loaded[0]
@@ -178,7 +178,7 @@ def read_boxes(folder: Path) -> dict[str, Boxes]:
     return boxes
 
 
-def _instances(folder: Path) -> dict[Path, dict[str, Any]]:
+def _instances(folder: Path) -> dict[Path, Result]:
     found = sorted([*folder.glob("instances_*.json"), *folder.glob("annotations/instances_*.json")])
     if not found:
         raise RevisitError(f"{folder} has no instances_*.json, which holds the objects' boxes; pointing needs it.")

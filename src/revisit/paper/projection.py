@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from torch import Tensor
 from revisit.evaluation.runner import Reporter
 from revisit.models.parts import Head, ModelParts, describe
 from revisit.paper.objects import ObjectVocabulary, best_rank, recalls
-from revisit.paper.study import Subject, track
+from revisit.paper.study import Result, Subject, track
 from revisit.step.reference import CHUNK_NUMBERS
 from revisit.taps.forcing import last_logits
 from revisit.taps.hooks import Hooks, normed
@@ -104,7 +104,7 @@ class States:
                 yield (layer, True), normed(norm, states).to(states.device)
 
 
-def projection(subject: Subject, reporter: Reporter) -> dict[str, Any]:
+def projection(subject: Subject, reporter: Reporter) -> Result:
     """The study: recall@k per layer, with and without the final norm, over both vocabularies, with Wilson intervals."""
     items, vocabulary, states = subject.items, subject.vocabulary, States(subject.loaded[0])
     counts: dict[tuple[int, bool], Counts] = {}

@@ -9,15 +9,15 @@ shown object is among the k likeliest.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 
 from revisit.evaluation.runner import Reporter
+from revisit.models.types import Tokenizer
 from revisit.paper.alignment import Mention, mentions
 from revisit.paper.forcing import Forced
 from revisit.paper.objects import ObjectVocabulary, best_rank, recalls
-from revisit.paper.study import Caption, Subject, images, spoken, track
+from revisit.paper.study import Caption, Result, Subject, images, spoken, track
 
 KS = (1, 5, 10, 50, 100, 500)
 CURVE = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000)
@@ -44,7 +44,7 @@ class Selection:
     hallucinated: set[str]  # images with a hallucinated mention
 
 
-def select(captions: list[Caption], tokenizer: Any, vocabulary: ObjectVocabulary, end: set[int]) -> Selection:
+def select(captions: list[Caption], tokenizer: Tokenizer, vocabulary: ObjectVocabulary, end: set[int]) -> Selection:
     """The hallucinated mentions of all captions, sorted by the paper's rules."""
     counts = dict.fromkeys(("mentions", "hallucinated", "kept", "word of several tokens", "no ground-truth word"), 0)
     kept, images = [], set()
@@ -66,7 +66,7 @@ def select(captions: list[Caption], tokenizer: Any, vocabulary: ObjectVocabulary
     return Selection(kept, counts, images)
 
 
-def hallucinated_steps(subject: Subject, reporter: Reporter) -> dict[str, Any]:
+def hallucinated_steps(subject: Subject, reporter: Reporter) -> Result:
     """The study: recall@k at the hallucinated steps, with Wilson intervals, and every step."""
     captions = subject.captions(reporter)
     model, processor = subject.loaded

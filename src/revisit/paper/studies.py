@@ -17,7 +17,7 @@ from revisit.paper.grounding import gt_vs_hal
 from revisit.paper.pointing import SETTINGS, BoxedPictures, pointing
 from revisit.paper.projection import projection
 from revisit.paper.steps import hallucinated_steps
-from revisit.paper.study import NO_CAPTIONS, Subject, save
+from revisit.paper.study import NO_CAPTIONS, Result, Subject, save
 from revisit.paper.words import vision_words
 
 
@@ -30,7 +30,7 @@ class Choices:
     methods: tuple[str, ...] = SETTINGS  # for pointing
 
 
-Outcome = tuple[dict[str, Any], dict[str, Any]]  # the result, and what replaces settings of the subject in the file
+Outcome = tuple[Result, Result]  # the result, and what replaces settings of the subject in the file
 
 
 def _case_study(subject: Subject, choices: Choices, reporter: Reporter) -> Outcome:

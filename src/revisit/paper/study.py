@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from revisit.models.types import Model, Processor
 
 Thing = TypeVar("Thing")
+Result: TypeAlias = dict[str, Any]  # what a study measured, or a part of it, ready for JSON
 
 FOLDER = "studies"  # below the output folder
 CAPTIONS = "captions"  # the folder of the descriptions that studies read, below the output
@@ -139,7 +140,7 @@ def spoken(caption: Caption, end: Sequence[int] | set[int]) -> tuple[int, ...]:
     return tokens[:-1] if tokens and tokens[-1] in end else tokens
 
 
-def save(subject: Subject, study: str, result: dict[str, Any], extra: dict[str, Any] | None = None) -> Path:
+def save(subject: Subject, study: str, result: Result, extra: Result | None = None) -> Path:
     """Writes a study's file: what was measured, with the command, the settings and the machine."""
     folder = make_folder(Path(subject.output) / FOLDER)
     path = folder / f"{study}-{slug(subject.model)}-{slug(subject.data)}.json"

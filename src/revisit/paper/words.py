@@ -6,8 +6,6 @@ word, the words are those and the likeliest others, and the tokens are the ones 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -16,12 +14,12 @@ from revisit.evaluation.runner import Reporter
 from revisit.models.parts import Head
 from revisit.paper.objects import ObjectVocabulary
 from revisit.paper.projection import States
-from revisit.paper.study import Subject, track
+from revisit.paper.study import Result, Subject, track
 
 WORDS, TOKENS = 9, 3
 
 
-def vision_words(subject: Subject, reporter: Reporter) -> dict[str, Any]:
+def vision_words(subject: Subject, reporter: Reporter) -> Result:
     """Log-probability and probability (%) of the words at each token, read at the last layer with the decoder's norm."""
     vocabulary, states = subject.vocabulary, States(subject.loaded[0])
     item = max(subject.items, key=lambda item: len(shown_words(item, vocabulary)))

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from revisit.errors import RevisitError, unknown
+from revisit.validation import Settings
 
 ECHO = 200  # characters of a client's input that an error message may repeat
 
 Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, le=1e6)]
 
 
-class Limits(BaseModel):
+class Limits(Settings):
     """The limits of one server."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
     # What one request may hold; all of it is checked before anything is tokenized or decoded.
     body_bytes: Count = Field(default=16 << 20, description="Largest request, in bytes.")
@@ -59,26 +56,6 @@ class Limits(BaseModel):
     write_seconds: Seconds = Field(default=30.0, description="Time for a client that stopped reading its answer.")
     idle_seconds: Seconds = Field(default=15.0, description="Time an unused connection is kept open.")
     batch_wait: float = Field(default=0.01, ge=0, description="How long a batch waits for further requests.")
-
-    def changed(self, values: Mapping[str, object], source: str) -> Limits:
-        """These limits with some of them replaced.
-
-        Args:
-            values: The new values by name.
-            source: Where they come from, for error messages.
-
-        Raises:
-            RevisitError: A name or a value is wrong.
-        """
-        try:
-            return Limits.model_validate({**self.model_dump(), **values})
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = str(first["loc"][0])
-            if first["type"] == "extra_forbidden":
-                raise RevisitError(f"{source}: {unknown('limit', name, Limits.model_fields)}") from None
-            expected = first["msg"].replace("Input should be", "must be")
-            raise RevisitError(f"{source}: {name} {expected}, not {first['input']!r}.") from None
 
 
 # The page is for one person with large photos.
