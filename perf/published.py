@@ -20,7 +20,7 @@ from torch import Tensor
 import revisit
 from random_models import Profile, random_inputs, random_model
 from revisit import ReVisiT
-from revisit.models.layers import resolve_layers
+from revisit.models.families import resolve_layers
 from revisit.paper import latency
 from revisit.report.document import Section
 from revisit.report.terminal import print_section

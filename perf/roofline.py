@@ -23,10 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from revisit.integrations.vllm.plan import block_size
-from revisit.models.head import LinearHead
+from revisit.models.parts import LinearHead
 from revisit.step.batched import refine
-from revisit.step.rule import Rule
-from revisit.step.states import StateBlocks
+from revisit.step.interface import Rule, StateBlocks
 
 LAUNCH = 6e-6  # seconds of the host for a kernel
 SMALLEST = 2e-6  # seconds of the device for the smallest kernel

@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from random_models import Profile
-from revisit.models.head import LinearHead
+from revisit.models.parts import LinearHead
 from revisit.paper.latency import Memory
-from revisit.step.rule import Rule
-from revisit.step.states import PaddedStates
+from revisit.step.interface import PaddedStates, Rule
 from step import check, ways
 
 WIDTH, VOCABULARY = 896, 151936

@@ -20,13 +20,11 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from random_models import Profile
-from revisit.models.head import LinearHead
+from revisit.models.parts import LinearHead
 from revisit.step import reference
 from revisit.step.batched import BatchedStep
-from revisit.step.choose import Step
 from revisit.step.compiled import kernel
-from revisit.step.rule import Rule
-from revisit.step.states import PaddedStates
+from revisit.step.interface import PaddedStates, Rule, Step
 
 SHAPE = {
     "num_hidden_layers": 24,

@@ -11,7 +11,7 @@ import families
 import revisit
 from revisit import M3ID, Trace
 from revisit.contrast.branch import merge
-from revisit.taps.positions import saved_positions
+from revisit.taps.states import saved_positions
 
 
 def part(length: int, rows: int = 2, **more: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from revisit.contrast.pixels import (
     units,
 )
 from revisit.methods import ritual
-from revisit.taps.vision import vision_mask
+from revisit.taps.states import vision_mask
 
 MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's
 

@@ -13,10 +13,10 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 import families
 import revisit
 from revisit import ReVisiT, RevisitError, Trace
-from revisit.models.layers import resolve_layers
+from revisit.models.families import resolve_layers
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import prepare
-from revisit.taps.vision import Capture, vision_mask
+from revisit.taps.states import Capture, vision_mask
 
 METHOD = ReVisiT(alpha=1e-2, layers="all")
 PROMPTS = ["hi", "what is it?", "describe the image in detail", "a"]

@@ -16,11 +16,10 @@ import torch
 import families
 import revisit
 from revisit import methods
-from revisit.models.head import LinearHead
+from revisit.models.parts import LinearHead
 from revisit.paper import latency
-from revisit.step import batched, choose
-from revisit.step.rule import Rule
-from revisit.step.states import PaddedStates
+from revisit.step import batched, interface, reference
+from revisit.step.interface import PaddedStates, Rule
 
 pytestmark = [
     pytest.mark.device,
@@ -129,7 +128,7 @@ def test_half_precision_gives_the_references_tokens(family: str, layers: str, mo
         revisit.ReVisiT(layers=layers),
     )
     decoded = [decode(model, inputs, method, trace=revisit.Trace(record=record)) for record in (True, False)]
-    monkeypatch.setattr(choose, "choose", lambda head, rule, device, record: choose.ReferenceStep(head, rule))
+    monkeypatch.setattr(interface, "choose", lambda head, rule, device, record: reference.ReferenceStep(head, rule))
     expected = decode(model, inputs, method)
     assert all(torch.equal(tokens, expected) for tokens in decoded)
 

@@ -24,6 +24,7 @@ from revisit.integrations.vllm.request import LAYERS_SWITCH, admit, check, kept_
 from revisit.integrations.vllm.worker import MASKED_LOGIT_GAP, Row, Worker
 from revisit.methods.revisit import ReVisiT
 from revisit.step import batched
+from revisit.step.compiled import kernel
 from revisit.step.reference import refine, scatter
 
 IMAGE, WIDTH, VOCABULARY, DEPTH, BLOCK = 9, 6, 40, 3, 128
@@ -262,10 +263,10 @@ def test_a_cap_does_not_hide_that_a_product_overflowed() -> None:
 # -- the step -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["1", "0"], ids=["compiled", "torch"])
+@pytest.fixture(params=[True, False], ids=["compiled", "torch"])
 def either_step(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU usual steps are taken by compiled code; without it by torch, as on a GPU."""
-    monkeypatch.setenv("REVISIT_KERNEL", request.param)
+    monkeypatch.setattr(kernel, "ENABLED", request.param)
 
 
 @pytest.mark.usefixtures("either_step")
@@ -452,7 +453,7 @@ def test_the_rehearsal_of_the_largest_step_leaves_everything_as_it_was() -> None
 
 
 def test_rows_with_more_candidates_than_there_is_room_for_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REVISIT_KERNEL", "0")
+    monkeypatch.setattr(kernel, "ENABLED", False)
     monkeypatch.setattr(batched, "CAPACITIES", (2, 4, 8))
     model = Model(blocks=64)
     model.worker._room = 40  # so that several parts are taken

@@ -9,7 +9,7 @@ import pytest
 import families
 from revisit.errors import RevisitError
 from revisit.models.facts import model_facts
-from revisit.models.layers import resolve_layers
+from revisit.models.families import resolve_layers
 
 
 def test_facts_of_the_embedded_model() -> None:

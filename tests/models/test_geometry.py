@@ -18,7 +18,7 @@ from PIL import Image
 import families
 from revisit.models.geometry import ImageGrid, Layout, layout
 from revisit.models.parts import ModelParts
-from revisit.taps.vision import vision_mask
+from revisit.taps.states import vision_mask
 
 ATTENTION_OUTPUTS = ("out_proj", "o_proj", "attn.proj", "projection_layer")
 Size = tuple[int, int]

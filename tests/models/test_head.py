@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from revisit.errors import RevisitError
-from revisit.models.head import LinearHead
-from revisit.models.parts import Head
+from revisit.models.parts import Head, LinearHead
 
 
 class Wrapped(nn.Module):

@@ -21,12 +21,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from revisit.models.head import LinearHead
+from revisit.models.parts import LinearHead
 from revisit.step import reference
-from revisit.step.batched import BatchedStep, Refined, refine
+from revisit.step.batched import BatchedStep, refine
 from revisit.step.compiled import kernel
-from revisit.step.rule import RESOLUTION, Rule
-from revisit.step.states import PaddedStates
+from revisit.step.interface import RESOLUTION, PaddedStates, Refined, Rule
 
 SCORES = 1e-5  # of the sum of the absolute numbers that are added up: by how much scores may differ
 DIVERGENCES = 1e-6  # of the same for the logits: by how much divergences may differ

@@ -15,11 +15,11 @@ import families
 import revisit
 from revisit import ReVisiT, Trace
 from revisit.errors import RevisitError
-from revisit.models.head import LinearHead
+from revisit.models.parts import LinearHead
 from revisit.step import batched, reference
 from revisit.step.batched import BatchedStep, refine, refine_logits
-from revisit.step.rule import Rule
-from revisit.step.states import PaddedStates, StateBlocks
+from revisit.step.compiled import kernel
+from revisit.step.interface import PaddedStates, Rule, StateBlocks
 
 
 @pytest.mark.parametrize("backend", ["batched", "spacious"])
@@ -216,9 +216,9 @@ def test_a_recorded_run_decodes_and_counts_the_same(extra: dict[str, Any]) -> No
     assert sum(row["applied"] for row in runs[0][1]) > 0
 
 
-@pytest.mark.parametrize("compiled", ["1", "0"])
-def test_a_recorded_run_takes_the_fast_step(compiled: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REVISIT_KERNEL", compiled)
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_recorded_run_takes_the_fast_step(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "ENABLED", compiled)
     monkeypatch.setattr(reference, "refine", lambda *_: pytest.fail("the reference took a step"))
     model, _ = families.build("llava")
     trace = Trace(record=True)

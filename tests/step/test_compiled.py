@@ -15,13 +15,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from revisit.models.head import LinearHead
+from revisit.models.parts import LinearHead
 from revisit.step import reference
 from revisit.step.batched import BatchedStep
-from revisit.step.choose import ReferenceStep, choose
 from revisit.step.compiled import kernel
-from revisit.step.rule import Rule
-from revisit.step.states import Item, PaddedStates
+from revisit.step.interface import Item, PaddedStates, ReferenceStep, Rule, choose
 
 built = pytest.mark.skipif(
     kernel.library() is None, reason="the compiled step was not built when the package was installed (no C compiler?)"
@@ -134,11 +132,11 @@ CODE = """
 import sys, warnings
 from pathlib import Path
 import torch
-from revisit.models.head import LinearHead
-from revisit.step.choose import choose
+from revisit.models.parts import LinearHead
+from revisit.step.interface import choose
 from revisit.step.compiled import kernel
-from revisit.step.rule import Rule
-from revisit.step.states import PaddedStates
+from revisit.step.interface import Rule
+from revisit.step.interface import PaddedStates
 kernel.HERE = Path(sys.argv[1])
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from revisit.models.head import LinearHead
+from revisit.models.parts import LinearHead
 from revisit.step import reference
-from revisit.step.rule import Rule
+from revisit.step.interface import Rule
 
 
 class Given:

@@ -10,8 +10,8 @@ import torch
 import families
 import revisit
 from revisit import ReVisiT
-from revisit.taps import hooks
-from revisit.taps.vision import Capture
+from revisit.taps import states
+from revisit.taps.states import Capture
 
 METHOD = ReVisiT(alpha=1e-3, layers="all")
 OPTIONS: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
@@ -62,13 +62,13 @@ def test_a_compiled_prefill_runs_as_written() -> None:
     handle = module[0].register_forward_hook(lambda *_: calls.append(1))
     run(torch.ones(1, 2))
     unseen = len(calls)
-    hooks._FORCE_EAGER.begin()
+    states._FORCE_EAGER.begin()
     run(torch.ones(1, 2))
     assert len(calls) == unseen + 1
-    hooks._FORCE_EAGER.begin()  # a second decode in another thread begins before the first has its prefill
-    hooks._FORCE_EAGER.end()
+    states._FORCE_EAGER.begin()  # a second decode in another thread begins before the first has its prefill
+    states._FORCE_EAGER.end()
     run(torch.ones(1, 2))
     assert len(calls) == unseen + 2
-    hooks._FORCE_EAGER.end()
+    states._FORCE_EAGER.end()
     assert torch._dynamo.eval_frame._stance.stance == "default"
     handle.remove()

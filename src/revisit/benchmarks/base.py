@@ -17,7 +17,7 @@ from revisit.benchmarks.io.answers import Answer, aligned, check_rows
 from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.io.files import Record, folder
 from revisit.errors import RevisitError, unknown
-from revisit.validation import Settings
+from revisit.registry import Settings
 
 if TYPE_CHECKING:
     from revisit.benchmarks.io.drafts import Draft

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from revisit.models import DESCRIBE
-from revisit.validation import MAX_BEAMS, MAX_SEED
+from revisit.registry import MAX_BEAMS, MAX_SEED
 
 
 def a_seed(value: int) -> int:

@@ -25,7 +25,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from revisit.contrast.pixels import refuse_filled_cache
 from revisit.decoding.run import CACHE, StandIn
 from revisit.errors import RevisitError
-from revisit.taps.positions import saved_positions
+from revisit.taps.states import saved_positions
 
 if TYPE_CHECKING:
     from transformers import Cache

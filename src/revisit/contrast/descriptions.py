@@ -13,8 +13,7 @@ from torch import Tensor
 from revisit.contrast.pixels import item_digests
 from revisit.contrast.prompt_edits import Edit, edited, image_span
 from revisit.models.prompts import end_tokens, until_end
-from revisit.taps.hooks import taps_paused
-from revisit.taps.positions import saved_positions
+from revisit.taps.states import saved_positions, taps_paused
 
 if TYPE_CHECKING:
     from revisit.decoding.run import Run

@@ -16,7 +16,7 @@ from torch import Tensor
 from revisit.errors import RevisitError
 from revisit.models.families import PACKED, PIXELS
 from revisit.models.parts import describe
-from revisit.taps.vision import run_lengths
+from revisit.taps.states import run_lengths
 
 if TYPE_CHECKING:
     from revisit.decoding.run import Run

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field
 
 from revisit.errors import RevisitError
-from revisit.registry import Registry
-from revisit.validation import Settings
+from revisit.registry import Registry, Settings
 
 if TYPE_CHECKING:
     from typing import TypeAlias

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import model_validator
 
 from revisit.errors import RevisitError
-from revisit.validation import Beams, Count, PositiveShare, Settings, Temperature
+from revisit.registry import Beams, Count, PositiveShare, Settings, Temperature
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -26,8 +26,7 @@ from revisit.evaluation.engines.base import ENGINES
 from revisit.evaluation.places import DEFAULT_SCENES, parse_data, resolve_data, scene_packages
 from revisit.evaluation.plan import Plan
 from revisit.models.config import OF_SCENES
-from revisit.registry import parse_entry, parse_list
-from revisit.validation import Beams, Count, PositiveShare, Seed, Settings, Temperature
+from revisit.registry import Beams, Count, PositiveShare, Seed, Settings, Temperature, parse_entry, parse_list
 
 YAML_BRACKETS = 1000
 

@@ -30,8 +30,7 @@ from revisit.models.parts import Head, ModelParts, describe
 from revisit.models.prompts import chat_text, prepare, vision_texts
 from revisit.step.reference import CHUNK_NUMBERS
 from revisit.taps.forcing import forced_inputs, last_logits, last_states
-from revisit.taps.positions import saved_positions
-from revisit.taps.vision import Capture, no_image, vision_mask
+from revisit.taps.states import Capture, no_image, saved_positions, vision_mask
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -17,8 +17,8 @@ from revisit.errors import RevisitError
 from revisit.explain.prefill import unfamiliar_images, watch_prefill
 from revisit.explain.tokens import token_text
 from revisit.models.config import name_of
+from revisit.models.families import resolve_layers
 from revisit.models.geometry import layout_of
-from revisit.models.layers import resolve_layers
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import prepare
 

@@ -14,7 +14,7 @@ from revisit.embedded.familiar import unlike_scenes
 from revisit.errors import RevisitError
 from revisit.models.config import is_embedded
 from revisit.models.parts import Head, ModelParts, describe
-from revisit.taps.vision import Capture, no_image, vision_mask
+from revisit.taps.states import Capture, no_image, vision_mask
 
 if TYPE_CHECKING:
     from revisit.models.types import Inputs, Model

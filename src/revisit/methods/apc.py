@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from revisit.decoding.method import Method
 from revisit.methods.contrastive import cut
-from revisit.validation import PositiveShare
+from revisit.registry import PositiveShare
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from revisit.errors import RevisitError
 from revisit.methods.contrastive import Contrastive, contrast
-from revisit.validation import Number, Seed, Share, Strength
+from revisit.registry import Number, Seed, Share, Strength
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -142,7 +142,7 @@ class Blanker:
     def __init__(
         self, run: Run, branch: Branch, hidden: Callable[[], Tensor], filler: Callable[[Tensor], Tensor], length: int
     ) -> None:
-        from revisit.taps.hooks import Hooks
+        from revisit.taps.states import Hooks
 
         self.branch, self.filler, self.length = branch, filler, length
         self.find_hidden = functools.cache(hidden)  # (rows, T), known once the clean prefill is over

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from revisit.decoding.method import METHODS, Method, as_method, checked
 from revisit.errors import RevisitError
-from revisit.validation import without_brackets
+from revisit.registry import without_brackets
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from revisit.decoding.method import Refine
-    from revisit.decoding.recorder import Recorder
-    from revisit.decoding.run import Run
+    from revisit.decoding.run import Recorder, Run
     from revisit.models.types import Model, Processor
 
 

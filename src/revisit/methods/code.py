@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from revisit.methods.contrastive import Contrastive
 from revisit.methods.prompts import Boundaries, around_image, starts_with_bos
-from revisit.validation import Count, PositiveNumber
+from revisit.registry import Count, PositiveNumber
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from revisit.decoding.method import LayerNumbers, Method
 from revisit.errors import RevisitError
-from revisit.validation import Count, PositiveShare, Strength
+from revisit.registry import Count, PositiveShare, Strength
 
 if TYPE_CHECKING:
     from torch import Tensor

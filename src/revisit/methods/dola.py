@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from revisit.decoding.method import LayerNumbers, Method
 from revisit.errors import RevisitError
-from revisit.models.layers import resolve_layers
-from revisit.validation import Share
+from revisit.models.families import resolve_layers
+from revisit.registry import Share
 
 if TYPE_CHECKING:
     from torch import Tensor

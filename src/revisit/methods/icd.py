@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from revisit.errors import RevisitError
 from revisit.methods.contrastive import Contrastive, contrast
 from revisit.methods.prompts import Boundaries, space_after_image, system_turn, word_ids
-from revisit.validation import Share, Strength
+from revisit.registry import Share, Strength
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from revisit.methods.contrastive import Contrastive, cut
 from revisit.methods.prompts import Boundaries
-from revisit.validation import Share, Strength, WholeNumber
+from revisit.registry import Share, Strength, WholeNumber
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,7 @@ from pydantic import model_validator
 from revisit.errors import RevisitError
 from revisit.methods.contrastive import Contrastive, cut
 from revisit.methods.prompts import Boundaries
-from revisit.validation import Share, Strength, WholeNumber
+from revisit.registry import Share, Strength, WholeNumber
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,9 +18,8 @@ from pydantic import Field, model_validator
 from revisit.decoding.method import LayerNumbers, Method
 from revisit.errors import RevisitError
 from revisit.models import families
-from revisit.models.layers import resolve_layers
-from revisit.step.rule import Rule
-from revisit.validation import PositiveShare, Seed
+from revisit.models.families import resolve_layers
+from revisit.registry import PositiveShare, Seed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
-    from revisit.step.choose import Step
-    from revisit.taps.vision import VisionStates
+    from revisit.step.interface import Rule, Step
+    from revisit.taps.states import VisionStates
 
 SELECTIONS_WITHOUT_COUNT = ("random", "soft")  # selections that have no number of vision tokens
 
@@ -133,6 +132,8 @@ class ReVisiT(Method):
 
     def rule(self, *, normalize: bool | None = None) -> Rule:
         """These settings as those of one step; `normalize` overrides the method's own."""
+        from revisit.step.interface import Rule  # needs torch, which settings do not
+
         assert self.weight is not None
         return Rule(
             alpha=self.alpha,
@@ -147,8 +148,7 @@ class ReVisiT(Method):
         )
 
     def begin(self, run: Run) -> Refine:
-        from revisit.step.choose import choose
-        from revisit.step.states import PaddedStates
+        from revisit.step.interface import PaddedStates, choose
 
         mask = run.find_vision_tokens()
         layers = resolve_layers(self.layers, run.parts.depth, run.parts.tied)

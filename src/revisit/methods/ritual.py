@@ -17,7 +17,7 @@ from pydantic import model_validator
 
 from revisit.errors import RevisitError
 from revisit.methods.contrastive import Contrastive, cut
-from revisit.validation import Seed, Share, Strength
+from revisit.registry import Seed, Share, Strength
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ from pydantic import Field
 from revisit.errors import RevisitError
 from revisit.methods.contrastive import Contrastive, contrast
 from revisit.models import families
-from revisit.validation import Share, Strength, WholeNumber
+from revisit.registry import Share, Strength, WholeNumber
 
 if TYPE_CHECKING:
     from torch import Tensor

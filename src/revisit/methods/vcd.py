@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from revisit.methods.contrastive import Contrastive, contrast
-from revisit.validation import Seed, Share, Strength
+from revisit.registry import Seed, Share, Strength
 
 if TYPE_CHECKING:
     import torch

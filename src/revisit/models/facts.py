@@ -9,7 +9,7 @@ from typing import Any
 from revisit.errors import RevisitError
 from revisit.models import families
 from revisit.models.config import describe_model
-from revisit.models.layers import LAYER_SETS, resolve_layers
+from revisit.models.families import LAYER_SETS, resolve_layers
 
 
 @dataclass(frozen=True)

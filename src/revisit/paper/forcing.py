@@ -14,8 +14,7 @@ from torch import Tensor
 from revisit.models.parts import ModelParts, describe
 from revisit.models.prompts import prepare
 from revisit.taps.forcing import forced_inputs, last_logits, last_states
-from revisit.taps.positions import saved_positions
-from revisit.taps.vision import vision_mask
+from revisit.taps.states import saved_positions, vision_mask
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -22,8 +22,7 @@ from revisit.paper.objects import ObjectVocabulary, best_rank, recalls
 from revisit.paper.study import Result, Subject, track
 from revisit.step.reference import CHUNK_NUMBERS
 from revisit.taps.forcing import last_logits
-from revisit.taps.hooks import Hooks, normed
-from revisit.taps.vision import Capture, no_image, vision_mask
+from revisit.taps.states import Capture, Hooks, no_image, normed, vision_mask
 
 if TYPE_CHECKING:
     from revisit.models.types import Inputs, Model

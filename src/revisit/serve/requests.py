@@ -15,11 +15,10 @@ from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, unknown
 from revisit.methods.greedy import Greedy
 from revisit.models.images import image_from_data_uri
-from revisit.registry import LIST_OF_METHODS, parse_entry, parse_list
+from revisit.registry import LIST_OF_METHODS, parse_entry, parse_list, without_brackets
 from revisit.serve.errors import ApiError, from_validation, quoted, shorten
 from revisit.serve.limits import Limits
 from revisit.serve.schema import UNSUPPORTED, ChatBody, DecodingChoice, Message
-from revisit.validation import without_brackets
 
 if TYPE_CHECKING:
     from PIL.Image import Image

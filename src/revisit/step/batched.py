@@ -20,11 +20,20 @@ import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError
-from revisit.models.head import LARGEST_LOGIT, LinearHead, Projection
+from revisit.models.parts import LARGEST_LOGIT, LinearHead, Projection
 from revisit.step import reference
+from revisit.step.interface import (
+    INFINITY,
+    SOFT_TEMPERATURE,
+    AdaptiveWeight,
+    PaddedStates,
+    Refined,
+    RowStates,
+    Rule,
+    StateBlocks,
+    to_device,
+)
 from revisit.step.reference import Refinement
-from revisit.step.rule import SOFT_TEMPERATURE, AdaptiveWeight, Rule
-from revisit.step.states import INFINITY, PaddedStates, RowStates, StateBlocks, to_device
 
 # How many logits of vision tokens are compared at a time: what stays in a CPU's cache, and on a GPU 128 MB.
 CPU_NUMBERS, DEVICE_NUMBERS = 1 << 19, 1 << 25
@@ -42,19 +51,6 @@ class Candidates(NamedTuple):
     inside: Tensor  # (B, K) whether it is plausible
     log_p: Tensor  # (B, K) the output distribution over the plausible ones, -inf elsewhere
     sizes: Tensor  # (B,) how many are plausible, also beyond K; 0 where the logits are no distribution or the row has ended
-
-
-class Refined(NamedTuple):
-    """What a step gives; everything stays on the device."""
-
-    scores: Tensor  # (B, V), -inf outside the plausible set; the logits themselves where a row is left as it is
-    sizes: Tensor  # (B,) plausible tokens; 0 where the logits are no distribution or the row has ended
-    applied: Tensor  # (B,) whether a vision token was used
-    changed: Tensor  # (B,) whether the likeliest token was not the likeliest before
-    states: Tensor  # (B,) the selected vision state, where one was used
-    weights: Tensor | float  # (B,) weight of the vision side, where one was used
-    seen: Tensor | None = None  # (B,) whether a row has vision states; None where all rows have
-    refinements: tuple[Refinement | None, ...] = ()  # of each row, where the step is recorded
 
 
 class Settings(Protocol):

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from revisit.models.head import LARGEST_LOGIT, Projection
-from revisit.step.rule import RESOLUTION, SOFT_TEMPERATURE, Divergence, Fusion, Rule
+from revisit.models.parts import LARGEST_LOGIT, Projection
+from revisit.step.interface import RESOLUTION, SOFT_TEMPERATURE, Divergence, Fusion, Refined, RowStates, Rule
 
 # Vision tokens are projected and compared in slices of at most this many numbers, so that a flat distribution
 # (thousands of plausible tokens) over thousands of vision tokens needs bounded memory.
@@ -230,3 +230,26 @@ def fuse(log_p: Tensor, log_q: Tensor, fusion: Fusion, weight: float | Tensor, n
         mixed = torch.logaddexp(log_p + torch.log1p(-w), log_q + w.log())
         fused = log_p + torch.where(w > 0, w * log_q, 0.0) if fusion == "poe" else mixed
     return fused.log_softmax(-1) if normalize else fused
+
+
+class ReferenceStep:
+    """The reference, row by row."""
+
+    def __init__(self, head: Projection, rule: Rule) -> None:
+        self.head, self.rule = head, rule
+
+    @torch.no_grad()
+    def take(
+        self, logits: Tensor, states: RowStates, uniform: float | Tensor = 0.0, ended: Tensor | None = None
+    ) -> Refined:
+        over = [False] * len(logits) if ended is None else ended.tolist()
+        draws = uniform.flatten().tolist() if isinstance(uniform, Tensor) else [uniform] * len(logits)
+        results: list[Refinement | None] = [
+            None if over[row] else refine(one, states.item(row).states, self.head, self.rule, draws[row])
+            for row, one in enumerate(logits)
+        ]
+        scores = torch.stack([scatter(result, one) for result, one in zip(results, logits, strict=True)])
+        facts = [(0, 0, 0, 0, 0) if r is None else (r.size, r.applied, r.changed, r.state, 1) for r in results]
+        sizes, applied, changed, selected, seen = torch.tensor(facts, device=scores.device).T
+        weights = torch.tensor([0.0 if r is None else r.weight for r in results], device=scores.device)
+        return Refined(scores, sizes, applied.bool(), changed.bool(), selected, weights, seen.bool(), tuple(results))

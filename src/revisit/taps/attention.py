@@ -20,9 +20,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from revisit.errors import RevisitError
-from revisit.models.head import multiply
-from revisit.models.parts import ModelParts, describe
-from revisit.taps.hooks import paused
+from revisit.models.parts import ModelParts, describe, multiply
+from revisit.taps.states import paused
 
 KERNELS = ("eager", "sdpa")
 PREFIX = "revisit_"

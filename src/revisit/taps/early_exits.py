@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from revisit.errors import RevisitError
 from revisit.models.parts import ModelParts, describe
-from revisit.taps.hooks import Hooks, normed
+from revisit.taps.states import Hooks, normed
 
 PACK_FROM = 1 << 24  # numbers in a head's weight, from which on packing it pays
 

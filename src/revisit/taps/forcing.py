@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from revisit.models.parts import ModelParts
-from revisit.taps.hooks import Hooks
+from revisit.taps.states import Hooks
 
 
 def last_logits(model: Any) -> dict[str, int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from revisit.models.head import LARGEST_LOGIT, NOT_A_LOGIT, multiply
+from revisit.models.parts import LARGEST_LOGIT, NOT_A_LOGIT, multiply
 
 
 @dataclass(frozen=True)

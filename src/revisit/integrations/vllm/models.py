@@ -23,8 +23,7 @@ from revisit.integrations.vllm.plan import describe, make_plan
 from revisit.integrations.vllm.pool import Pool
 from revisit.integrations.vllm.request import LAYERS_SWITCH, kept_layers
 from revisit.integrations.vllm.worker import Worker
-from revisit.models.families import FINAL_NORMS
-from revisit.models.layers import resolve_layers
+from revisit.models.families import FINAL_NORMS, resolve_layers
 
 
 class Tapped:

@@ -18,7 +18,7 @@ from revisit import settings
 from revisit.errors import RevisitError
 from revisit.integrations.vllm.request import kept_layers
 from revisit.methods.revisit import ReVisiT
-from revisit.models.layers import resolve_layers
+from revisit.models.families import resolve_layers
 from revisit.models.parts import vision_token_ids
 
 POOL_SWITCH = "REVISIT_VLLM_POOL_MB"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError
-from revisit.step.states import StateBlocks, to_device
+from revisit.step.interface import StateBlocks, to_device
 
 
 class PoolFull(RevisitError):

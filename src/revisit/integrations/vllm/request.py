@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from revisit import settings
 from revisit.errors import RevisitError
 from revisit.methods.revisit import ReVisiT
-from revisit.models.layers import LAYER_SETS
+from revisit.models.families import LAYER_SETS
 from revisit.registry import parse_entry
 
 if TYPE_CHECKING:

@@ -26,9 +26,7 @@ from revisit.integrations.vllm.pool import Pool
 from revisit.integrations.vllm.request import parse
 from revisit.methods.revisit import ReVisiT
 from revisit.step.batched import fitting, refine, room_for
-from revisit.step.choose import Step, choose
-from revisit.step.rule import Rule
-from revisit.step.states import Item, StateBlocks, to_device
+from revisit.step.interface import Item, Rule, StateBlocks, Step, choose, to_device
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +85,7 @@ class Request:
 
 
 class PooledStates:
-    """The row states (see `revisit.step.states`) of requests that are decoded together."""
+    """The row states (see `revisit.step.interface`) of requests that are decoded together."""
 
     def __init__(self, pool: Pool, requests: Sequence[Request]) -> None:
         self.pool, self.requests = pool, requests

@@ -20,21 +20,20 @@ import torch
 from torch import Tensor
 
 from revisit import settings
-from revisit.models.head import Projection
+from revisit.models.parts import Projection
 from revisit.step import reference
-from revisit.step.batched import Refined
+from revisit.step.interface import Item, Refined, RowStates, Rule
 from revisit.step.reference import Refinement
-from revisit.step.rule import Rule
-from revisit.step.states import Item, RowStates
 
 HERE = Path(__file__).resolve().parent
+ENABLED = settings.compiled_step()
 COLUMNS = 2816  # most columns that are kept of an item
 ADAPTIVE = {"agreement": 1, "uncertainty": 2, "both": 3}
 
 
 def library() -> Any | None:
     """The compiled code; None where it is switched off, was not built or cannot be used."""
-    return _load(str(HERE)) if settings.compiled_step() else None
+    return _load(str(HERE)) if ENABLED else None
 
 
 @functools.cache

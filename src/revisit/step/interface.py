@@ -1,4 +1,4 @@
-"""The vision states that the rows of a step look at, in the forms that the implementations read them in."""
+"""What a step takes and gives, and which implementation takes it: for transformers and for vLLM."""
 
 from __future__ import annotations
 
@@ -6,14 +6,63 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from revisit.models.parts import Projection
+
 if TYPE_CHECKING:
     from revisit.step.compiled.kernel import Columns
+    from revisit.step.reference import Refinement
+
+Divergence = Literal["jsd", "official", "kl", "cosine"]
+Select = Literal["min", "max", "random", "soft"]
+Fusion = Literal["poe", "interpolation"]
+AdaptiveWeight = Literal["agreement", "uncertainty", "both"]
+Precision = Literal["float32", "model"]
+
+ADAPTIVE_WEIGHTS: tuple[AdaptiveWeight, ...] = ("agreement", "uncertainty", "both")
+
+# What every implementation agrees on (see reference.py).
+RESOLUTION = 1e-6  # divergences nearer to each other than this, by their scale, are equal
+SOFT_TEMPERATURE = 0.1  # of select="soft"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one step is taken; the defaults are the paper's. `ReVisiT.rule` makes it from settings that were checked.
+
+    alpha: a token is plausible if its probability is at least alpha times the largest.
+    divergence: how far a vision token's distribution Q is from the output distribution P.
+    select: the vision token of the "min" or "max" divergence, a "random" one, or "soft": a mixture of all vision
+        tokens with shares softmax(−divergence / 0.1).
+    neighbors: with "min" and "max", how many vision tokens are selected; Q is the mean of their distributions.
+    fusion: "poe" is log P + w · log Q; "interpolation" is log((1 − w) · P + w · Q).
+    weight: w as a number, or computed at each step: "agreement" is 1 − JSD(P, Q) / ln 2, "uncertainty" is
+        √(1 − max P), "both" is their product.
+    full_vocabulary: every token with a probability above zero is plausible.
+    normalize: whether the result is a distribution.
+    precision: "float32", or "model" to round vision distributions to the model's dtype as the released code does.
+    """
+
+    alpha: float = 1e-5
+    divergence: Divergence = "jsd"
+    select: Select = "min"
+    fusion: Fusion = "poe"
+    weight: float | AdaptiveWeight = 1.0
+    neighbors: int = 1
+    full_vocabulary: bool = False
+    normalize: bool = True
+    precision: Precision = "float32"
+
+    @property
+    def model_dtype(self) -> bool:
+        """Whether vision logits and distributions are rounded to the model's dtype."""
+        return self.precision == "model"
+
 
 COLUMN_BYTES = 256 << 20  # most memory for the columns that the compiled step keeps of all items of a run
 
@@ -171,3 +220,60 @@ def to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
         return tensor
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
     return pinned.to(device, non_blocking=True)
+
+
+class Refined(NamedTuple):
+    """What a step gives; everything stays on the device."""
+
+    scores: Tensor  # (B, V), -inf outside the plausible set; the logits themselves where a row is left as it is
+    sizes: Tensor  # (B,) plausible tokens; 0 where the logits are no distribution or the row has ended
+    applied: Tensor  # (B,) whether a vision token was used
+    changed: Tensor  # (B,) whether the likeliest token was not the likeliest before
+    states: Tensor  # (B,) the selected vision state, where one was used
+    weights: Tensor | float  # (B,) weight of the vision side, where one was used
+    seen: Tensor | None = None  # (B,) whether a row has vision states; None where all rows have
+    refinements: tuple[Refinement | None, ...] = ()  # of each row, where the step is recorded
+
+
+class Step(Protocol):
+    """Takes steps with one head and one set of settings."""
+
+    def take(
+        self, logits: Tensor, states: RowStates, uniform: float | Tensor = 0.0, ended: Tensor | None = None
+    ) -> Refined:
+        """One step of all rows.
+
+        Args:
+            logits: (B, V).
+            states: The vision states of the rows.
+            uniform: The draw of select="random", one number or (B, 1).
+            ended: (B,) rows that have ended, which may be left as they are.
+        """
+
+
+def choose(
+    head: Projection, rule: Rule, device: torch.device, *, room: int | None = None, record: bool = False
+) -> Step:
+    """What takes the steps with these settings.
+
+    The full vocabulary, and on a CPU the rounding of the released code, are taken by the reference, row by row: a batch
+    gains nothing there, and the result is right to the last bit. The usual step on a CPU is taken by compiled code,
+    where it was built, and everything else by the whole batch at once in torch.
+
+    Args:
+        head: The LM head.
+        rule: The settings.
+        device: Where the states are.
+        room: Blocks times candidates that the batched step may compare together; see `batched.room_for`.
+        record: Whether `Refined.refinements` is filled in.
+    """
+    from revisit.step.batched import BatchedStep  # here, because the implementations import what this file declares
+    from revisit.step.compiled import kernel
+    from revisit.step.reference import ReferenceStep
+
+    on_cpu = device.type == "cpu"
+    if rule.full_vocabulary or (rule.model_dtype and on_cpu):
+        return ReferenceStep(head, rule)
+    if on_cpu and kernel.suits(head, rule):
+        return kernel.CompiledStep(head, rule, record)
+    return BatchedStep(head, rule, room, record)
