@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
+from inspect import Parameter, Signature
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
@@ -57,6 +58,17 @@ KINDS = {
 }
 
 
+class _ShortSignature:
+    """What `help` shows of a class with settings: their names and defaults. Instances keep the signature of their call."""
+
+    def __get__(self, instance: Settings | None, owner: type[Settings]) -> Signature:
+        if instance is not None:
+            raise AttributeError("__signature__")
+        fields = owner.model_fields.items()
+        values = ((name, Parameter.empty if field.is_required() else field.default) for name, field in fields)
+        return Signature([Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in values])
+
+
 class Settings(BaseModel):
     """A frozen set of typed fields. Text, as on a command line, is read by a field's type.
 
@@ -66,7 +78,13 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        cls.__signature__ = _ShortSignature()  # type: ignore[assignment]
+
     def __init__(self, **settings: Any) -> None:
+        """Validate the settings."""
         try:
             super().__init__(**settings)
         except ValidationError as error:

@@ -19,7 +19,8 @@ from revisit.models.parts import LinearHead
 from revisit.step import reference
 from revisit.step.batched import BatchedStep
 from revisit.step.compiled import kernel
-from revisit.step.interface import Item, PaddedStates, ReferenceStep, Rule, choose
+from revisit.step.interface import Item, PaddedStates, Rule, choose
+from revisit.step.reference import ReferenceStep
 
 built = pytest.mark.skipif(
     kernel.library() is None, reason="the compiled step was not built when the package was installed (no C compiler?)"

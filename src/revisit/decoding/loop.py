@@ -40,7 +40,7 @@ from revisit.errors import RevisitError, did_you_mean
 from revisit.models.checkpoint import brief
 from revisit.models.families import IMAGE_INPUTS
 from revisit.models.parts import describe, text_config
-from revisit.models.types import Processor, Tokenizer
+from revisit.models.types import Model, Processor, Tokenizer
 
 if TYPE_CHECKING:
     from transformers import StoppingCriteria
@@ -63,22 +63,41 @@ NOT_REPEATABLE = (
 
 
 def generate(
-    model: Any,
-    *args: Any,
+    model: Model,
+    *args: Tensor,
     method: MethodLike = "revisit",
     trace: Trace | bool | None = None,
     processor: Processor | None = None,
     **kwargs: Any,
 ) -> Any:
-    """`model.generate(...)` decoded by a method; the same arguments and the same return value.
+    """Generate text with a decoding method: `model.generate(...)` with one more argument, `method`.
 
-    `method` may be a method, its class or its name with settings ("revisit:alpha=1e-3"); a class or a name takes what is
-    recommended for the model. `method="greedy"` decodes plainly. Pass a `Trace` to see what the method did; with `trace=True` every step
-    is recorded and the result is a pair, (what generate returns, the trace). Prompts given as `inputs_embeds` need
-    `vision_mask`, a (batch, length) mask of their vision positions.
+    Example:
+        >>> model, processor = revisit.load("llava-hf/llava-1.5-7b-hf")
+        >>> inputs = revisit.prepare(processor, ["Describe the image."], [[image]], model.device)
+        >>> output = revisit.generate(model, **inputs, max_new_tokens=64)
+        >>> revisit.answers(processor, output, inputs)
+        ['A cat on a sofa.']
 
-    Some methods need the model's `processor`. It is found on models from `revisit.load`, and loaded from the folder or
-    hub id that other models came from; pass it where neither is possible.
+    Args:
+        model: A vision-language model, from `revisit.load` or from transformers.
+        *args: As for `model.generate`; usually empty.
+        method: A method (`revisit.VCD(alpha=0.5)`), its class, or its name with settings (`"revisit:alpha=1e-3"`). A class or
+            a name takes the settings recommended for the model. `"greedy"` decodes plainly. `revisit.methods.names()` lists all.
+        trace: A `revisit.Trace` is filled with what the method did. True records every step and changes the result to a
+            pair (what generate returns, the trace).
+        processor: The model's processor. Needed only by some methods, and only if the model does not come from `revisit.load`
+            and its processor cannot be loaded from where the model came from.
+        **kwargs: Everything else that `model.generate` takes: the processor's outputs, `max_new_tokens`, `do_sample`,
+            `num_beams`, a streamer, ... Prompts given as `inputs_embeds` also need `vision_mask`, a (batch, length) mask of
+            their vision positions.
+
+    Returns:
+        What `model.generate` returns: token ids (batch, length), prompt included, or transformers' output object with
+        `return_dict_in_generate=True`.
+
+    Raises:
+        RevisitError: If an argument is wrong, or the model cannot be decoded by this method.
     """
     if not hasattr(model, "generate"):
         raise RevisitError(
@@ -137,7 +156,7 @@ def _check_drawing(kwargs: Mapping[str, Any]) -> None:
     Drawing.read({name: value for name, value in given.items() if value is not None}, "generate")
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
@@ -165,12 +184,12 @@ class MethodProcessor(LogitsProcessor):
 class TrackedCriteria(StoppingCriteriaList):
     """The loop's own stopping criteria; the rows that they end are remembered."""
 
-    def __init__(self, run: Run, criteria: Sequence[Any] | None) -> None:
+    def __init__(self, run: Run, criteria: Sequence[StoppingCriteria] | None) -> None:
         super().__init__(criteria or [])
         self.run = run
 
-    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        ended = super().__call__(input_ids, scores, **kwargs)
+    def __call__(self, input_ids: Tensor, scores: Tensor | None, **kwargs: Any) -> Tensor:  # type: ignore[override]
+        ended: Tensor = super().__call__(input_ids, scores, **kwargs)  # type: ignore[arg-type]
         self.run.recorder.ended.add(ended)
         return ended
 
@@ -199,19 +218,33 @@ class FallbackProcessor(LogitsProcessor):
 
 def decode(
     method: Method,
-    model: Any,
+    model: Model,
     input_ids: Tensor,
-    logits_processor: Any,
-    stopping_criteria: Any,
-    generation_config: Any,
+    logits_processor: LogitsProcessorList | None,
+    stopping_criteria: StoppingCriteriaList | None,
+    generation_config: GenerationConfig | None,
     *,
     trace: Trace | None = None,
     vision_mask: Tensor | None = None,
     processor: Processor | None = None,
     **model_kwargs: Any,
-) -> Any:
-    """Decode one call by a method, as transformers' `custom_generate`."""
+) -> GenerateOutput | Tensor:
+    """Decode one call by a method, as transformers' `custom_generate`.
+
+    Args:
+        method: The method.
+        model: The model.
+        input_ids: (rows, T) the prompt, as transformers prepared it, like everything that follows.
+        logits_processor: Processors that act after the method.
+        stopping_criteria: What ends a row.
+        generation_config: The settings of the call.
+        trace: Filled with what the method does.
+        vision_mask: (batch, T) the vision positions of prompts given as embeddings.
+        processor: The model's processor.
+        **model_kwargs: What the model takes.
+    """
     caller = _arguments_of_generate()
+    assert generation_config is not None  # _arguments_of_generate has found transformers' generate
     mode = generation_config.get_generation_mode(caller.get("assistant_model"))
     _refuse(mode, generation_config, caller)
     _check_context(model, input_ids, model_kwargs)
@@ -283,7 +316,7 @@ def _tokenizer(run: Run) -> Tokenizer | None:
         return None
 
 
-def _check_context(model: Any, input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
+def _check_context(model: Model, input_ids: Tensor, model_kwargs: dict[str, Any]) -> None:
     """Raises RevisitError for a prompt that is longer than the model's context."""
     config = text_config(model.config)
     limit = getattr(config, "max_position_embeddings", None)
@@ -317,7 +350,7 @@ def _arguments_of_generate() -> dict[str, Any]:
     )
 
 
-def _refuse(mode: Any, generation_config: Any, caller: dict[str, Any]) -> None:
+def _refuse(mode: GenerationMode, generation_config: GenerationConfig, caller: dict[str, Any]) -> None:
     """Raises RevisitError for what cannot be done exactly."""
     if mode not in SUPPORTED_MODES:
         name = str(getattr(mode, "value", mode)).replace("_", " ")

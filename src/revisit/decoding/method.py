@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from torch import Tensor
+    from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
     from transformers.generation.utils import GenerateOutput
     from typing_extensions import Self
 
     from revisit.decoding.loop import Loop
     from revisit.decoding.run import Run
+    from revisit.decoding.trace import Trace
     from revisit.models.types import Model, Processor
 
     # A method, its class, its name with settings ("revisit:alpha=1e-3"), or a mapping with its name.
@@ -40,17 +42,34 @@ LayerNumbers = Annotated[
 
 
 class Method(Settings):
-    """A decoding method: its fields are its settings, validated on creation, and `begin` acts on one call of `generate`.
+    """A decoding method; the base class of all of them, and of your own.
 
-    Pass it as `revisit.generate(model, ..., method=method)` or `model.generate(..., custom_generate=method)`.
+    Pass one as `revisit.generate(model, ..., method=method)` or `model.generate(..., custom_generate=method)`.
+
+    To write one, derive from this class. Annotated fields with defaults are its settings, validated by pydantic. `begin` prepares
+    a call of `generate` and returns the function that turns the logits of each step into scores:
+
+        >>> class Sharpen(revisit.Method):
+        ...     power: float = 1.5
+        ...     name = "sharpen"
+        ...
+        ...     def begin(self, run):
+        ...         return lambda input_ids, logits: logits * self.power
+
+    Attributes:
+        name: What the method is called on a command line.
+        summary: What it does, in one line.
+        cost: The forwards, rows and prefills that it needs.
+        source: The paper.
     """
 
-    name: ClassVar[str]  # what it is called on a command line
-    summary: ClassVar[str] = ""  # one line of what it does
-    cost: ClassVar[str] = ""  # forwards, rows and prefills that it needs
-    source: ClassVar[str] = ""  # the paper
+    name: ClassVar[str]
+    summary: ClassVar[str] = ""
+    cost: ClassVar[str] = ""
+    source: ClassVar[str] = ""
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
+    def __init__(self, *args: object, **settings: Any) -> None:
+        """Validate the settings, which are given by name."""
         if "logits_processor" in settings:  # transformers calls what it is given as custom_generate
             instance = f"{type(self).__name__}{'.recommended(model)' if hasattr(self, 'recommended') else '()'}"
             raise RevisitError(f"custom_generate takes a method, not its class: write custom_generate={instance}.")
@@ -100,17 +119,17 @@ class Method(Settings):
 
     def __call__(
         self,
-        model: Any,
-        input_ids: Any,
-        logits_processor: Any = None,
-        stopping_criteria: Any = None,
-        generation_config: Any = None,
-        trace: Any = None,
-        vision_mask: Any = None,
+        model: Model,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList | None = None,
+        stopping_criteria: StoppingCriteriaList | None = None,
+        generation_config: GenerationConfig | None = None,
+        trace: Trace | None = None,
+        vision_mask: Tensor | None = None,
         processor: Processor | None = None,
         **model_kwargs: Any,
-    ) -> Any:
-        """The `custom_generate` entry point; called by transformers, never by hand."""
+    ) -> GenerateOutput | Tensor:
+        """The `custom_generate` entry point, called by transformers, which looks for its arguments by name."""
         from revisit.decoding.loop import decode  # needs torch, which settings do not
 
         return decode(

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 class APC(Method):
     """Settings of the control.
 
-    alpha: how unlikely a token may be, relative to the likeliest, and still be considered; 0.1 is what the contrastive
-        methods use, 1e-5 what ReVisiT uses.
+    Args:
+        alpha: How unlikely a token may be, relative to the likeliest, and still be considered; 0.1 is what the contrastive
+            methods use, 1e-5 what ReVisiT uses.
     """
 
     alpha: PositiveShare = 0.1

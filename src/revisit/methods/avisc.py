@@ -47,12 +47,13 @@ def blind_tokens(attention: Tensor, gamma: float, sigma: float) -> Tensor:
 class AvisC(Contrastive):
     """Settings of AvisC; the defaults are those of its LLaVA programs' parsers.
 
-    alpha: strength of the contrast (the released scripts pass 2.5 for AMBER and LLaVA-Bench, 1 for POPE).
-    beta: how unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
-    gamma: share of the attention on the image that the chosen layers make up.
-    sigma: how many standard deviations above the mean a blind token lies (λ in the paper, lamb in its parsers; the released
-        AMBER and POPE scripts pass 1.0).
-    blank: what the other vision tokens become: "zeros", "ones" or "noise" (seeded by `seed`).
+    Args:
+        alpha: Strength of the contrast (the released scripts pass 2.5 for AMBER and LLaVA-Bench, 1 for POPE).
+        beta: How unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
+        gamma: Share of the attention on the image that the chosen layers make up.
+        sigma: How many standard deviations above the mean a blind token lies (λ in the paper, lamb in its parsers; the released
+            AMBER and POPE scripts pass 1.0).
+        blank: What the other vision tokens become: "zeros", "ones" or "noise" (seeded by `seed`).
     """
 
     alpha: Strength = 1.0

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 class Chain(Method):
     """Settings of a chain.
 
-    `methods`: the methods in the order in which they act; also their names, as in "vcd,revisit", or what `settings()` says.
-    A name or a class takes what is recommended for the model that is decoded; until then it stands for the defaults.
+    Args:
+        methods: The methods in the order in which they act, or their names, as in "vcd,revisit". A name or a class takes what
+            is recommended for the model that is decoded.
     """
 
     methods: tuple[Any, ...] = ("vcd", "revisit")

@@ -44,11 +44,12 @@ def contrast(logits: Tensor, described: Tensor, power: float) -> Tensor:
 class CODE(Boundaries, Contrastive):
     """Settings of CODE.
 
-    power: of the difference in the divergence (cd_alpha of the released command line).
-    request: what the model is asked for its description; made into token ids by `bind(processor)`.
-    request_ids: the request in the model's chat format, as the token ids before and after the image (not needed if bound).
-    description_tokens: how long a description may get.
-    bos: begin the description with this token id; the released code does, for tokenizers that write one.
+    Args:
+        power: Of the difference in the divergence (cd_alpha of the released command line).
+        request: What the model is asked for its description; made into token ids by `bind(processor)`.
+        request_ids: The request in the model's chat format, as the token ids before and after the image (not needed if bound).
+        description_tokens: How long a description may get.
+        bos: Begin the description with this token id; the released code does, for tokenizers that write one.
     """
 
     power: PositiveNumber = 0.7

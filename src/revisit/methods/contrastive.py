@@ -33,9 +33,10 @@ def contrast(logits: Tensor, other: Tensor, alpha: float, beta: float) -> Tensor
 class Contrastive(Method):
     """A method that decodes with a second, contrasted run of the model.
 
-    mode: "stacked" runs both as one batch with one KV cache; "sequential" one after the other (a reference, and what is
-        done where a model's cache cannot be stacked); "auto" stacks, except a single row on a CPU, which multiplies a
-        matrix with one vector twice in less time than with two at once.
+    Args:
+        mode: "stacked" runs both as one batch with one KV cache; "sequential" one after the other (a reference, and what is
+            done where a model's cache cannot be stacked); "auto" stacks, except a single row on a CPU, which multiplies a
+            matrix with one vector twice in less time than with two at once.
     """
 
     mode: Literal["auto", "stacked", "sequential"] = "auto"

@@ -53,10 +53,11 @@ def correcting_layers(depth: int) -> tuple[int, ...]:
 class DeCo(Method):
     """Settings of DeCo; the defaults are those of its command line.
 
-    alpha: strength of the correction.
-    layers: hidden states that may correct: "late" (20 to 28 of 32, scaled to the decoder's depth) or indices.
-    top_p, top_k: the candidates: probability mass to reach, and how many at most.
-    norm: apply the decoder's "final" norm to the early states (as published), or "none".
+    Args:
+        alpha: Strength of the correction.
+        layers: Hidden states that may correct: "late" (20 to 28 of 32, scaled to the decoder's depth) or indices.
+        top_p, top_k: The candidates: probability mass to reach, and how many at most.
+        norm: Apply the decoder's "final" norm to the early states (as published), or "none".
     """
 
     alpha: Strength = 0.6

@@ -77,12 +77,13 @@ def candidate_layers(spec: str | Sequence[int], depth: int, tied: bool) -> tuple
 class DoLa(Method):
     """Settings of DoLa; the defaults are those of its in-library version.
 
-    layers: candidate layers, "low" (long answers), "high" (short ones), "all", or indices; one index is static DoLa.
-    relative_top: how unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
-    norm: apply the decoder's "final" norm to the early states, or "none" as the published code.
-    per_row: every row chooses its own layer; False chooses one for the whole batch, as published, so that a row depends
-        on its neighbors.
-    precision: "float32", or "model" to leave early logits in the model's own type, as the in-library version.
+    Args:
+        layers: Candidate layers, "low" (long answers), "high" (short ones), "all", or indices; one index is static DoLa.
+        relative_top: How unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
+        norm: Apply the decoder's "final" norm to the early states, or "none" as the published code.
+        per_row: Every row chooses its own layer; False chooses one for the whole batch, as published, so that a row depends
+            on its neighbors.
+        precision: "float32", or "model" to leave early logits in the model's own type, as the in-library version.
     """
 
     layers: Literal["low", "high", "all"] | LayerNumbers = "low"

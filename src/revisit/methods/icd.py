@@ -28,13 +28,14 @@ if TYPE_CHECKING:
 class ICD(Boundaries, Contrastive):
     """Settings of ICD; the defaults are those of its program for LLaVA.
 
-    alpha: strength of the contrast.
-    beta: how unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
-    sentence: what disturbs; made into token ids by `bind(processor)`. The authors try five; this is their most confusing one.
-    place: where it goes: in place of the "system" message, or right after the "image".
-    sentence_ids: its token ids, where there is no processor to bind.
-    system_ids, user_ids: for "system", the tokens of the prompt's beginning up to the user's turn, and those that open that
-        turn; found by `bind(processor)`. Without them the sentence goes to the very beginning of the prompt.
+    Args:
+        alpha: Strength of the contrast.
+        beta: How unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
+        sentence: What disturbs; made into token ids by `bind(processor)`. The authors try five; this is their most confusing one.
+        place: Where it goes: in place of the "system" message, or right after the "image".
+        sentence_ids: Its token ids, where there is no processor to bind.
+        system_ids, user_ids: For "system", the tokens of the prompt's beginning up to the user's turn, and those that open that
+            turn; found by `bind(processor)`. Without them the sentence goes to the very beginning of the prompt.
     """
 
     alpha: Strength = 1.0

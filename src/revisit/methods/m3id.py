@@ -48,12 +48,13 @@ def contrast(
 class M3ID(Boundaries, Contrastive):
     """Settings of M3ID; the defaults are those of RITUAL's code, which most comparisons use.
 
-    decay: λ, how fast the image is forgotten.
-    beta: how unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
-    start: t of the first token; 0 leaves it as the model says it.
-    cap: largest weight of the contrast, or None.
-    gate: contrast only where the likeliest token has a smaller probability than this, or None for everywhere.
-    normalize: combine log-probabilities instead of logits.
+    Args:
+        decay: Λ, how fast the image is forgotten.
+        beta: How unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
+        start: T of the first token; 0 leaves it as the model says it.
+        cap: Largest weight of the contrast, or None.
+        gate: Contrast only where the likeliest token has a smaller probability than this, or None for everywhere.
+        normalize: Combine log-probabilities instead of logits.
     """
 
     decay: Strength = 0.02

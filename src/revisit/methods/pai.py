@@ -42,11 +42,12 @@ def amplify(scores: Tensor, image: Tensor, alpha: float) -> Tensor:
 class PAI(Boundaries, Contrastive):
     """Settings of PAI; the defaults are those of its documentation.
 
-    alpha: how much more attention the image gets; 0 leaves attention alone.
-    gamma: strength of the guidance; None runs no second branch and guides nothing.
-    beta: how unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
-    first_layer: the first decoder layer (from 0) whose attention is changed.
-    at_prompt: also change the attention that gives the first token; None does so only without guidance, as published.
+    Args:
+        alpha: How much more attention the image gets; 0 leaves attention alone.
+        gamma: Strength of the guidance; None runs no second branch and guides nothing.
+        beta: How unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
+        first_layer: The first decoder layer (from 0) whose attention is changed.
+        at_prompt: Also change the attention that gives the first token; None does so only without guidance, as published.
 
     Only the newest position's attention is changed; with `use_cache=False` what that did to earlier steps is not kept.
     """

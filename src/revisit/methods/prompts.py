@@ -20,8 +20,9 @@ logger = logging.getLogger(__name__)
 class Boundaries(Method):
     """A method that takes the image out of the prompt.
 
-    around: ids of the tokens that open, close and divide an image, which belong to it where they touch it. None takes those
-        of the model's family; empty means that there are none.
+    Args:
+        around: Ids of the tokens that open, close and divide an image, which belong to it where they touch it. None takes those
+            of the model's family; empty means that there are none.
     """
 
     around: tuple[int, ...] | None = None

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
+    from revisit.models.types import Configured
     from revisit.step.interface import Rule, Step
     from revisit.taps.states import VisionStates
 
@@ -34,22 +35,29 @@ SELECTIONS_WITHOUT_COUNT = ("random", "soft")  # selections that have no number 
 
 
 class ReVisiT(Method):
-    """Settings of ReVisiT; the defaults are the paper's.
+    """Refine every step by the vision token that agrees most with what the model is about to say.
 
-    alpha: how unlikely a token may be, relative to the likeliest, and still be considered.
-    layers: hidden states to look at: "last", "all" (every second layer and the last), "low", "high", or indices,
-        where 0 is the projector's output and the number of decoder layers is the final state.
-    divergence: "jsd" (the paper's equation), "official" (what the released code computes), "kl", "cosine".
-    select: the vision token with the "min" or "max" divergence, a "random" one (seeded by `seed`), or "soft", a mixture
-        of all by softmax(−divergence / 0.1).
-    neighbors: how many vision tokens "min" and "max" select; their distributions are averaged.
-    fusion: "poe" multiplies, log P + weight · log Q; "interpolation" mixes, (1 − weight) · P + weight · Q.
-    weight: strength of the vision side; 1 for "poe" and 0.5 for "interpolation" unless given. "agreement" is
-        1 − JSD(P, Q) / ln 2 at every step, "uncertainty" is √(1 − max P), "both" is their product.
-    vocabulary: "subset" (the plausible tokens) or "full" (no constraint; an ablation).
-    norm: apply the decoder's "final" norm to states of intermediate layers, or "none".
-    normalize: return a distribution; the released code returns the unnormalized sum.
-    precision: "float32", or "model" to round vision distributions like the released code.
+    No training and no extra forward pass. The defaults are the paper's. `ReVisiT.recommended(model)` has the settings for a
+    model; `method="revisit"` means those.
+
+    Example:
+        >>> revisit.generate(model, **inputs, method=revisit.ReVisiT(alpha=1e-3, layers="all"), max_new_tokens=64)
+
+    Args:
+        alpha: How unlikely a token may be, relative to the likeliest, and still be considered.
+        layers: Hidden states to look at: "last", "all" (every second layer and the last), "low", "high", or indices,
+            where 0 is the projector's output and the number of decoder layers is the final state.
+        divergence: "jsd" (the paper's equation), "official" (what the released code computes), "kl", "cosine".
+        select: The vision token with the "min" or "max" divergence, a "random" one (seeded by `seed`), or "soft", a mixture
+            of all by softmax(−divergence / 0.1).
+        neighbors: How many vision tokens "min" and "max" select; their distributions are averaged.
+        fusion: "poe" multiplies, log P + weight · log Q; "interpolation" mixes, (1 − weight) · P + weight · Q.
+        weight: Strength of the vision side; by default 1 for "poe" and 0.5 for "interpolation". "agreement" is
+            1 − JSD(P, Q) / ln 2 at every step, "uncertainty" is √(1 − max P), "both" is their product.
+        vocabulary: "subset" (the plausible tokens) or "full" (no constraint; an ablation).
+        norm: Apply the decoder's "final" norm to states of intermediate layers, or "none".
+        normalize: Return a distribution; the released code returns the unnormalized sum.
+        precision: "float32", or "model" to round vision distributions like the released code.
     """
 
     alpha: PositiveShare = 1e-5
@@ -100,11 +108,14 @@ class ReVisiT(Method):
         return cls(**{"divergence": "official", "normalize": False, "precision": "model", **overrides})
 
     @classmethod
-    def recommended(cls, model: Any, **overrides: Any) -> ReVisiT:
-        """The settings recommended for a model, or for a model type.
+    def recommended(cls, model: Configured | str, **overrides: Any) -> ReVisiT:
+        """The settings recommended for a model.
 
-        A model's own recommendation (`revisit` in its generation_config.json) comes first; otherwise the paper's choice
-        of layers: all for the Qwen-VL family, last for the others.
+        Args:
+            model: A loaded model, or a model type such as "qwen2_5_vl". A model's own recommendation (`revisit` in its
+                generation_config.json) comes first; otherwise the paper's choice of layers: all for the Qwen-VL family, the
+                last one for the others.
+            **overrides: Settings that differ.
         """
         kind = model if isinstance(model, str) else getattr(getattr(model, "config", None), "model_type", None)
         if not isinstance(kind, str):
@@ -118,7 +129,7 @@ class ReVisiT(Method):
         return cls(**{**settings, **overrides})
 
     @classmethod
-    def _declared(cls, entry: Any) -> dict[str, Any]:
+    def _declared(cls, entry: object) -> dict[str, Any]:
         """The settings in a model's generation_config.json, each of which must be right alone."""
         if entry is None:
             return {}

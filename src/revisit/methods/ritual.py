@@ -37,11 +37,12 @@ def combine(logits: Tensor, transformed: Tensor, alpha: float, beta: float) -> T
 class RITUAL(Contrastive):
     """Settings of RITUAL.
 
-    alpha: weight of the transformed picture.
-    beta: how unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
-    transform: what to do to the picture; "random" draws one of the others for each picture.
-    seed: of the drawing; a picture is transformed alike in every batch.
-    mean, std: the processor's normalization of the channels; None takes them from the model's processor.
+    Args:
+        alpha: Weight of the transformed picture.
+        beta: How unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
+        transform: What to do to the picture; "random" draws one of the others for each picture.
+        seed: Of the drawing; a picture is transformed alike in every batch.
+        mean, std: The processor's normalization of the channels; None takes them from the model's processor.
     """
 
     alpha: Strength = 3.0

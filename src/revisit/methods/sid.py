@@ -73,12 +73,13 @@ def newest_column(visible: Tensor) -> Tensor:
 class SID(Contrastive):
     """Settings of SID.
 
-    alpha: strength of the contrast; the released scripts run 0.5, whatever their command line says.
-    beta: how unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
-    layer: the decoder layer (from 0) from which on the contrasted run sees less; at least 1.
-    keep: vision tokens that it still sees: a number, a share of them, or None for the published budget of the family.
-        They are chosen anew for every token; with `use_cache=False` this changes earlier positions too.
-    constraint: cut implausible tokens "always", or only when "sampling" as the released code.
+    Args:
+        alpha: Strength of the contrast; the released scripts run 0.5, whatever their command line says.
+        beta: How unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
+        layer: The decoder layer (from 0) from which on the contrasted run sees less; at least 1.
+        keep: Vision tokens that it still sees: a number, a share of them, or None for the published budget of the family.
+            They are chosen anew for every token; with `use_cache=False` this changes earlier positions too.
+        constraint: Cut implausible tokens "always", or only when "sampling" as the released code.
     """
 
     alpha: Strength = 0.5

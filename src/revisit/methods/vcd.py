@@ -44,10 +44,11 @@ def add_noise(pixels: Tensor, step: int, generator: torch.Generator) -> Tensor:
 class VCD(Contrastive):
     """Settings of VCD; the defaults are those of its command line.
 
-    alpha: strength of the contrast.
-    beta: how unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
-    noise_step: how far the image is diffused, 0 (hardly) to 999 (beyond recognition).
-    seed: of the noise; a picture gets the same noise in every batch.
+    Args:
+        alpha: Strength of the contrast.
+        beta: How unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
+        noise_step: How far the image is diffused, 0 (hardly) to 999 (beyond recognition).
+        seed: Of the noise; a picture gets the same noise in every batch.
     """
 
     alpha: Strength = 1.0

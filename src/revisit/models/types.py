@@ -22,11 +22,16 @@ if TYPE_CHECKING:
     Inputs: TypeAlias = Mapping[str, Any]
 
 
-class Model(Protocol):
-    """A transformers model with `generate()`: any PreTrainedModel that AutoModelForImageTextToText loads."""
+class Configured(Protocol):
+    """What recommended settings are read from: a model, or its two configurations alone."""
 
     config: Any
     generation_config: Any
+
+
+class Model(Configured, Protocol):
+    """A transformers model with `generate()`: any PreTrainedModel that AutoModelForImageTextToText loads."""
+
     device: torch.device
     dtype: torch.dtype
 

@@ -20,6 +20,7 @@ from revisit.integrations.vllm.request import kept_layers
 from revisit.methods.revisit import ReVisiT
 from revisit.models.families import resolve_layers
 from revisit.models.parts import vision_token_ids
+from revisit.models.types import Configured
 
 POOL_SWITCH = "REVISIT_VLLM_POOL_MB"
 # How many tokens an image has, where a configuration says so: then images fill their blocks.
@@ -40,7 +41,7 @@ class Plan:
     dtype: torch.dtype  # of the states in the pool
     blocks: int  # in the pool
     block: int  # states of a block
-    model: object  # what a recommendation reads, see `request.parse`
+    model: Configured  # what a recommendation reads, see `request.parse`
     kept: str | tuple[int, ...] = "last"  # layers that are kept besides the last
 
     def layers(self, method: ReVisiT) -> tuple[int, ...]:
@@ -144,7 +145,7 @@ def make_plan(config: Any) -> Plan:
     return Plan(vision_token_ids(model.hf_config), depth, tied, width, dtype, blocks, block, about, kept)
 
 
-def describe(model_config: Any) -> object:
+def describe(model_config: Any) -> Configured:
     """What a method's recommendation reads of a model, from vLLM's configuration of it."""
     declared = model_config.try_get_generation_config().get("revisit")
     return SimpleNamespace(config=model_config.hf_config, generation_config=SimpleNamespace(revisit=declared))

@@ -10,6 +10,7 @@ from revisit import settings
 from revisit.errors import RevisitError
 from revisit.methods.revisit import ReVisiT
 from revisit.models.families import LAYER_SETS
+from revisit.models.types import Configured
 from revisit.registry import parse_entry
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ KEY = "revisit"
 LAYERS_SWITCH = "REVISIT_VLLM_LAYERS"
 
 
-def parse(extra_args: Mapping[str, object] | None, model: object) -> ReVisiT | None:
+def parse(extra_args: Mapping[str, object] | None, model: Configured) -> ReVisiT | None:
     """The method that a request asks for under "revisit", or None if it did not opt in.
 
     As everywhere, what is recommended for the model holds, and settings come on top. They may be a mapping (from Python),
@@ -53,7 +54,7 @@ def parse(extra_args: Mapping[str, object] | None, model: object) -> ReVisiT | N
     return ReVisiT.recommended(model, **value)
 
 
-def kept_layers(model: object) -> str | tuple[int, ...]:
+def kept_layers(model: Configured) -> str | tuple[int, ...]:
     """The layers whose states this server keeps, besides the last: `REVISIT_VLLM_LAYERS`, or what the model recommends.
 
     Fixed for the server, because compiled models and captured graphs cannot change what they return per request.
@@ -86,7 +87,7 @@ def check(method: ReVisiT, server: str | Sequence[int]) -> None:
     )
 
 
-def admit(sampling_params: Any, model: object) -> ReVisiT | None:
+def admit(sampling_params: Any, model: Configured) -> ReVisiT | None:
     """A request's settings, checked; an opted-in request reads no cached prefix, because that would skip its image."""
     method = parse(sampling_params.extra_args, model)
     if method is not None:
