@@ -52,17 +52,12 @@ def item_key(row: Row) -> str:
 # ---------------------------------------------------------------------------------------------------- labels
 
 
-def extract(text: str) -> str:
-    """ "Yes", "No" or "Unknown", by VLMEvalKit's rule."""
-    return parse_vlmevalkit(text).capitalize()
-
-
 def rule_label(prediction: str, gold: str | int) -> str:
     """The label of a prediction by the rule; `gold` is 1 for yes and 0 for no."""
-    said = extract(prediction)
-    if said == "Unknown":
+    said = parse_vlmevalkit(prediction)
+    if said == "unknown":
         return "2"
-    return "1" if (said == "Yes") == (str(gold) == "1") else "0"
+    return "1" if (said == "yes") == (str(gold) == "1") else "0"
 
 
 def judge_prompt(question: str, reference: str, prediction: str) -> str:
