@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 COMMANDS = [
     ("generate", "No image was given"),
     ("generate nope.jpg", "There is no image file 'nope.jpg'"),
-    ("generate photo.png --html photo.png", "is no name for a page: let it end in .html"),
+    ("generate photo.png --html photo.png", "is not a page: its name must end in .html"),
     ("explain photo.png --png photo.png", "photo.png is the input itself, and would be lost"),
     ("data get nltk --from nowhere", "There is no folder 'nowhere'"),
     ("generate nothing", "holds no image files"),

@@ -120,8 +120,8 @@ def _coco(folder: Path, scenes: dict[int, Scene]) -> None:
                 }
             )
         for k in range(5):
-            told = text.caption(drawn, Dice(f"{drawn.key}/caption/{k}"))
-            captions.append({"id": len(captions) + 1, "image_id": image_id, "caption": told})
+            written = text.caption(drawn, Dice(f"{drawn.key}/caption/{k}"))
+            captions.append({"id": len(captions) + 1, "image_id": image_id, "caption": written})
     categories = [{"id": i, "name": name} for i, name in COCO.items()]
     _write(folder / "instances_val2014.json", {"images": images, "annotations": boxes, "categories": categories})
     _write(folder / "captions_val2014.json", {"images": images, "annotations": captions})

@@ -29,9 +29,9 @@ def table(answer: MethodOutput, layout: Layout | None = None) -> Table:
     ]
     own = own_settings(answer.method)
     title = f"{answer.name}: {len(answer.changed)} of {len(answer.steps)} steps changed" + (f" ({own})" if own else "")
-    made = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=0)
+    shown = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=0)
     if not kept:
-        made.show_header, made.caption = False, "The method changed no step noticeably."
+        shown.show_header, shown.caption = False, "The method changed no step noticeably."
     columns: dict[str, Callable[[int, TokenStep], str | Text]] = {
         "step": lambda number, _: str(number),
         "token": lambda _, step: Text(printable(step.text), style="bold" if step.instead_of is not None else ""),
@@ -50,10 +50,10 @@ def table(answer: MethodOutput, layout: Layout | None = None) -> Table:
     for name in columns:
         left = name.startswith(("token", "instead of", "patch", "model"))
         # long entries wrap on narrow terminals, but not the step and its token
-        made.add_column(name, justify="left" if left else "right", overflow="fold", no_wrap=name in ("step", "token"))
+        shown.add_column(name, justify="left" if left else "right", overflow="fold", no_wrap=name in ("step", "token"))
     for number, step in kept:
-        made.add_row(*(entry(number, step) for entry in columns.values()))
-    return made
+        shown.add_row(*(entry(number, step) for entry in columns.values()))
+    return shown
 
 
 def _change(step: TokenStep) -> str:
@@ -79,27 +79,27 @@ def words_table(lens: Lens, reading: int, layer: int) -> Table:
     read = lens.readings[reading]
     assert read.maps is not None
     maps = read.maps[layer]  # (tokens, words)
-    made = Table(
+    shown = Table(
         title=f"{read.name}, layer {lens.layers[layer]}",
         title_justify="left",
         header_style="bold",
         caption="The shares of a patch add up to 100 % among these words only.",
         caption_justify="left",
     )
-    made.add_column("word")
+    shown.add_column("word")
     for name in ("highest", "in patch (row, column)", "mean", "patches with it as best word"):
-        made.add_column(name, justify="right")
+        shown.add_column(name, justify="right")
     winners = maps.argmax(-1)
     for number in sorted(range(len(read.words)), key=lambda n: -float(maps[:, n].max())):
         best = int(maps[:, number].argmax())
-        made.add_row(
+        shown.add_row(
             read.words[number],
             f"{float(maps[best, number]):.1%}",
             _spot(lens, best),
             f"{float(maps[:, number].mean()):.1%}",
             str(int((winners == number).sum())),
         )
-    return made
+    return shown
 
 
 def patches_table(lens: Lens, reading: int, layer: int, most: int = 20) -> Table:
@@ -107,16 +107,16 @@ def patches_table(lens: Lens, reading: int, layer: int, most: int = 20) -> Table
     read = lens.readings[reading]
     order = read.chance[layer, :, 0].argsort(descending=True)[:most].tolist()
     title = f"{read.name}, layer {lens.layers[layer]}: the {len(order)} of {lens.tokens} patches with the most probable word"
-    made = Table(title=title, title_justify="left", header_style="bold")
-    made.add_column("patch (row, column)", justify="right")
-    made.add_column("says")
+    shown = Table(title=title, title_justify="left", header_style="bold")
+    shown.add_column("patch (row, column)", justify="right")
+    shown.add_column("says")
     for token in order:
-        said = Text("  ").join(
+        words = Text("  ").join(
             Text(f"{printable(read.entries[int(n)])} {float(p):.1%}")
             for n, p in zip(read.top[layer, token], read.chance[layer, token], strict=True)
         )
-        made.add_row(_spot(lens, token), said)
-    return made
+        shown.add_row(_spot(lens, token), words)
+    return shown
 
 
 def _spot(lens: Lens, token: int) -> str:

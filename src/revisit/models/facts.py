@@ -1,4 +1,4 @@
-"""What can be said about a model before its weights are loaded: `revisit doctor MODEL` shows it."""
+"""What is known about a model before its weights are loaded, for `revisit doctor MODEL`."""
 
 from __future__ import annotations
 

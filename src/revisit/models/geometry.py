@@ -79,11 +79,11 @@ def layout(
         if total == tokens:
             return Layout(sizes, tokens, tuple(placed))
         totals.append(total)
-    said = " or ".join(map(str, dict.fromkeys(totals))) or "no"
+    counts = " or ".join(map(str, dict.fromkeys(totals))) or "no"
     return Layout(
         sizes,
         tokens,
-        reason=f"{len(sizes)} image(s) of these sizes make {said} vision tokens in a {config.model_type} model, but "
+        reason=f"{len(sizes)} image(s) of these sizes make {counts} vision tokens in a {config.model_type} model, but "
         f"the prompt has {tokens}; were they processed with other settings than the image processor's?",
     )
 

@@ -167,8 +167,8 @@ class Head:
         raw = self.logits(state[None].to(self.device), ids)[0].float()
         errors = []
         for transform in self.transforms:
-            made = transform(raw)
-            errors.append(float(((made - made[0]) - (target - target[0])).abs().max()))
+            scaled = transform(raw)
+            errors.append(float(((scaled - scaled[0]) - (target - target[0])).abs().max()))
         best = min(range(len(errors)), key=errors.__getitem__)
         rounding = 16 * torch.finfo(state.dtype).eps * float(raw.abs().max())
         if errors[best] > 2e-3 * float(target.max() - target.min()) + rounding + 1e-6:

@@ -56,7 +56,7 @@ class ImageGrid:
 
 
 Piece: TypeAlias = "ImageGrid | int"  # a grid, or a number of tokens that lie nowhere
-Guess: TypeAlias = "Iterable[list[Piece]]"  # layouts one image may have, to be told apart by the number of tokens
+Guess: TypeAlias = "Iterable[list[Piece]]"  # the layouts that one image may have; the number of tokens decides
 PatchMap: TypeAlias = "Callable[[Context, int, Size], Guess]"  # (context, number of the image, its size) -> layouts
 
 
@@ -247,7 +247,7 @@ def llava_next(c: Context, image: int, size: Size) -> Guess:
 
 
 def llava_onevision(c: Context, image: int, size: Size) -> Guess:
-    """Like LLaVA-NeXT with at most so many tiles' worth of tokens; several images are padded to squares instead."""
+    """Like LLaVA-NeXT, with a limit on the tokens; several images are padded to squares instead."""
     if c.images > 1:
         yield [*next(iter(padded_square(c, image, size))), 1]
     ratio = str(getattr(c.config, "vision_aspect_ratio", "anyres_max_9"))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 LONGEST_SIDE = 1024  # of a picture in a page; the model saw the original
-# A page that works from disk and tells nobody that it was opened.
+# A page that works from disk and sends nothing anywhere.
 OFFLINE = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 START = """document.getElementById("buttons").append(themeButton());
 const data = JSON.parse(document.getElementById("data").textContent), main = document.getElementById("main");
@@ -77,7 +77,7 @@ def asset(name: str) -> str:
 
 
 def embed(data: object) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """JSON that cannot end the script element around it."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
@@ -116,7 +116,7 @@ def check_writable(path: str | Path) -> Path:
 def check_page(path: Path, inputs: Iterable[str | Path]) -> None:
     """Raises RevisitError unless a page can be written there, before any work is done for it."""
     if path.suffix.lower() not in (".html", ".htm") and not path.is_dir():
-        raise RevisitError(f"{path} is no name for a page: let it end in .html.")
+        raise RevisitError(f"{path} is not a page: its name must end in .html.")
     check_writable(path)
     check_apart(path, inputs)
 
