@@ -52,6 +52,8 @@ POINTED = {
     name: {"share": share, "low": share - 0.05, "high": share + 0.05}
     for name, share in (("touches", 0.51), ("touches_chance", 0.21), ("inside", 0.41), ("inside_chance", 0.11))
 }
+CHECKED = {"auroc": 0.88, "low": 0.8, "high": 0.95, "ap": 0.7, "f1": 0.6}
+CUTS = {"thresholds": {"recommended": 0.1}, "f1": {"recommended": 0.6}, "auroc": 0.88}
 STUDIES: dict[str, dict[str, Any]] = {
     "hallucinated-steps": {
         "captions": 50,
@@ -98,6 +100,15 @@ STUDIES: dict[str, dict[str, Any]] = {
         "pictures": 5,
         "settings": [{"setting": "revisit:layers=0", "steps": 12, **POINTED}],
         "layers": [{"layer": 3, "steps": 12, **POINTED}],
+    },
+    "check": {
+        "pictures": 5,
+        "depth": 6,
+        "settings": {"layer": 4},
+        "chosen": "patch",
+        "rows": [{"name": "patch", "validation": 0.9, "captions": CHECKED, "foils": CHECKED}],
+        "check": {kind: {"words": 9, "absent": 3, **CUTS} for kind in ("captions", "foils")},
+        "several_tokens": {"words": 0},
     },
     "vision-words": {
         "image": "7",

@@ -312,7 +312,7 @@ def _latency(result: Stored, name: str) -> list[Block]:
     return [Table(("Method", "ms/token", "to greedy", "first token, ms"), lines, caption)]
 
 
-def _check(result: dict[str, Any], name: str) -> list[Block]:
+def _check(result: Stored, name: str) -> list[Block]:
     """One row per candidate, measured on the second half of the pictures; the paper has no such study."""
     lines = [
         (
