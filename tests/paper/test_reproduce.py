@@ -38,12 +38,9 @@ def test_every_published_table_belongs_to_a_row() -> None:
             assert set(row.methods) == set(published.table(row.published)[row.models[0]])
 
 
-def test_estimates_follow_from_items_tokens_and_published_times() -> None:
+def test_answers_follow_from_items_methods_and_passes() -> None:
     row = catalog.ROWS["models"]
     assert (catalog.answers(row), catalog.answers(row, limit=10)) == (1000, 20)
-    greedy, revisit = 500 * (0.3 + 177 * 0.026), 500 * (0.3 + 177 * 0.0265)
-    assert catalog.hours(row, "LLaVA-1.5-7B") == pytest.approx((greedy + revisit) / 3600)
-    assert catalog.hours(row, "LLaVA-1.5-7B", limit=10) == pytest.approx((greedy + revisit) / 3600 / 50)
     with pytest.raises(RevisitError, match=r"Unknown table 'chiar'\. Did you mean 'chair'"):
         catalog.find("pope,chiar")
     assert len(catalog.find("all")) == len(catalog.ROWS)

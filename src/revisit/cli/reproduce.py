@@ -22,9 +22,7 @@ SCENES = "scenes:unusual:4"  # what the embedded models are asked about
 def reproduce(
     table: str = typer.Argument("", help="A table's name, several with commas, or all; --list shows them."),
     list_: bool = typer.Option(False, "--list", help="Every table and figure of the paper, and what it needs."),
-    plan: bool = typer.Option(
-        False, "--plan", help="Print the plan only: models, downloads, answers, GPU hours, disk."
-    ),
+    plan: bool = typer.Option(False, "--plan", help="Print the plan only: models, downloads, answers, tokens, disk."),
     models: str = typer.Option(
         None, help="Only these models of the paper, with commas; NAME=FOLDER takes a model from elsewhere."
     ),
@@ -146,25 +144,23 @@ def _plan(rows: list[Row], chosen: dict[str, str], model: str | None, limit: int
     from revisit.benchmarks import registry
     from revisit.evaluation.presets import OPEN
     from revisit.models.config import OF_SCENES
-    from revisit.paper.catalog import A6000, MODELS, answers, hours
+    from revisit.paper.catalog import MODELS, answers
     from revisit.report.document import Section, Table, Text
 
-    lines = []
-    total, seen = 0.0, set()
+    lines, seen = [], set()
     for row in rows:
         for name in [name for name in row.models if name in chosen][: 1 if model else None]:
-            total += hours(row, name, limit)
             seen.add(name)
             size = "–" if model else f"{MODELS[name].gigabytes:.0f} GB"
             count = answers(row, limit)
-            about = (f"{count:,}", f"{count * row.tokens:,.0f}", f"{hours(row, name, limit):.1f}", f"{row.disk:.1f} GB")
+            about = (f"{count:,}", f"{count * row.tokens:,.0f}", f"{row.disk:.1f} GB")
             lines.append((row.key, chosen[name], size, *about))
     download = 0.0 if model else sum(MODELS[name].gigabytes for name in seen)
     disk = sum({row.benchmark: row.disk for row in rows}.values())
-    heads = ("Table", "Model", "Download", "Answers", "Tokens", "GPU hours", "Data")
+    heads = ("Table", "Model", "Download", "Answers", "Tokens", "Data")
     text = (
-        f"In all {total:.1f} GPU hours (times as published or assumed for {A6000}; rows that share answers are counted each), "
-        f"{download:.0f} GB of models and about {disk:.1f} GB of data on disk; answers take a few megabytes."
+        f"{download:.0f} GB of models and about {disk:.1f} GB of data on disk; rows that share answers are counted each. "
+        "`revisit bench` measures the time per token of a model and method on your machine."
     )
     if model in OF_SCENES:
         text = f"The table counts the paper's data; {model} runs on generated scenes ({SCENES}) unless --data names others."

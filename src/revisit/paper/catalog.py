@@ -9,21 +9,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from revisit.errors import unknown
-from revisit.paper import published
 
 METHODS = ("greedy", "dola", "vcd", "m3id", "code", "sid", "revisit")
-PREFILL = 0.3  # seconds per answer, assumed
-A6000 = "one NVIDIA RTX A6000, one answer at a time"
 
 
 @dataclass(frozen=True)
 class PaperModel:
-    """A model of the paper: its hub id, billions of parameters, and milliseconds per token of plain decoding."""
+    """A model of the paper: its hub id and billions of parameters."""
 
     name: str
     hub: str
     billions: float
-    ms: float  # as published for LLaVA-1.5-7B and Qwen2.5-VL-7B; assumed by size for the others
 
     @property
     def gigabytes(self) -> float:
@@ -35,14 +31,14 @@ class PaperModel:
 MODELS = {
     model.name: model
     for model in (
-        PaperModel("LLaVA-1.5-7B", "llava-hf/llava-1.5-7b-hf", 7.1, 26.0),
-        PaperModel("Qwen2.5-VL-7B", "Qwen/Qwen2.5-VL-7B-Instruct", 8.3, 72.3),
-        PaperModel("InternVL3-8B", "OpenGVLab/InternVL3-8B-hf", 7.9, 60.0),
-        PaperModel("InternVL2.5-8B", "OpenGVLab/InternVL2_5-8B", 8.1, 60.0),
-        PaperModel("LLaVA-1.5-13B", "llava-hf/llava-1.5-13b-hf", 13.4, 45.0),
-        PaperModel("InternVL3-14B", "OpenGVLab/InternVL3-14B-hf", 15.1, 95.0),
-        PaperModel("InternVL2.5-26B", "OpenGVLab/InternVL2_5-26B", 25.5, 150.0),
-        PaperModel("Qwen2.5-VL-32B", "Qwen/Qwen2.5-VL-32B-Instruct", 33.5, 200.0),
+        PaperModel("LLaVA-1.5-7B", "llava-hf/llava-1.5-7b-hf", 7.1),
+        PaperModel("Qwen2.5-VL-7B", "Qwen/Qwen2.5-VL-7B-Instruct", 8.3),
+        PaperModel("InternVL3-8B", "OpenGVLab/InternVL3-8B-hf", 7.9),
+        PaperModel("InternVL2.5-8B", "OpenGVLab/InternVL2_5-8B", 8.1),
+        PaperModel("LLaVA-1.5-13B", "llava-hf/llava-1.5-13b-hf", 13.4),
+        PaperModel("InternVL3-14B", "OpenGVLab/InternVL3-14B-hf", 15.1),
+        PaperModel("InternVL2.5-26B", "OpenGVLab/InternVL2_5-26B", 25.5),
+        PaperModel("Qwen2.5-VL-32B", "Qwen/Qwen2.5-VL-32B-Instruct", 33.5),
     )
 }
 THREE = ("LLaVA-1.5-7B", "Qwen2.5-VL-7B", "InternVL3-8B")
@@ -165,20 +161,6 @@ def find(names: str) -> list[Row]:
     return [ROWS[key] for key in keys]
 
 
-def cost(method: str, model: str) -> float:
-    """A method's time per token as a multiple of plain decoding's, as published; of LLaVA-1.5-7B where the model's is not."""
-    table = published.table("latency")
-    own = table.get(model, table["LLaVA-1.5-7B"])
-    name = method.split(":")[0]
-    return float(own[name]["mean"] / own["greedy"]["mean"]) if name in own else 1.0
-
-
 def answers(row: Row, limit: int | None = None) -> int:
     """How many answers one model of a row takes."""
     return min(row.items, limit or row.items) * len(row.methods) * row.passes
-
-
-def hours(row: Row, model: str, limit: int | None = None) -> float:
-    """GPU hours of one model of a row: times per token as published, or assumed by size."""
-    seconds = sum(PREFILL + row.tokens * MODELS[model].ms * cost(method, model) / 1000 for method in row.methods)
-    return min(row.items, limit or row.items) * row.passes * seconds / 3600
