@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +13,12 @@ from typer.testing import CliRunner
 from perf.random_models import Profile, random_inputs, random_model
 from revisit import ReVisiT, RevisitError, methods
 from revisit.cli.main import app
+from revisit.decoding.method import Method
+from revisit.evaluation.runner import Reporter
+from revisit.methods.greedy import Greedy
 from revisit.paper import latency
 from revisit.paper.latency import Timing
+from revisit.paper.pointing import BoxedPictures
 from revisit.step import reference as core
 
 
@@ -94,3 +99,14 @@ def test_other_families_are_prompted_by_embeddings(tmp_path: object) -> None:
 def test_unknown_shape_is_one_sentence() -> None:
     with pytest.raises(RevisitError, match=r"qwen2\.5-vl-0\.5b"):
         random_model("qwen2.5-vl-0.5")
+
+
+def test_a_measurement_resumes_picture_by_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latency, "PROTOCOL", {"warmups": 1, "repeats": 2, "max_new_tokens": 6})
+    timed: dict[str, Method] = {"greedy": Greedy(), "revisit": ReVisiT()}
+    about = {"data": "scenes:unusual:2:7", "output": str(tmp_path)}
+    found = latency.time_methods(BoxedPictures(**about, limit=1), timed, Reporter())
+    assert [(row["method"], row["images"]) for row in found["rows"]] == [("greedy", 1), ("revisit", 1)]
+    assert all(row["ms"] > 0 and row["first"] > 0 for row in found["rows"])
+    monkeypatch.setattr(latency, "measure", lambda *_, **__: pytest.fail("measured again"))
+    assert latency.time_methods(BoxedPictures(**about, limit=1), timed, Reporter()) == found
