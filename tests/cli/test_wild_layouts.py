@@ -156,6 +156,16 @@ def test_read_right(tmp_path: Path, row: Row) -> None:
             id="ids in order, rows shuffled",
         ),
         pytest.param(
+            lambda n: {"question_id": n + 1, "image": f"COCO_val2014_{n + 2:012d}.jpg", "text": SAID[n]},
+            r"has the picture 'COCO_val2014_000000000002.jpg', but 'coco_random/1' .* has 'COCO_val2014_000000000001.jpg'",
+            id="ids in order, pictures of other rows",
+        ),
+        pytest.param(
+            lambda n: {"question_id": n + 1, "label": GOLD[n - 1], "response": SAID[n]},
+            "line 2 has the label 'yes', but 'coco_random/2' of the question file has 'no'",
+            id="ids in order, labels of other rows",
+        ),
+        pytest.param(
             lambda n: {"question": ASKED[3 - n], "answer": SAID[n]},
             "has the question",
             id="no ids, another order",

@@ -212,6 +212,24 @@ def _words(text: str) -> set[str]:
     return set(re.split(r"[\W_]+", text))
 
 
+def _check_gold(item: Item, answer: Answer) -> None:
+    """Raises if a row repeats another picture or label than its question has: POPE's files exist in shifted versions."""
+    label, picture = (answer.record.get(name) for name in ("label", "image"))
+    if answer.text_field != "label" and isinstance(label, str) and label.strip().lower() != item.meta["label"]:
+        raise RevisitError(
+            f"{answer.where} has the label {label!r}, but {item.id!r} of the question file has {item.meta['label']!r}."
+        )
+    numbers = {
+        re.sub(r"\D", "", name[-30:].rpartition("_")[2])
+        for name in (picture, item.images[0].name)
+        if isinstance(name, str)
+    }
+    if len({int(number) for number in numbers if number}) > 1:
+        raise RevisitError(
+            f"{answer.where} has the picture {picture!r}, but {item.id!r} of the question file has {item.images[0].name!r}."
+        )
+
+
 class YesNo(Benchmark):
     """Yes/no questions about pictures, in settings with one question file each.
 
@@ -326,6 +344,9 @@ class YesNo(Benchmark):
             known = {item.id for item in items}
             found = {key: answer for key, answer in found.items() if key in known}
         check_rows(found, {item.id: item.prompt.removesuffix(SUFFIXES[self.suffix]) for item in items})
+        for item in items:
+            if item.id in found and not self.corrects:
+                _check_gold(item, found[item.id])
         return items, {key: answer.text for key, answer in found.items()}
 
     def _question_files(self, path: Path) -> list[tuple[Questions, Path]]:
