@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from revisit.validation import Settings
+from revisit.registry import Settings
 
 ECHO = 200  # characters of a client's input that an error message may repeat
 
