@@ -9,7 +9,9 @@ import made_up
 import pytest
 
 import families
+import revisit
 from revisit.cli.demo import demo
+from revisit.embedded.samples import sample
 from revisit.explain import lens, lens_page, page
 from revisit.explain.record import Decode
 
@@ -281,3 +283,17 @@ def test_a_method_that_asks_several_patches_says_how_many(browser: Any, tmp_path
     opened.goto(page.write(tmp_path / "several.html", decode).as_uri())
     assert "with the 3 next best; layer 6" in opened.locator(".where").inner_text()
     assert opened.locator(".nearest .chosen").count() == 4
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_check_shows_the_patch_of_the_word_that_is_pointed_at(seen: Any, tmp_path: Path, width: int) -> None:
+    found = revisit.check("tiny", sample("demo").path, f"A {sample('demo').nouns[0]} and a surfboard.")
+    path = found.save(tmp_path / "check.html")
+    seen.page.set_viewport_size({"width": width, "height": 700})
+    seen.page.goto(path.as_uri())
+    assert seen.page.locator("rect:visible").count() == 0
+    seen.page.locator(".word").first.hover()
+    assert seen.page.locator("rect:visible").count() == 1
+    assert seen.page.locator(".doubtful").all_text_contents() == ["surfboard"]
+    assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+    at_rest(seen, path)

@@ -14,7 +14,7 @@ import families
 import revisit
 from revisit.embedded.samples import sample
 from revisit.errors import RevisitError
-from revisit.explain.check import check_many, encode_text, is_content, spellings, word_places
+from revisit.explain.check import THRESHOLD, check_many, encode_text, is_content, settings_of, spellings, word_places
 from revisit.models import DESCRIBE
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import prepare
@@ -166,11 +166,12 @@ def test_it_can_be_kept(pair: Any, tmp_path: Path) -> None:
     assert 0 <= found.doubt <= 1
 
 
-def test_the_states_of_a_model_without_recommendation_are_the_last(pair: Any) -> None:
-    found = revisit.check(families.llava(), families.picture(1, (40, 40)), "A dog.")
+def test_a_model_without_recommendation_is_read_at_its_last_layer() -> None:
+    model, processor = families.llava()
+    found = revisit.check((model, processor), families.picture(1, (40, 40)), "A dog.")
     assert "No threshold is recommended" in found.notes[0]
+    assert settings_of(model)[0] == {"layer": ModelParts.of(model).depth, "threshold": THRESHOLD}
     assert all(math.isfinite(word.support) and 0 <= word.support <= 1 for word in found.words)
-    assert ModelParts.of(families.llava()[0]).depth > 0
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -304,7 +304,8 @@ def force(
     if any(bool(vision_mask(torch.tensor(tokens), parts.vision_ids).any()) for tokens, _ in written):
         raise RevisitError("The text contains a token that stands for an image in this model; leave it out.")
     longer = forced_inputs(dict(inputs), [tokens for tokens, _ in written])
-    mask = vision_mask(longer["input_ids"], parts.vision_ids)
+    mask = vision_mask(inputs["input_ids"], parts.vision_ids)  # of the prompt; the text has no vision tokens
+    mask = torch.nn.functional.pad(mask, (0, longer["input_ids"].shape[1] - start))
     if not bool(mask.any(-1).all()):
         raise no_image(model)
     with ExitStack() as stack:

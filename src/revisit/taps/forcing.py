@@ -29,7 +29,7 @@ def forced_inputs(inputs: dict[str, Any], texts: Sequence[Sequence[int]]) -> dic
     """
     ids = inputs["input_ids"]
     longest = max(map(len, texts))
-    new = ids[:, -1:].repeat(1, longest)  # padding repeats the prompt's last token, which is not a vision token
+    new = ids[:, -1:].repeat(1, longest)  # padding repeats the prompt's last token
     attended = torch.zeros_like(new)
     for row, tokens in enumerate(texts):
         new[row, : len(tokens)] = torch.tensor(list(tokens), device=ids.device, dtype=ids.dtype)
