@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from revisit.contrast.branch import add_branch
 from revisit.contrast.pixels import changed_pixels
 from revisit.methods.contrastive import Contrastive, cut
 
@@ -17,6 +16,6 @@ class BlankPicture(Contrastive):
     def begin(self, run: Any) -> Any:
         has_image = run.find_vision_tokens().any(-1)  # (rows,)
         empty = changed_pixels(run, lambda picture, draw: picture * 0, seed=0)
-        branch = add_branch(run, empty, stacked=self.stacks(run))
+        branch = self.branch(run, empty)
         combine = lambda logits, blank, step: cut(logits + self.alpha * (logits - blank), logits, self.beta)  # noqa: E731
         return self.contrasted(run, branch, has_image, combine)

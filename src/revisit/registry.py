@@ -281,7 +281,7 @@ class Registry(Generic[S]):
             raise RevisitError(f"A {self.kind}'s settings are key=value, as in {self.kind}:key=value, not {name!r}.")
         return name, settings
 
-    def parse_list(self, given: Any) -> list[tuple[str, dict[str, Any]]]:
+    def parse_list(self, given: object) -> list[tuple[str, dict[str, Any]]]:
         """(name, settings) of every entry in comma-separated text, or in a list of texts and mappings."""
         return [self.parse(entry) for entry in parse_list(given, lambda name: name in self.names() or ".py:" in name)]
 
@@ -298,11 +298,11 @@ class Registry(Generic[S]):
         classes = {cls.__name__: cls for cls in self._built_in.values()}
         return classes.get(name) or {cls.__name__: cls for cls in self.built_in().values()}.get(name)
 
-    def check(self, cls: Any, where: str) -> None:
+    def check(self, cls: object, where: str) -> None:
         """Raises RevisitError unless this class can be used."""
         if not isinstance(cls, type) or not issubclass(cls, self.base):
             raise RevisitError(
-                f"{where} is no {self.kind}: it must be a class derived from revisit.{self.base.__name__}."
+                f"{where} is not a {self.kind}: it must be a class derived from revisit.{self.base.__name__}."
             )
         name = getattr(cls, "name", None)
         if not isinstance(name, str) or not name.replace("-", "_").isidentifier():
@@ -348,7 +348,7 @@ class Registry(Generic[S]):
         return self.register(found)
 
 
-def _reduce(place: str, instance: Settings) -> tuple[Any, ...]:
+def _reduce(place: str, instance: Settings) -> tuple[object, ...]:
     return _restore, (place, dict(instance))
 
 
@@ -434,7 +434,7 @@ def parse_assignments(texts: Iterable[str], wanted: str = "--set key=value") -> 
     return settings
 
 
-def parse_list(given: Any, is_name: Callable[[str], bool]) -> list[Any]:
+def parse_list(given: object, is_name: Callable[[str], bool]) -> list[Any]:
     """The entries of comma-separated text, or of a list whose texts may hold commas themselves.
 
     A comma outside brackets ends an entry, unless more of its last setting follows: no known name, or a chain's methods.

@@ -88,5 +88,5 @@ def test_token_ids_that_the_model_has_not_are_refused(token: int) -> None:
     model, processor = families.build("llava")
     inputs = prepare(processor, ["hi"], [[families.picture(0)]])
     for method in (methods.get("icd", sentence_ids=[token]), methods.get("code", request_ids=[[token], [1]])):
-        with pytest.raises(RevisitError, match="no text token"):
+        with pytest.raises(RevisitError, match="not a text token"):
             generate(model, **inputs, method=method, max_new_tokens=2)

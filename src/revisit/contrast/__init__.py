@@ -1,1 +1,1 @@
-"""The second branch of contrastive methods: its inputs and its rows beside the clean ones."""
+"""The second branch of contrastive methods: its inputs, and its rows next to the clean ones."""

@@ -1,12 +1,12 @@
-"""A second run of the model beside the first, for methods that contrast the two.
+"""A second run of the model next to the first, for methods that contrast the two.
 
 The contrast prompt is prepared by `generate()` itself, exactly as the clean one was, and each branch's prompt is run
 on its own: prompts differ in length, and a shorter one then costs no more than it must. From the second token on,
 both branches are rows of one batch with one KV cache, the shorter rows padded on the left. transformers' own loop is
-given a stand-in for the model that shows it the clean rows only.
+run on a stand-in for the model that returns the clean rows only.
 
 Where the rows cannot be stacked (no cache, a static or quantized cache, sliding-window layers with prompts of different
-lengths, recurrent layers) the branches run one after the other, each with its own cache; `Branches.stacked` tells.
+lengths, recurrent layers) the branches run one after the other, each with its own cache; see `Branches.stacked`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from revisit.taps.states import saved_positions
 
 if TYPE_CHECKING:
     from transformers import Cache
+    from transformers.modeling_outputs import CausalLMOutputWithPast
 
     from revisit.decoding.run import Run
 
@@ -39,7 +40,7 @@ class Branch:
 
     ids: Tensor  # (rows, T') the contrast prompt
     kwargs: dict[str, Any]  # what the loop would pass to the model for it
-    config: Any
+    config: GenerationConfig
     live: slice | None = None  # its rows in the forward that is running now, None while it is not part of it
     shift: int = 0  # columns of padding that its cache has before its own prompt
     logits: Tensor | None = None  # (rows, V)
@@ -55,7 +56,7 @@ class Branch:
 
 
 def add_branch(run: Run, inputs: dict[str, Any] | None, *, stacked: bool) -> Branch:
-    """Put a contrasted run beside the clean one; `inputs` are those of its prompt, None for the same prompt again."""
+    """Put a contrasted run next to the clean one; `inputs` are those of its prompt, None for the same prompt again."""
     refuse_filled_cache(run)
     if inputs is None:
         kwargs = {**run.model_kwargs, CACHE: copy.deepcopy(run.model_kwargs.get(CACHE))}
@@ -68,17 +69,17 @@ def add_branch(run: Run, inputs: dict[str, Any] | None, *, stacked: bool) -> Bra
     return branch
 
 
-def loop_arguments(run: Run, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Any], Any]:
+def loop_arguments(run: Run, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Any], GenerationConfig]:
     """A prompt as generate() prepares it for its loop: encoded images, positions, cache, repeated for beams."""
 
     def hand_back(
-        _model: Any,
+        _model: object,
         input_ids: Tensor,
-        logits_processor: Any = None,
-        stopping_criteria: Any = None,
-        generation_config: Any = None,
+        logits_processor: object,
+        stopping_criteria: object,
+        generation_config: GenerationConfig,
         **model_kwargs: Any,
-    ) -> tuple[Tensor, dict[str, Any], Any]:
+    ) -> tuple[Tensor, dict[str, Any], GenerationConfig]:
         return input_ids, model_kwargs, generation_config
 
     given = run.generation_config
@@ -95,7 +96,7 @@ def loop_arguments(run: Run, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, 
         bos_token_id=given.bos_token_id,
     )
     with saved_positions(run.model):
-        prepared: tuple[Tensor, dict[str, Any], Any] = run.model.generate(
+        prepared: tuple[Tensor, dict[str, Any], GenerationConfig] = run.model.generate(
             **inputs, generation_config=config, custom_generate=hand_back
         )
     return prepared
@@ -120,21 +121,23 @@ class Branches(StandIn):
 
     # -- what the loop calls -------------------------------------------------------------------------------------
 
-    def _prefill(self, input_ids: Tensor, generation_config: Any, model_kwargs: dict[str, Any], **kwargs: Any) -> Any:
+    def _prefill(
+        self, input_ids: Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any], **kwargs: Any
+    ) -> CausalLMOutputWithPast:
         prefill = type(self._model)._prefill
-        outputs = prefill(self._model, input_ids, generation_config, model_kwargs, **kwargs)
+        outputs: CausalLMOutputWithPast = prefill(self._model, input_ids, generation_config, model_kwargs, **kwargs)
         for branch in self._branches:
             with self._alone(branch):
                 own = prefill(self._model, branch.ids, branch.config, branch.kwargs, **kwargs)
             self._keep(branch, own)
         return outputs
 
-    def __call__(self, return_dict: bool = True, **inputs: Any) -> Any:
+    def __call__(self, return_dict: bool = True, **inputs: Any) -> CausalLMOutputWithPast:
         parts = [inputs, *(self._next(branch, inputs["input_ids"]) for branch in self._branches)]
         if self.stacked is None:
             self.stacked = self._wish and self._join(parts)
         if not self.stacked:
-            outputs = self._model(**inputs, return_dict=True)
+            outputs: CausalLMOutputWithPast = self._model(**inputs, return_dict=True)
             for branch, part in zip(self._branches, parts[1:], strict=True):
                 with self._alone(branch):
                     own = self._model(**part, return_dict=True)
@@ -146,6 +149,7 @@ class Branches(StandIn):
         for number, branch in enumerate(self._branches, 1):
             branch.live = slice(number * self._rows, (number + 1) * self._rows)
         outputs = self._model(**{**merged, CACHE: self._cache}, return_dict=True)
+        assert outputs.logits is not None
         for branch, own in zip(self._branches, outputs.logits.split(self._rows)[1:], strict=True):
             branch.live, branch.logits = None, own[:, -1].float()
             branch.kwargs = self._model._update_model_kwargs_for_generation({}, branch.kwargs)
@@ -175,12 +179,13 @@ class Branches(StandIn):
         finally:
             self._run.contrasting, branch.live = False, None
 
-    def _keep(self, branch: Branch, outputs: Any) -> None:
+    def _keep(self, branch: Branch, outputs: CausalLMOutputWithPast) -> None:
+        assert outputs.logits is not None
         branch.logits = outputs.logits[:, -1].float()
         branch.kwargs = self._model._update_model_kwargs_for_generation(outputs, branch.kwargs)
 
     def _next(self, branch: Branch, input_ids: Tensor) -> dict[str, Any]:
-        """What the model is given for this branch at this step: the tokens that the clean branch is given."""
+        """The model's inputs for this branch at this step: the tokens of the clean branch."""
         cached = branch.kwargs.get("use_cache", True)
         ids = input_ids[:, -1:] if cached else torch.cat([branch.ids, input_ids[:, self._prompt :]], dim=1)
         prepared: dict[str, Any] = self._model.prepare_inputs_for_generation(
@@ -213,7 +218,7 @@ class Branches(StandIn):
             branch.shift, branch.kwargs[CACHE] = shift, self._cache
         return True
 
-    def _clean(self, outputs: Any) -> Any:
+    def _clean(self, outputs: CausalLMOutputWithPast) -> CausalLMOutputWithPast:
         """The model's output without the contrasted rows."""
         for name in ("logits", "hidden_states", "attentions"):
             value = outputs.get(name)
@@ -239,19 +244,24 @@ def merge(parts: list[dict[str, Any]], shifts: list[int]) -> dict[str, Any] | No
 
     Masks are padded by each branch's shift; positions are explicit, so padding does not move them.
     """
-    first = parts[0]
-    rows = first["input_ids"].shape[0]
+    rows = parts[0]["input_ids"].shape[0]
     merged: dict[str, Any] = {}
+    masks = [part.get("attention_mask") for part in parts]
+    if any(shifts) or any(mask is not None for mask in masks):
+        longest = parts[shifts.index(0)]
+        columns = longest[CACHE].get_seq_length() + longest["input_ids"].shape[1]
+        padded = []
+        for mask, part, shift in zip(masks, parts, shifts, strict=True):
+            own = part["input_ids"].new_ones(rows, columns - shift) if mask is None else mask
+            if not isinstance(own, Tensor) or own.ndim != 2:
+                return None
+            padded.append(_left(own.long(), shift))
+        merged["attention_mask"] = torch.cat(_together(padded))
     for name in dict.fromkeys(name for part in parts for name in part):
-        if name == CACHE:
+        if name in (CACHE, "attention_mask"):
             continue
         values: list[Any] = [part.get(name) for part in parts]
-        if name == "attention_mask":
-            masks = _masks(parts, shifts)
-            if masks is None:
-                return None
-            merged[name] = torch.cat(_together(masks)) if masks else None
-        elif name == "position_ids":
+        if name == "position_ids":
             if any(not isinstance(value, Tensor) for value in values):
                 return None
             merged[name] = torch.cat(_together(values), dim=-2)
@@ -259,42 +269,11 @@ def merge(parts: list[dict[str, Any]], shifts: list[int]) -> dict[str, Any] | No
             width = max(value.shape[-1] for value in values)
             merged[name] = torch.cat(_together([_left(value, width - value.shape[-1]) for value in values]))
         else:
-            given = [part[name] for part in parts if part.get(name) is not None]
-            if any(isinstance(value, Tensor) for value in given) or any(value != given[0] for value in given):
+            known = [value for value in values if value is not None]
+            if any(isinstance(value, Tensor) for value in known) or any(value != known[0] for value in known):
                 return None
-            merged[name] = given[0] if given else None
-    if any(shifts) and merged.get("attention_mask") is None:
-        masks = _masks(parts, shifts)
-        if not masks:
-            return None
-        merged["attention_mask"] = torch.cat(_together(masks))
+            merged[name] = known[0] if known else None
     return merged
-
-
-def _masks(parts: list[dict[str, Any]], shifts: list[int]) -> list[Tensor] | None:
-    """Each branch's (rows, columns) mask; [] if nobody pads, None where masks have another form."""
-    given = [part.get("attention_mask") for part in parts]
-    if any(mask is not None and (not isinstance(mask, Tensor) or mask.ndim != 2) for mask in given):
-        return None
-    if all(mask is None for mask in given) and not any(shifts):
-        return []
-    masks = []
-    for mask, part, shift in zip(given, parts, shifts, strict=True):
-        ids = part["input_ids"]
-        if mask is None:
-            own = _length(parts, shifts) - shift
-            mask = torch.ones(ids.shape[0], own, dtype=torch.long, device=ids.device)
-        masks.append(_left(mask.long(), shift))
-    return masks
-
-
-def _length(parts: list[dict[str, Any]], shifts: list[int]) -> int:
-    """Columns of the merged batch: the longest branch's cached positions and the new one."""
-    for part, shift in zip(parts, shifts, strict=True):
-        if shift == 0:
-            length: int = part[CACHE].get_seq_length() + part["input_ids"].shape[1]
-            return length
-    raise AssertionError("the longest branch is never shifted")
 
 
 def _together(values: list[Tensor]) -> list[Tensor]:

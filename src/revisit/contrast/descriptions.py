@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from revisit.contrast.pixels import item_digests
 from revisit.contrast.prompt_edits import Edit, edited, image_span
 from revisit.models.prompts import end_tokens, until_end
+from revisit.models.types import Model
 from revisit.taps.states import saved_positions, taps_paused
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 Tokens = tuple[int, ...]
 
 # model -> what it was asked about which image -> what it wrote; as long as the model lives
-_WRITTEN: weakref.WeakKeyDictionary[Any, OrderedDict[Any, Tokens]] = weakref.WeakKeyDictionary()
+_WRITTEN: weakref.WeakKeyDictionary[Model, OrderedDict[object, Tokens]] = weakref.WeakKeyDictionary()
 REMEMBERED = 10_000
 
 
@@ -42,7 +43,7 @@ def descriptions(
     return found
 
 
-def forget(model: Any) -> None:
+def forget(model: Model) -> None:
     """Drop what a model wrote; needed if its weights have changed since."""
     _WRITTEN.pop(model, None)
 

@@ -7,7 +7,7 @@ state of the global generator matters, and the same picture and seed give the sa
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -19,6 +19,8 @@ from revisit.models.parts import describe
 from revisit.taps.states import run_lengths
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
     from revisit.decoding.run import Run
 
 Change = Callable[[Tensor, torch.Generator], Tensor]
@@ -35,13 +37,13 @@ def content_seed(pixels: Tensor, seed: int) -> int:
 def changed_pixels(run: Run, change: Change, seed: int) -> dict[str, Any]:
     """The inputs of the prompt with the pixels of every picture, or of every tile, changed.
 
-    `change` is given float32 numbers on the CPU. Equal tiles get equal changes, also within one picture.
+    `change` takes float32 numbers on the CPU. Equal tiles get equal changes, also within one picture.
     """
     inputs = prompt_inputs(run)
     for name, pixels in pixel_inputs(run).items():
         pictures = pixels.split(units(pixels, run.inputs.get(PACKED.get(name, ""))))
         known = _sizes(pixels, run.inputs.get("image_sizes"))
-        sizes: list[Any] = list(known) if known else [None] * len(pictures)
+        sizes: list[list[int] | None] = list(known) if known else [None] * len(pictures)
         pieces = [_change(picture, change, seed, size) for picture, size in zip(pictures, sizes, strict=True)]
         inputs[name] = torch.cat(pieces).to(pixels.device, pixels.dtype)
     return inputs
@@ -50,7 +52,7 @@ def changed_pixels(run: Run, change: Change, seed: int) -> dict[str, Any]:
 def transformed_pictures(run: Run, mask: Tensor, draw: DrawTransform, seed: int) -> dict[str, Any]:
     """The inputs of the prompt with every picture transformed: one transformation for all tiles of a picture.
 
-    `draw` is given a generator and the picture's (height, width), and returns a function of (n, channels, height, width).
+    `draw` takes a generator and the picture's (height, width), and returns a function of (n, channels, height, width).
     Tiles are put together first where their layout is known; elsewhere each is transformed by itself, in the same way.
     """
     inputs = prompt_inputs(run)
@@ -194,7 +196,7 @@ class TileLayout:
         return result.view(pixels.shape)
 
 
-def _tile_grid(config: Any, size: list[int]) -> tuple[int, int] | None:
+def _tile_grid(config: PretrainedConfig, size: list[int]) -> tuple[int, int] | None:
     """(rows, columns) of the tiles that a picture of this (height, width) is cut into, where the configuration says so."""
     pinpoints = getattr(config, "image_grid_pinpoints", None)
     side = getattr(getattr(config, "vision_config", None), "image_size", None)
@@ -206,7 +208,7 @@ def _tile_grid(config: Any, size: list[int]) -> tuple[int, int] | None:
     return int(rows), int(columns)
 
 
-def _sizes(pixels: Tensor, image_sizes: Any) -> list[list[int]] | None:
+def _sizes(pixels: Tensor, image_sizes: Sequence[Tensor] | Tensor | None) -> list[list[int]] | None:
     """(height, width) of pictures that are padded to a common size (Pixtral); None where each fills its tensor."""
     if image_sizes is None or pixels.ndim != 4 or len(image_sizes) != len(pixels):
         return None
@@ -231,7 +233,7 @@ def _change(picture: Tensor, change: Change, seed: int, size: list[int] | None =
 def item_digests(run: Run, mask: Tensor) -> list[str]:
     """One name per item for the content of its images: equal pixels, equal name, whatever the batch.
 
-    Where it cannot be told which pixels belong to which item, the name also holds the rest of the batch.
+    Where it is unknown which pixels belong to which item, the name also holds the rest of the batch.
     """
     counts = mask[:: run.copies].sum(-1).tolist()  # vision tokens of each item
     digests = [hashlib.blake2b(digest_size=16) for _ in counts]
@@ -251,7 +253,7 @@ def item_digests(run: Run, mask: Tensor) -> list[str]:
 
 
 def _owners(pieces: tuple[Tensor, ...], counts: list[int]) -> list[int] | None:
-    """Which item each picture belongs to, from the number of vision tokens of the items; None if it cannot be told.
+    """Which item each picture belongs to, from the number of vision tokens of the items; None if it is unknown.
 
     Pictures have vision tokens in proportion to their patches, so items own pictures in proportion to their tokens.
     """

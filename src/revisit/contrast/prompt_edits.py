@@ -69,7 +69,7 @@ def with_beginning(ids: Tensor, words: Tensor, system: Tensor, user: Tensor, bos
 
 
 def find_tokens(ids: Tensor, wanted: Tensor) -> int | None:
-    """Where some tokens first stand in a row, or None.  (n,), (k,)"""
+    """Where some tokens first occur in a row, or None.  (n,), (k,)"""
     if not len(wanted) or len(wanted) > len(ids):
         return None
     places = (ids.unfold(0, len(wanted), 1) == wanted).all(-1).nonzero().flatten()
@@ -87,7 +87,7 @@ def in_place_of_image(ids: Tensor, vision: Tensor, words: Tensor) -> Edit:
 def edited(run: Run, mask: Tensor, edit: Callable[[int, Tensor, Tensor], Edit], *, pixels: bool) -> dict[str, Any]:
     """Inputs of the prompt with every item that has an image edited, padded on the left again.
 
-    `edit` is given an item's number, its token ids and its vision mask, without padding. Everything else that has one
+    `edit` takes an item's number, its token ids and its vision mask, without padding. Everything else that has one
     entry per token follows the edit; with `pixels=False` nothing else is kept.
     """
     ids = run.input_ids[:: run.copies]  # (items, T)
@@ -105,7 +105,7 @@ def edited(run: Run, mask: Tensor, edit: Callable[[int, Tensor, Tensor], Edit], 
         edits.append(Edit(made.ids, torch.where(made.source >= 0, columns[made.source.clamp_min(0)], -1)))
     longest = max(len(made.ids) for made in edits)
     if min(len(made.ids) for made in edits) == 0:
-        raise RevisitError(f"{type(run.method).__name__}: a prompt has no text beside its image; add a question.")
+        raise RevisitError(f"{type(run.method).__name__}: a prompt has no text besides its image; add a question.")
     pad = run.generation_config.pad_token_id
     new = ids.new_full((len(edits), longest), pad if isinstance(pad, int) and pad >= 0 else 0)
     source = ids.new_full((len(edits), longest), -1)

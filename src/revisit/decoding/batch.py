@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from revisit.decoding.method import Method
+    from revisit.models.types import Inputs, Model, Processor
 
 # (row, token) -> whether the row ends here; called for every token of a row until the row has ended.
 OnToken = Callable[[int, int], bool]
@@ -57,8 +58,8 @@ class Decoded:
 
 
 def decode_prompts(
-    model: Any,
-    processor: Any,
+    model: Model,
+    processor: Processor,
     prompts: Sequence[str],
     images: Sequence[Sequence[Image]],
     method: Method,
@@ -80,9 +81,9 @@ def decode_prompts(
 
 
 def decode_batch(
-    model: Any,
-    processor: Any,
-    inputs: Any,
+    model: Model,
+    processor: Processor,
+    inputs: Inputs,
     method: Method,
     decodings: Sequence[Decoding],
     seeds: Sequence[int] | None = None,
@@ -134,7 +135,7 @@ def decode_batch(
     ]
 
 
-def decode_texts(processor: Any, tokens: Sequence[Sequence[int]]) -> list[str]:
+def decode_texts(processor: Processor, tokens: Sequence[Sequence[int]]) -> list[str]:
     """Token ids as answers: no special tokens, no surrounding blanks."""
     return [text.strip() for text in processor.batch_decode([list(row) for row in tokens], skip_special_tokens=True)]
 
@@ -147,7 +148,7 @@ class RowEnds(StoppingCriteria):  # type: ignore[misc]
         self.lengths: list[int | None] = [None] * len(limits)
         self.steps = 0
 
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
         self.steps += 1
         for row, token in enumerate(input_ids[:, -1].tolist()):
             if self.lengths[row] is None:

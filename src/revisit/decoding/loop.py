@@ -144,8 +144,7 @@ def generate(
 
 
 def _check_drawing(kwargs: Mapping[str, Any]) -> None:
-    """Raises RevisitError for beams without bound, for a length that is no number, and for sampling with numbers that give no
-    probabilities."""
+    """Raises RevisitError for too many beams, a length that is not a whole number, or sampling settings out of range."""
     length = kwargs.get("max_new_tokens")
     if length is not None and (isinstance(length, bool) or not hasattr(length, "__index__")):
         raise RevisitError(f"max_new_tokens must be a whole number, not {length!r}.")

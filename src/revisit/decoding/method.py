@@ -104,6 +104,11 @@ class Method(Settings):
         """
         return loop(self.begin(run))
 
+    @classmethod
+    def official(cls, **overrides: Any) -> Self:
+        """The settings of the authors' released code; the defaults, unless a method says otherwise."""
+        return cls(**overrides)
+
     def for_model(self, model: Model | str) -> Self:
         """This method as it decodes a model: itself, unless it leaves settings to the model."""
         return self

@@ -19,7 +19,7 @@ from revisit.errors import RevisitError
 from revisit.models.families import IMAGE_INPUTS
 from revisit.models.parts import ModelParts, describe
 from revisit.models.processors import processor_of
-from revisit.models.types import Processor
+from revisit.models.types import Processor, Tokenizer
 from revisit.taps.early_exits import EarlyExits
 from revisit.taps.states import Capture, VisionStates, no_image, vision_mask
 
@@ -54,13 +54,6 @@ class EndedRows:
         """Rows that have ended before this step (rows,); None where no row can have."""
         return None if input_ids.shape[1] == self.prompt_length else self._ended
 
-    def active(self, input_ids: Tensor) -> list[int]:
-        """Rows that have not ended before this step, read by the host."""
-        ended = self.before(input_ids)
-        if ended is None:
-            return list(range(input_ids.shape[0]))
-        return [row for row, over in enumerate(ended.tolist()) if not over]
-
 
 class Recorder:
     """Fills a trace. A chain has one for the whole and one for each of its methods."""
@@ -86,7 +79,9 @@ class Recorder:
 
     def active(self, input_ids: Tensor) -> list[int]:
         """Rows that have not ended before this step, read by the host."""
-        return self.ended.active(input_ids)
+        ended = self.ended.before(input_ids)
+        over = [False] * len(input_ids) if ended is None else ended.tolist()
+        return [row for row, has_ended in enumerate(over) if not has_ended]
 
     # -- one step ---------------------------------------------------------------------------------------------------
 
@@ -190,7 +185,7 @@ class Recorder:
                     did, moved = (values is not None and bool(values[row]) for values in (applied, changed))
                     self.note(row, applied=did, changed=moved, set_size=size or None)
 
-    def finish(self, sequences: Tensor, tokenizer: Any = None) -> None:
+    def finish(self, sequences: Tensor, tokenizer: Tokenizer | None = None) -> None:
         """Fill in which token was chosen at each recorded step (not for beams: there rows change places)."""
         if not self.records or self.ended.beams:
             return
@@ -290,7 +285,7 @@ class Run:
         input_ids: Tensor,
         model_kwargs: dict[str, Any],
         inputs: dict[str, Any],
-        generation_config: Any,
+        generation_config: GenerationConfig,
         trace: Trace,
         stack: ExitStack,
         user_mask: Tensor | None = None,

@@ -1,12 +1,12 @@
 """APC, a control: the plausibility constraint that most methods apply, and nothing else.
 
 Tokens with p < alpha · max p are dropped and the rest keep their logits. Greedy decoding is unchanged by it; under
-sampling it tells how much of a method's gain is its constraint's.
+sampling it shows how much of a method's gain comes from its constraint.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from revisit.decoding.method import Method
 from revisit.methods.contrastive import cut
@@ -33,11 +33,6 @@ class APC(Method):
     summary = "a control: the plausibility constraint of the other methods, and nothing else"
     cost = "1 forward"
     source = "Li et al., Contrastive Decoding, arXiv:2210.15097 (the constraint)"
-
-    @classmethod
-    def official(cls, **overrides: Any) -> APC:
-        """The constraint as VCD, M3ID, ICD, AvisC and RITUAL set it."""
-        return cls(**overrides)
 
     def begin(self, run: Run) -> Refine:
         run.find_vision_tokens(required=False)

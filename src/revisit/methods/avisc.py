@@ -20,6 +20,7 @@ from revisit.registry import Number, Seed, Share, Strength
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from typing_extensions import Self
 
     from revisit.contrast.branch import Branch
     from revisit.decoding.method import Refine
@@ -69,7 +70,7 @@ class AvisC(Contrastive):
     source = "Woo et al., AvisC, arXiv:2405.17820"
 
     @classmethod
-    def official(cls, **overrides: Any) -> AvisC:
+    def official(cls, **overrides: Any) -> Self:
         """What the released AMBER script runs: alpha 2.5, sigma 1."""
         return cls(**{"alpha": 2.5, "sigma": 1.0, **overrides})
 
@@ -79,11 +80,10 @@ class AvisC(Contrastive):
         return cls(**{"sigma": 1.0, **overrides})
 
     def begin(self, run: Run) -> Refine:
-        from revisit.contrast.branch import add_branch
         from revisit.taps.attention import watching
 
         mask = run.find_vision_tokens()
-        branch = add_branch(run, None, stacked=self.stacks(run))
+        branch = self.branch(run)
         seen: list[Tensor] = []  # one (rows, T) per layer, of the clean prefill
         watch = contextlib.ExitStack()
         run.stack.enter_context(watch)
@@ -124,7 +124,7 @@ class AvisC(Contrastive):
         return hide
 
     def _filler(self, states: Tensor) -> Tensor:
-        """What stands at blanked positions of a prompt.  (T, d) -> (T, d)"""
+        """The states of blanked positions of a prompt.  (T, d) -> (T, d)"""
         import torch
 
         if self.blank == "noise":  # counted from the prompt's end, so that padding does not move it

@@ -1,4 +1,4 @@
-"""Several methods one after the other: each is given what the one before it made of the logits.
+"""Several methods one after the other: each continues with the scores of the one before it.
 
 The first sees the model's own logits. Contrasted runs and projected states are always the model's own: what is chained
 is the scores. All contrasted runs of a chain share one batch. `Chain([VCD(), ReVisiT()])` thus refines, by the vision
@@ -16,8 +16,9 @@ from revisit.registry import without_brackets
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from typing_extensions import Self
 
-    from revisit.decoding.method import Refine
+    from revisit.decoding.method import MethodLike, Refine
     from revisit.decoding.run import Recorder, Run
     from revisit.models.types import Model, Processor
 
@@ -37,7 +38,9 @@ class Chain(Method):
     cost = "what its methods cost; one more row per sequence for each contrast"
     source = "—"
 
-    def __init__(self, methods: str | Sequence[Any] = ("vcd", "revisit"), *args: Any, **settings: Any) -> None:
+    def __init__(
+        self, methods: str | Sequence[MethodLike] = ("vcd", "revisit"), *args: object, **settings: Any
+    ) -> None:
         given = _entries(methods)
         links = tuple(as_method(method) for method in given)
         if any(isinstance(link, Chain) for link in links):
@@ -47,13 +50,14 @@ class Chain(Method):
 
     def for_model(self, model: Model | str) -> Chain:
         """This chain with what is recommended for the model wherever a link was given by its name or class."""
-        given: tuple[Any, ...] = self.__dict__["_given"]
+        given: tuple[MethodLike, ...] = self.__dict__["_given"]
         return self.replace(methods=tuple(as_method(method, model) for method in given))
 
     @classmethod
-    def official(cls, methods: str | Sequence[Any] = ("vcd", "revisit")) -> Chain:
+    def official(cls, **overrides: Any) -> Self:
         """The published settings of each named method; ReVisiT takes what the paper recommends for the model."""
-        return cls(methods=tuple(_official(entry) for entry in _entries(methods)))
+        entries = _entries(overrides.pop("methods", ("vcd", "revisit")))
+        return cls(methods=tuple(_official(entry) for entry in entries), **overrides)
 
     def settings(self) -> dict[str, Any]:
         """Every link in order: its name, with its settings unless the name alone means them for every model."""
@@ -93,7 +97,7 @@ class Chain(Method):
         return refine
 
 
-def _entries(given: Any) -> tuple[Any, ...]:
+def _entries(given: object) -> tuple[MethodLike, ...]:
     """The links of a chain as they were given: methods, classes, mappings, or texts with one name each."""
     if isinstance(given, str):
         given = [{"name": name, **settings} for name, settings in METHODS.parse_list(without_brackets(given))]
@@ -102,14 +106,13 @@ def _entries(given: Any) -> tuple[Any, ...]:
     return tuple(given)
 
 
-def _official(entry: Any) -> Any:
+def _official(entry: MethodLike) -> MethodLike:
     """A named method with its published settings, where it has any that differ from the model's recommendation."""
     if not isinstance(entry, (str, Mapping)):
         return entry
     name, settings = METHODS.parse(entry)
-    cls: Any = METHODS.find(name)
-    published = hasattr(cls, "official") and not hasattr(cls, "recommended")
-    return cls.official(**settings) if published else entry
+    cls = METHODS.find(name)
+    return entry if hasattr(cls, "recommended") else cls.official(**settings)
 
 
 def _plainly_named(method: Method) -> bool:

@@ -17,6 +17,7 @@ from revisit.registry import Count, PositiveNumber
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from typing_extensions import Self
 
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
@@ -64,7 +65,7 @@ class CODE(Boundaries, Contrastive):
     source = "Kim et al., CODE, arXiv:2406.01920"
 
     @classmethod
-    def official(cls, **overrides: Any) -> CODE:
+    def official(cls, **overrides: Any) -> Self:
         """The released command line: power 0.7, 512 tokens; `bind(processor)` then adds the BOS where it is written."""
         return cls(**{"bos": -1, **overrides})
 
@@ -80,7 +81,6 @@ class CODE(Boundaries, Contrastive):
         return self.replace(request_ids=request, bos=bos)
 
     def begin(self, run: Run) -> Refine:
-        from revisit.contrast.branch import add_branch
         from revisit.contrast.descriptions import descriptions
         from revisit.contrast.prompt_edits import edited, in_place_of_image
 
@@ -91,5 +91,5 @@ class CODE(Boundaries, Contrastive):
         written = descriptions(run, mask, self.request_ids, self.boundaries(run), self.description_tokens)
         words = [run.input_ids.new_tensor([*first, *ids]) for ids in written]
         text = edited(run, mask, lambda item, ids, vision: in_place_of_image(ids, vision, words[item]), pixels=False)
-        branch = add_branch(run, text, stacked=self.stacks(run))
+        branch = self.branch(run, text)
         return self.contrasted(run, branch, mask.any(-1), lambda l, other, _: contrast(l, other, self.power))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from revisit.decoding.method import Method
 
@@ -41,10 +41,13 @@ class Contrastive(Method):
 
     mode: Literal["auto", "stacked", "sequential"] = "auto"
 
-    def stacks(self, run: Run) -> bool:
-        """Whether the branches of this run go through the model together."""
+    def branch(self, run: Run, inputs: dict[str, Any] | None = None) -> Branch:
+        """A second run of the model next to the first; `inputs` are those of its prompt, None for the same prompt again."""
+        from revisit.contrast.branch import add_branch
+
         alone_on_cpu = len(run.input_ids) == 1 and run.input_ids.device.type == "cpu"
-        return self.mode == "stacked" or (self.mode == "auto" and not alone_on_cpu)
+        stacked = self.mode == "stacked" or (self.mode == "auto" and not alone_on_cpu)
+        return add_branch(run, inputs, stacked=stacked)
 
     def contrasted(self, run: Run, branch: Branch, has_image: Tensor, combine: Combine) -> Refine:
         """The step of a contrastive method; rows without an image (has_image (rows,) false) decode plainly."""

@@ -11,7 +11,7 @@ No extra forward pass; the early layers are further rows of the head's own produ
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from revisit.decoding.method import LayerNumbers, Method
 from revisit.errors import RevisitError
@@ -70,11 +70,6 @@ class DeCo(Method):
     summary = "correct the final logits by the earlier layer that is surest about a candidate"
     cost = "1 forward; head rows for the early layers"
     source = "Wang et al., DeCo, arXiv:2410.11779"
-
-    @classmethod
-    def official(cls, **overrides: Any) -> DeCo:
-        """The released settings: alpha 0.6, top_p 0.9, top_k 20, layers 20 to 28 of 32."""
-        return cls(**overrides)
 
     def begin(self, run: Run) -> Refine:
         run.find_vision_tokens(required=False)

@@ -1,7 +1,7 @@
 """DoLa (Chuang et al.): contrast the final layer with the early layer that differs most from it.
 
 1. Project the last position's hidden state at some early layers through the LM head ("early exits").
-2. Choose the layer whose distribution diverges most from the final one (or the one layer that is given).
+2. Choose the layer whose distribution diverges most from the final one (or the only one that was chosen).
 3. On the plausible tokens, p >= relative_top · max p, score = log p_final − log p_early.
 
 No extra forward pass; the early exits are further rows of the head's own product.
@@ -20,6 +20,7 @@ from revisit.registry import Share
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from typing_extensions import Self
 
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
@@ -98,7 +99,7 @@ class DoLa(Method):
     source = "Chuang et al., DoLa, arXiv:2309.03883"
 
     @classmethod
-    def official(cls, **overrides: Any) -> DoLa:
+    def official(cls, **overrides: Any) -> Self:
         """The published rule: one layer for the whole batch, no norm, the model's precision. Its authors add repetition_penalty=1.2."""
         return cls(**{"per_row": False, "precision": "model", **overrides})
 

@@ -52,11 +52,6 @@ class ICD(Boundaries, Contrastive):
     source = "Wang et al., ICD, arXiv:2403.18715"
 
     @classmethod
-    def official(cls, **overrides: Any) -> ICD:
-        """The authors' program for LLaVA, which is what the defaults are."""
-        return cls(**overrides)
-
-    @classmethod
     def sid(cls, **overrides: Any) -> ICD:
         """SID's version for captions: its sentence right after the image, and its effective alpha."""
         return cls(
@@ -85,7 +80,6 @@ class ICD(Boundaries, Contrastive):
         return self.replace(sentence_ids=ids, system_ids=system, user_ids=user)
 
     def begin(self, run: Run) -> Refine:
-        from revisit.contrast.branch import add_branch
         from revisit.contrast.prompt_edits import after_image, edited, with_beginning
 
         if run.inputs.get("qformer_input_ids") is not None:
@@ -107,6 +101,6 @@ class ICD(Boundaries, Contrastive):
             return with_beginning(ids, words, system, user, bos)
 
         disturbed = edited(run, mask, edit, pixels=True)
-        branch = add_branch(run, disturbed, stacked=self.stacks(run))
+        branch = self.branch(run, disturbed)
         combine = lambda l, other, _: contrast(l, other, self.alpha, self.beta)  # noqa: E731
         return self.contrasted(run, branch, mask.any(-1), combine)

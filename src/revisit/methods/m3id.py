@@ -2,7 +2,7 @@
 
 1. Run the model on the prompt without its vision tokens.
 2. score = l + w·(l − l_text) with w = exp(λ·t) − 1: the longer the answer, the more of the image has been forgotten.
-3. Only the plausible tokens, p >= beta · max p, can be said. (The paper instead contrasts only where the model is
+3. Only the plausible tokens, p >= beta · max p, can be chosen. (The paper instead contrasts only where the model is
    unsure.)
 """
 
@@ -70,11 +70,6 @@ class M3ID(Boundaries, Contrastive):
     source = "Favero et al., M3ID, arXiv:2403.14003"
 
     @classmethod
-    def official(cls, **overrides: Any) -> M3ID:
-        """RITUAL's variant: logits, t from 0. There is no code by the authors."""
-        return cls(**overrides)
-
-    @classmethod
     def avisc(cls, **overrides: Any) -> M3ID:
         """AvisC's variant: log-probabilities, t from 1."""
         return cls(**{"start": 1, "normalize": True, **overrides})
@@ -85,13 +80,12 @@ class M3ID(Boundaries, Contrastive):
         return cls(**{"decay": 0.005, "beta": 0.0, "gate": 0.3, "cap": 5.0, **overrides})
 
     def begin(self, run: Run) -> Refine:
-        from revisit.contrast.branch import add_branch
         from revisit.contrast.prompt_edits import edited, without_image
 
         mask = run.find_vision_tokens()
         around = self.boundaries(run)
         text = edited(run, mask, lambda _, ids, vision: without_image(ids, vision, around), pixels=False)
-        branch = add_branch(run, text, stacked=self.stacks(run))
+        branch = self.branch(run, text)
 
         def combine(logits: Tensor, other: Tensor, step: int) -> Tensor:
             w = weight(step + self.start, self.decay, self.cap)

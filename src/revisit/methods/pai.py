@@ -70,17 +70,11 @@ class PAI(Boundaries, Contrastive):
         return self
 
     @classmethod
-    def official(cls, **overrides: Any) -> PAI:
-        """The documented settings: alpha 0.2, gamma 1.1, from layer 2 on."""
-        return cls(**overrides)
-
-    @classmethod
     def guidance(cls, **overrides: Any) -> PAI:
         """The guidance alone, which works with every attention kernel."""
         return cls(**{"alpha": 0.0, **overrides})
 
     def begin(self, run: Run) -> Refine:
-        from revisit.contrast.branch import add_branch
         from revisit.contrast.prompt_edits import edited, without_image
 
         mask = run.find_vision_tokens()
@@ -89,7 +83,7 @@ class PAI(Boundaries, Contrastive):
             return self._plain(run, mask.any(-1), seen)
         around, gamma = self.boundaries(run), self.gamma
         text = edited(run, mask, lambda _, ids, vision: without_image(ids, vision, around), pixels=False)
-        branch = add_branch(run, text, stacked=self.stacks(run))
+        branch = self.branch(run, text)
 
         def combine(logits: Tensor, other: Tensor, step: int) -> Tensor:
             _check(seen, step)

@@ -40,12 +40,12 @@ class Boundaries(Method):
         return tuple(sorted(families.edge_ids(run.processor.tokenizer, family))) if family.image_edges else ()
 
     def check_ids(self, run: Run, ids: Iterable[int], field: str) -> None:
-        """Raises RevisitError unless these are ids of text: in the vocabulary, and none that stands for an image."""
+        """Raises RevisitError unless these are ids of text: in the vocabulary, and not a placeholder for an image."""
         size = run.model.get_input_embeddings().weight.shape[0]
         for token in ids:
             if not 0 <= token < size or token in run.parts.vision_ids:
                 raise RevisitError(
-                    f"{type(self).__name__}: {field} holds {token}, which is no text token of this model (0 to {size - 1})."
+                    f"{type(self).__name__}: {field} holds {token}, which is not a text token of this model (0 to {size - 1})."
                 )
 
 
@@ -95,16 +95,16 @@ def system_turn(processor: Processor, words: str) -> tuple[tuple[int, ...], tupl
         return (), ()
     try:
         plain, _ = around_image(processor, "?")
-        told, _ = around_image(processor, "?", words)
+        with_words, _ = around_image(processor, "?", words)
     except RevisitError as error:
         logger.info("The chat format takes no system message (%s).", error)
         return (), ()
     same = 0
-    while same < min(len(plain), len(told)) and plain[-1 - same] == told[-1 - same]:
+    while same < min(len(plain), len(with_words)) and plain[-1 - same] == with_words[-1 - same]:
         same += 1
-    if not same or told == plain:
+    if not same or with_words == plain:
         return (), ()
-    return told[: len(told) - same], told[len(told) - same :]
+    return with_words[: len(with_words) - same], with_words[len(with_words) - same :]
 
 
 def space_after_image(processor: Processor) -> bool:

@@ -103,7 +103,7 @@ class ReVisiT(Method):
         return cls(**overrides)
 
     @classmethod
-    def official(cls, **overrides: Any) -> ReVisiT:
+    def official(cls, **overrides: Any) -> Self:
         """The released code, to the token: its divergence, its rounding, its unnormalized scores."""
         return cls(**{"divergence": "official", "normalize": False, "precision": "model", **overrides})
 

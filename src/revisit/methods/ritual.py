@@ -11,7 +11,7 @@ the picture (the processor's normalization is undone and done again); all tiles 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import model_validator
 
@@ -63,11 +63,6 @@ class RITUAL(Contrastive):
             raise RevisitError("RITUAL: mean and std belong together; set both, or neither to take the processor's.")
         return self
 
-    @classmethod
-    def official(cls, **overrides: Any) -> RITUAL:
-        """The released settings: alpha 3, beta 0.1, a random transformation."""
-        return cls(**overrides)
-
     @property
     def needs_processor(self) -> bool:
         """Whether the normalization of the pictures is not known yet."""
@@ -89,11 +84,10 @@ class RITUAL(Contrastive):
         return self.replace(mean=tuple(map(float, mean)), std=tuple(map(float, std)))
 
     def begin(self, run: Run) -> Refine:
-        from revisit.contrast.branch import add_branch
         from revisit.contrast.pixels import transformed_pictures
 
         mask = run.find_vision_tokens()
-        branch = add_branch(run, transformed_pictures(run, mask, self.draw, self.seed), stacked=self.stacks(run))
+        branch = self.branch(run, transformed_pictures(run, mask, self.draw, self.seed))
         return self.contrasted(run, branch, mask.any(-1), lambda l, other, _: combine(l, other, self.alpha, self.beta))
 
     def draw(self, generator: torch.Generator, size: tuple[int, int]) -> Callable[[Tensor], Tensor]:

@@ -21,6 +21,7 @@ from revisit.registry import Share, Strength, WholeNumber
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from typing_extensions import Self
 
     from revisit.contrast.branch import Branch
     from revisit.decoding.method import Refine
@@ -78,7 +79,7 @@ class SID(Contrastive):
         beta: How unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
         layer: The decoder layer (from 0) from which on the contrasted run sees less; at least 1.
         keep: Vision tokens that it still sees: a number, a share of them, or None for the published budget of the family.
-            They are chosen anew for every token; with `use_cache=False` this changes earlier positions too.
+            They are chosen again for every token; with `use_cache=False` this changes earlier positions too.
         constraint: Cut implausible tokens "always", or only when "sampling" as the released code.
     """
 
@@ -94,12 +95,11 @@ class SID(Contrastive):
     source = "Huo et al., SID, arXiv:2408.02032"
 
     @classmethod
-    def official(cls, **overrides: Any) -> SID:
+    def official(cls, **overrides: Any) -> Self:
         """The released code as it runs: no plausibility cut under greedy decoding. Its caption script keeps 50 tokens."""
         return cls(**{"constraint": "sampling", **overrides})
 
     def begin(self, run: Run) -> Refine:
-        from revisit.contrast.branch import add_branch
         from revisit.taps.attention import watching
 
         mask = run.find_vision_tokens()
@@ -107,7 +107,7 @@ class SID(Contrastive):
             raise RevisitError(
                 f"SID: layer {self.layer} does not exist: this model's decoder layers are numbered 0 to {run.parts.depth - 1}."
             )
-        branch = add_branch(run, None, stacked=self.stacks(run))
+        branch = self.branch(run)
         counts = budget(self.keep, mask.sum(-1), run.model.config.model_type)
         masker = Masker(branch, mask, counts, self.layer)
         run.check_sliding_windows("SID")
@@ -122,7 +122,7 @@ class SID(Contrastive):
 
 
 class Masker:
-    """Hides all but the least attended vision tokens from one branch's rows, from a layer on, anew in every forward.
+    """Hides all but the least attended vision tokens from one branch's rows, from a layer on, and chooses them again in every forward.
 
     The layers of a forward mostly share one mask, so what is left of it is worked out once and kept for the next layer.
     """

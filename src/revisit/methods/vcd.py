@@ -17,6 +17,7 @@ from revisit.registry import Seed, Share, Strength
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+    from typing_extensions import Self
 
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
@@ -62,15 +63,14 @@ class VCD(Contrastive):
     source = "Leng et al., VCD, arXiv:2311.16922"
 
     @classmethod
-    def official(cls, **overrides: Any) -> VCD:
+    def official(cls, **overrides: Any) -> Self:
         """What the released POPE script for LLaVA runs: alpha 1, beta 0.2, noise step 500, seed 55."""
         return cls(**{"beta": 0.2, "seed": 55, **overrides})
 
     def begin(self, run: Run) -> Refine:
-        from revisit.contrast.branch import add_branch
         from revisit.contrast.pixels import changed_pixels
 
         has_image = run.find_vision_tokens().any(-1)  # (rows,)
         noisy = changed_pixels(run, lambda picture, draw: add_noise(picture, self.noise_step, draw), self.seed)
-        branch = add_branch(run, noisy, stacked=self.stacks(run))
+        branch = self.branch(run, noisy)
         return self.contrasted(run, branch, has_image, lambda l, other, _: contrast(l, other, self.alpha, self.beta))

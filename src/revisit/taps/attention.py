@@ -12,10 +12,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
@@ -97,7 +98,7 @@ def watching(parts: ModelParts, attention_hook: AttentionHook, method_name: str)
     found = (getattr(layer, "self_attn", None) or getattr(layer, "attention", None) for layer in parts.layers)
     attentions = [(n, m) for n, m in enumerate(found) if isinstance(m, nn.Module) and hasattr(m, "config")]
     modules = {id(module): number for number, module in attentions}
-    configs: dict[int, Any] = {id(module.config): module.config for _, module in attentions}
+    configs = {id(module.config): cast("PretrainedConfig", module.config) for _, module in attentions}
     if len(modules) < len(parts.layers):
         raise RevisitError(
             f"{method_name} works on attention, and not every decoder layer of {describe(parts.model)} has one that could be found: use "
@@ -116,7 +117,7 @@ def watching(parts: ModelParts, attention_hook: AttentionHook, method_name: str)
             _leave(config)
 
 
-def _enter(config: Any, method_name: str, parts: ModelParts) -> None:
+def _enter(config: PretrainedConfig, method_name: str, parts: ModelParts) -> None:
     with _lock:
         name = config._attn_implementation or "eager"
         if not name.startswith(PREFIX):
@@ -131,7 +132,7 @@ def _enter(config: Any, method_name: str, parts: ModelParts) -> None:
         _users[id(config)] = _users.get(id(config), 0) + 1
 
 
-def _leave(config: Any) -> None:
+def _leave(config: PretrainedConfig) -> None:
     with _lock:
         _users[id(config)] -= 1
         if not _users[id(config)]:
@@ -143,7 +144,12 @@ def _through(name: str) -> Callable[..., Any]:
     """The attention function that calls this thread's hooks and then the kernel of this name."""
 
     def attend(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
     ) -> tuple[Tensor, Any]:
         home = sys.modules[type(module).__module__]
         registry = getattr(home, "ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -126,7 +126,7 @@ class EarlyExits:
         if self.ignore() or self._shape is None:
             return None
         if self._rows is not None:
-            head: Any = self.parts.head.module
+            head = cast("nn.Linear", self.parts.head.module)
             output, self._rows = packed_product(head, self._rows), None
         own = self._shape[:-1].numel()
         shape, self._shape = self._shape, None

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from revisit.models.parts import ModelParts
+from revisit.models.types import Model
 from revisit.taps.states import Hooks
 
 
-def last_logits(model: Any) -> dict[str, int]:
+def last_logits(model: Model) -> dict[str, int]:
     """The argument that makes a forward compute logits of the last position only, where the model takes it.
 
     Without it the model itself would project every position onto the whole vocabulary.

@@ -15,13 +15,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import Cache
 
 from revisit.errors import RevisitError
 from revisit.models.parts import ModelParts, describe
+from revisit.models.types import Model
 
 # Is given hidden states (rows, q, d); what it returns, if anything, goes on in their place.
 StateHook = Callable[[Tensor], "Tensor | None"]
@@ -53,16 +56,18 @@ class Hooks:
 
     def __init__(self, stack: ExitStack, *, force_eager: bool = False) -> None:
         self._thread = threading.get_ident()
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
         self._eager = force_eager
         if force_eager:
             _FORCE_EAGER.begin()
         stack.callback(self.release)
 
     def before(self, module: nn.Module, see: StateHook) -> None:
-        """`see` is given what the module is about to read."""
+        """`see` gets what the module is about to read."""
 
-        def hook(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def hook(
+            _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[Any, dict[str, Any]] | None:
             if not self._mine():
                 return None
             changed = see(args[0] if args else kwargs["hidden_states"])
@@ -73,24 +78,24 @@ class Hooks:
         self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
     def after(self, module: nn.Module, see: StateHook) -> None:
-        """`see` is given the states that the module returned; only a module that returns nothing else can have them replaced."""
+        """`see` gets the states that the module returned; only a module that returns nothing else can have them replaced."""
 
-        def hook(_module: Any, _args: Any, output: Any) -> Any:
+        def hook(_module: nn.Module, _args: object, output: object) -> Tensor | None:
             return see(states_of(output)) if self._mine() else None
 
         self._handles.append(module.register_forward_hook(hook))
 
     def output(self, module: nn.Module, see: Callable[[Any], None]) -> None:
-        """`see` is given everything that the module returned."""
+        """`see` gets everything that the module returned."""
 
-        def hook(_module: Any, _args: Any, output: Any) -> None:
+        def hook(_module: nn.Module, _args: object, output: object) -> None:
             if self._mine():
                 see(output)
 
         self._handles.append(module.register_forward_hook(hook))
 
     def state(self, parts: ModelParts, layer: int, see: StateHook) -> None:
-        """`see` is given hidden state number `layer`: what decoder layer `layer` reads, or the normed final state.
+        """`see` gets hidden state number `layer`: what decoder layer `layer` reads, or the normed final state.
 
         That is the layer below's output, with whatever the model adds in between (DeepStack features).
         """
@@ -112,11 +117,11 @@ class Hooks:
             _FORCE_EAGER.end()
 
 
-def states_of(output: Any) -> Any:
+def states_of(output: object) -> Tensor:
     """The hidden states in what a module returned."""
-    if isinstance(output, tuple):
-        return output[0]
-    return output if isinstance(output, Tensor) else output.last_hidden_state
+    first = output[0] if isinstance(output, tuple) else getattr(output, "last_hidden_state", output)
+    assert isinstance(first, Tensor)
+    return first
 
 
 def normed(norm: nn.Module, states: Tensor) -> Tensor:
@@ -153,7 +158,7 @@ STATE = "rope_deltas"  # (rows, 1): how far positions are ahead of, or behind, t
 
 
 @contextlib.contextmanager
-def saved_positions(model: Any, *, clear: bool = False) -> Iterator[None]:
+def saved_positions(model: Model, *, clear: bool = False) -> Iterator[None]:
     """Give back the position state as it was; `clear` starts without any."""
     kept = [(module, getattr(module, STATE)) for module in model.modules() if hasattr(module, STATE)]
     try:
@@ -167,15 +172,15 @@ def saved_positions(model: Any, *, clear: bool = False) -> Iterator[None]:
 
 
 # States of images that a KV cache already holds: a later call that reuses the cache never sees them in its prefill.
-_OF_CACHE: weakref.WeakKeyDictionary[Any, list[VisionStates]] = weakref.WeakKeyDictionary()
+_OF_CACHE: weakref.WeakKeyDictionary[Cache, list[VisionStates]] = weakref.WeakKeyDictionary()
 
 
-def remember(cache: Any, items: list[VisionStates]) -> None:
+def remember(cache: Cache, items: list[VisionStates]) -> None:
     """Tie the vision states of a batch to the KV cache that holds its prompt, for later calls that reuse the cache."""
     _OF_CACHE[cache] = items
 
 
-def remembered(cache: Any) -> list[VisionStates] | None:
+def remembered(cache: Cache) -> list[VisionStates] | None:
     """The vision states that belong to what a KV cache holds, one per item, if they were kept."""
     return _OF_CACHE.get(cache)
 
@@ -232,7 +237,7 @@ class Capture:
     """Keeps the vision tokens' states at the chosen layers while the first forward of a generate call runs.
 
     Rows of the batch that are copies of one item (beams, return sequences) share one set of states. The state of the
-    last position is kept too: it tells how the model turns states into logits.
+    last position is kept too: it shows how the model turns states into logits.
     """
 
     def __init__(
@@ -244,7 +249,7 @@ class Capture:
         stack: ExitStack,
         *,
         final_norm: bool = False,
-        cache: Any = None,
+        cache: Cache | None = None,
     ) -> None:
         self.parts, self.layers, self.copies = parts, layers, copies
         self.length = mask.shape[1]
@@ -261,9 +266,9 @@ class Capture:
                 self._hooks.state(parts, layer, partial(self._keep, layer))
         self._hooks.state(parts, parts.depth, self._keep_last)
 
-    def after_forward(self, model: Any, see: Callable[[Any], None]) -> None:
-        """`see` is given what the whole model returns, until the capture is released."""
-        self._hooks.output(model, see)
+    def after_forward(self, model: Model, see: Callable[[Any], None]) -> None:
+        """`see` gets what the whole model returns, until the capture is released."""
+        self._hooks.output(cast("nn.Module", model), see)
 
     def release(self) -> None:
         """Remove every hook; the states stay."""
@@ -342,7 +347,7 @@ class Capture:
         )
 
 
-def no_image(model: Any) -> RevisitError:
+def no_image(model: Model) -> RevisitError:
     return RevisitError(
         f"There is no image in the prompt: none of its tokens is a vision token of {describe(model)}; pass an image (with its "
         "placeholder in the text, which the processor's chat template writes), or decode plainly with method='greedy'."
