@@ -84,7 +84,7 @@ def main() -> None:
     for task in options.tasks.split(","):
         work = TASKS[task](folder, options.images)
         for name in options.methods.split(","):
-            method = methods.recommended(name, about)
+            method = methods.as_method(name, about)
             print(f"| {task} | {name} | {measure(engine, method, decoding, work, options)} |", flush=True)
 
 

@@ -203,7 +203,7 @@ def test_an_adaptive_weight_and_several_vision_tokens_stay_within_the_budget_of_
 
 @pytest.mark.parametrize("name", ["greedy", "dola", "vcd", "sid", "revisit"])
 def test_no_method_waits_more_than_once_a_step(name: str) -> None:
-    method = methods.recommended(name, built("llava")[0])
+    method = methods.as_method(name, built("llava")[0])
     _, waits, _, log = later_steps("llava", 8, 1, method)
     assert waits <= 1, log.places("wait")
 

@@ -75,5 +75,5 @@ def test_settings_in_a_generation_config_are_those_of_revisit(tmp_path: Path) ->
     for name in ("vcd", "greedy", "revisit"):
         write(tmp_path / name, methods.get(name), settings={})
         got = model.generate(**inputs, custom_generate=str(tmp_path / name), trust_remote_code=True, **options)
-        want = revisit.generate(model, **inputs, method=methods.recommended(name, model), **options)
+        want = revisit.generate(model, **inputs, method=methods.as_method(name, model), **options)
         assert got.tolist() == want.tolist()

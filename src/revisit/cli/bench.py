@@ -56,7 +56,7 @@ def bench(
     loaded, processor = load(model, dtype=dtype, device_map=device_map)
     inputs = dict(prepare(processor, [prompt] * batch, [[_picture(image)]] * batch, loaded.device))
     plans: dict[str, tuple[Method, None]] = {"greedy": (methods.get("greedy"), None)}
-    plans |= {text: (methods.recommended(name, loaded, **own), None) for text, (name, own) in wanted.items()}
+    plans |= {text: (methods.as_method(name, loaded, **own), None) for text, (name, own) in wanted.items()}
     timings = latency.measure(
         loaded, inputs, plans, new_tokens=new_tokens, repeats=repeats, warmups=warmups, num_beams=beams
     )

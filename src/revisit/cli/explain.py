@@ -63,7 +63,7 @@ def explain(
 
     loaded, processor = load(model, trust_remote_code=trust_remote_code, allow_incomplete=allow_incomplete)
     print_notice(model)
-    chosen = [methods.recommended(name, loaded, **own) for name, own in wanted]
+    chosen = [methods.as_method(name, loaded, **own) for name, own in wanted]
     decode = record(
         loaded,
         processor,

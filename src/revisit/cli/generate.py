@@ -111,8 +111,8 @@ def generate(
         allow_incomplete=allow_incomplete,
     )
     print_notice(model)
-    chosen = methods.recommended(method, loaded, **settings)
-    compared = [methods.recommended(name, loaded, **own) for name, own in others]
+    chosen = methods.as_method(method, loaded, **settings)
+    compared = [methods.as_method(name, loaded, **own) for name, own in others]
     generation: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample, "num_beams": beams}
     if sample:
         generation |= {"temperature": temperature, "top_p": top_p}

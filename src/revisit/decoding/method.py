@@ -184,11 +184,6 @@ def _check_begin(cls: type[Method], where: str) -> None:
 METHODS = Registry("method", "revisit.methods", Method, _check_begin)
 
 
-def recommended(name: str, model: Model | str, /, **settings: Any) -> Method:
-    """A method with what is recommended for a model, where the method knows that, and these settings."""
-    return _recommended(METHODS.find(name), model, settings)
-
-
 def as_method(method: MethodLike, model: Model | str | None = None, /, **settings: Any) -> Method:
     """A method from whatever names one.
 

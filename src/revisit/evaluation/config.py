@@ -150,7 +150,7 @@ class EvalConfig(Settings):
                 return made if model is None else made.for_model(model.config.model_type)
             if model is None:
                 return methods.get(name, **settings)
-            return methods.recommended(name, model.config.model_type if self.preset else model, **settings)
+            return methods.as_method(name, model.config.model_type if self.preset else model, **settings)
 
         wanted = methods.parse_methods(self.method)
         tests = [parse_entry(entry, "benchmark") for entry in parse_list(self.benchmark, _is_benchmark)]

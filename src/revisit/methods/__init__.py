@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from revisit.decoding.method import METHODS, as_method, method_text, recommended, value_text
+from revisit.decoding.method import METHODS, as_method, method_text, value_text
 
 find = METHODS.find
 get = METHODS.get
@@ -19,7 +19,6 @@ __all__ = [
     "names",
     "parse_method",
     "parse_methods",
-    "recommended",
     "register",
     "value_text",
 ]

@@ -202,7 +202,7 @@ def make_method(name: str, settings: Settings, limits: Limits, model: Model | st
         chosen = {**own, **settings}
         if LIST_OF_METHODS in chosen:
             chosen[LIST_OF_METHODS] = _links(chosen[LIST_OF_METHODS], limits)
-        method = methods.recommended(_known(name), model, **chosen)
+        method = methods.as_method(_known(name), model, **chosen)
         for link in (method, *getattr(method, LIST_OF_METHODS, ())):
             _check_work(link, limits)
         return method

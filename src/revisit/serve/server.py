@@ -119,7 +119,7 @@ def serve(
         service = Service(
             Decoder(loaded, processor),
             name or model,
-            methods.recommended(method, loaded, **(settings or {})),
+            methods.as_method(method, loaded, **(settings or {})),
             limits,
             api_key=api_key or None,
             allow_url=allow_url,

@@ -84,7 +84,7 @@ def method_settings(model: Model | str) -> list[Json]:
     for name in methods.names():
         cls = methods.find(name)
         try:
-            defaults = methods.recommended(name, model).settings()
+            defaults = methods.as_method(name, model).settings()
         except (RevisitError, TypeError):  # has settings without defaults
             continue
         settings = [_setting(key, field.annotation, defaults[key]) for key, field in cls.model_fields.items()]
