@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ def transformed_pictures(run: Run, mask: Tensor, draw: DrawTransform, seed: int)
         for number, picture in enumerate(pixels.split(counts)):
             numbers = picture.detach().to("cpu", torch.float32)
             if packed and grids is not None:
-                layout: Layout = PackedLayout(run, grids[number])
+                layout: PackedLayout | TileLayout = PackedLayout(run, grids[number])
             else:
                 size = None if known is None or len(known) != len(pixels) else torch.as_tensor(known[first]).tolist()
                 layout = TileLayout(run, numbers, size)
@@ -129,18 +129,11 @@ def units(pixels: Tensor, grid: Tensor | None) -> list[int]:
     return [1] * pixels.shape[0]
 
 
-class Layout(Protocol):
-    """How the pixels of one picture are stored."""
-
-    def views(self, pixels: Tensor) -> list[Tensor]:
-        """The picture, as (n, channels, height, width), and further views of it such as a thumbnail."""
-
-    def pixels(self, pixels: Tensor, views: list[Tensor]) -> Tensor:
-        """Views that may have changed, stored as before."""
-
-
 class PackedLayout:
-    """Patches of one picture in a row, as Qwen-VL's processors pack them: (t · h · w, channels · time · patch · patch)."""
+    """Patches of one picture in a row, as Qwen-VL's processors pack them: (t · h · w, channels · time · patch · patch).
+
+    `views` is the picture as (n, channels, height, width), and further views of it; `pixels` stores changed views as before.
+    """
 
     def __init__(self, run: Run, grid: Tensor) -> None:
         vision = getattr(run.model.config, "vision_config", None)
