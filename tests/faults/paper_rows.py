@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from revisit.paper.catalog import ROWS
-from stand_in_data import stand_in_data
+from revisit.paper.stand_in import stand_in_data
 
 
 def start(rows: str, out: Path) -> subprocess.Popen[bytes]:

@@ -22,7 +22,7 @@ from revisit.methods.vcd import VCD
 from revisit.paper import catalog, published
 from revisit.paper.published import Measured, comparison_table, verdict
 from revisit.paper.reproduce import _parts, _values
-from stand_in_data import stand_in_data
+from revisit.paper.stand_in import stand_in_data
 
 
 def command(*arguments: str) -> list[str]:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from revisit.paper.catalog import Row
     from revisit.report.document import Section
 
-SCENES = "scenes:unusual:4"  # what the embedded models are asked about
-
 
 def reproduce(
     table: str = typer.Argument("", help="A table's name, several with commas, or all; --list shows them."),
@@ -79,12 +77,13 @@ def reproduce(
     from revisit.models.config import OF_SCENES
     from revisit.paper.reproduce import Setup
     from revisit.paper.reproduce import reproduce as run
+    from revisit.paper.stand_in import stand_in_data
     from revisit.report.document import write
 
     need("scipy", "statsmodels", "matplotlib")
     if any(row.benchmark in ("chair", "llava_bench") for row in rows):
         require_data()
-    place = data or (SCENES if model in OF_SCENES else DOWNLOAD)
+    place = data or (str(stand_in_data(make_folder(out))) if model in OF_SCENES else DOWNLOAD)
     setup = Setup(
         make_folder(out),
         chosen,
@@ -163,7 +162,7 @@ def _plan(rows: list[Row], chosen: dict[str, str], model: str | None, limit: int
         "`revisit bench` measures the time per token of a model and method on your machine."
     )
     if model in OF_SCENES:
-        text = f"The table counts the paper's data; {model} runs on generated scenes ({SCENES}) unless --data names others."
+        text = f"The table counts the paper's data; {model} runs on generated scenes unless --data names others."
     titles = {registry.title(name) for name in registry.names()} - {registry.title(row.benchmark) for row in rows}
     notes = [
         Text(f"Left open by the paper: {sentence}") for sentence in OPEN if sentence.partition(":")[0] not in titles
