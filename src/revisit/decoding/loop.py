@@ -250,7 +250,7 @@ def decode(
     with ExitStack() as stack:
         trace = trace if trace is not None else Trace()
         inputs = dict(caller.get("kwargs") or {})
-        run = Run.begin(
+        run = Run(
             method, model, input_ids, model_kwargs, inputs, generation_config, trace, stack, vision_mask, processor
         )
         loop = Loop(run, mode, LogitsProcessorList(logits_processor or []), stopping_criteria, caller)

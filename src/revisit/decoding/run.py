@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -253,7 +253,7 @@ PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_
 
 @dataclass
 class Run:
-    """One call of generate."""
+    """One call of generate, and its method: with what it left to the model, and bound to the processor if it needs one."""
 
     method: Method
     model: Any
@@ -261,8 +261,7 @@ class Run:
     model_kwargs: dict[str, Any]  # what the loop passes to the model
     inputs: dict[str, Any]  # what the caller passed to generate, before any preparation (pixels, grid sizes, ...)
     generation_config: GenerationConfig
-    copies: int  # consecutive rows that are copies of one item
-    recorder: Recorder
+    into: InitVar[Trace]  # emptied, and filled with what the method does; names the method as it was asked for
     stack: ExitStack  # closed when the call ends, however it ends
     user_mask: Tensor | None = None  # vision positions given by the caller
     given_processor: Processor | None = None  # the processor that the caller passed
@@ -271,48 +270,18 @@ class Run:
     clean_shift: int = 0  # columns of padding that the KV cache has before the clean prompt
     parts: ModelParts = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, into: Trace) -> None:
+        config = self.generation_config
+        self.copies: int = max(config.num_beams, config.num_return_sequences)  # consecutive rows that are one item's
         self.loop_model: Any = self.model  # what the loop runs: the model or a stand-in for it
         self.reorder_hooks: list[Callable[[Tensor], None]] = []
         self._exits = False  # whether some method looks at early layers
         self._length = 0  # tokens of each row that `forward` has run
-
-    @classmethod
-    def begin(
-        cls,
-        method: Method,
-        model: Any,
-        input_ids: Tensor,
-        model_kwargs: dict[str, Any],
-        inputs: dict[str, Any],
-        generation_config: GenerationConfig,
-        trace: Trace,
-        stack: ExitStack,
-        user_mask: Tensor | None = None,
-        processor: Processor | None = None,
-    ) -> Run:
-        """A call that is about to decode; the trace is emptied for it, and names the method as it was asked for.
-
-        The method takes what it left to the model. If it needs the model's processor, it is bound to it.
-        """
-        method = method.for_model(model)
-        ended = EndedRows(input_ids.shape[1], generation_config.num_beams > 1)
-        run = cls(
-            method=method,
-            model=model,
-            input_ids=input_ids,
-            model_kwargs=model_kwargs,
-            inputs=inputs,
-            generation_config=generation_config,
-            copies=max(generation_config.num_beams, generation_config.num_return_sequences),
-            recorder=Recorder(trace, method, input_ids.shape[0], ended, stack),
-            stack=stack,
-            user_mask=user_mask,
-            given_processor=processor,
-        )
-        if method.needs_processor:
-            run.method = method.bind(run.processor)
-        return run
+        self.method = self.method.for_model(self.model)
+        ended = EndedRows(self.input_ids.shape[1], self.beams)
+        self.recorder = Recorder(into, self.method, len(self.input_ids), ended, self.stack)
+        if self.method.needs_processor:
+            self.method = self.method.bind(self.processor)
 
     @property
     def processor(self) -> Processor:
