@@ -62,47 +62,47 @@ class Hooks:
             _FORCE_EAGER.begin()
         stack.callback(self.release)
 
-    def before(self, module: nn.Module, see: StateHook) -> None:
-        """`see` gets what the module is about to read."""
+    def before(self, module: nn.Module, callback: StateHook) -> None:
+        """`callback` gets what the module is about to read."""
 
         def hook(
             _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[Any, dict[str, Any]] | None:
             if not self._mine():
                 return None
-            changed = see(args[0] if args else kwargs["hidden_states"])
+            changed = callback(args[0] if args else kwargs["hidden_states"])
             if changed is None:
                 return None
             return ((changed, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": changed})
 
         self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
-    def after(self, module: nn.Module, see: StateHook) -> None:
-        """`see` gets the states that the module returned; only a module that returns nothing else can have them replaced."""
+    def after(self, module: nn.Module, callback: StateHook) -> None:
+        """`callback` gets the states that the module returned; only a module that returns nothing else can have them replaced."""
 
         def hook(_module: nn.Module, _args: object, output: object) -> Tensor | None:
-            return see(states_of(output)) if self._mine() else None
+            return callback(states_of(output)) if self._mine() else None
 
         self._handles.append(module.register_forward_hook(hook))
 
-    def output(self, module: nn.Module, see: Callable[[Any], None]) -> None:
-        """`see` gets everything that the module returned."""
+    def output(self, module: nn.Module, callback: Callable[[Any], None]) -> None:
+        """`callback` gets everything that the module returned."""
 
         def hook(_module: nn.Module, _args: object, output: object) -> None:
             if self._mine():
-                see(output)
+                callback(output)
 
         self._handles.append(module.register_forward_hook(hook))
 
-    def state(self, parts: ModelParts, layer: int, see: StateHook) -> None:
-        """`see` gets hidden state number `layer`: what decoder layer `layer` reads, or the normed final state.
+    def state(self, parts: ModelParts, layer: int, callback: StateHook) -> None:
+        """`callback` gets hidden state number `layer`: what decoder layer `layer` reads, or the normed final state.
 
         That is the layer below's output, with whatever the model adds in between (DeepStack features).
         """
         if layer < parts.depth:
-            self.before(parts.layers[layer], see)
+            self.before(parts.layers[layer], callback)
         else:
-            self.after(parts.decoder, see)
+            self.after(parts.decoder, callback)
 
     def _mine(self) -> bool:
         return threading.get_ident() == self._thread and not paused()
@@ -266,9 +266,9 @@ class Capture:
                 self._hooks.state(parts, layer, partial(self._keep, layer))
         self._hooks.state(parts, parts.depth, self._keep_last)
 
-    def after_forward(self, model: Model, see: Callable[[Any], None]) -> None:
-        """`see` gets what the whole model returns, until the capture is released."""
-        self._hooks.output(cast("nn.Module", model), see)
+    def after_forward(self, model: Model, callback: Callable[[Any], None]) -> None:
+        """`callback` gets what the whole model returns, until the capture is released."""
+        self._hooks.output(cast("nn.Module", model), callback)
 
     def release(self) -> None:
         """Remove every hook; the states stay."""
