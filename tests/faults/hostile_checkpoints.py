@@ -133,6 +133,8 @@ REFUSED: dict[str, Damage] = {
     "type missing": edit(CONFIG, model_type=None),
     "type a number": edit(CONFIG, model_type=7),
     "type unknown": edit(CONFIG, model_type="no_such_model"),
+    "vision layer beyond the tower": edit(CONFIG, vision_feature_layer=99),
+    "a billion beams": edit("generation_config.json", _from_model_config=None, num_beams=10**9),
     "type needs code": both(
         edit(CONFIG, model_type="no_such_model", auto_map={"AutoConfig": "evil.Config"}), write("evil.py", CODE)
     ),

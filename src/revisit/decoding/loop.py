@@ -114,7 +114,7 @@ def generate(
     chosen = as_method(method, model)
     refuse_settings(chosen, kwargs)
     kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in IMAGE_INPUTS}
-    _check_drawing(kwargs)
+    _check_drawing(model, kwargs)
     if kwargs.get("stop_strings") is not None:
         kwargs = _stopping_at_strings(kwargs)
     made = Trace(record=True) if trace is True else trace
@@ -143,12 +143,12 @@ def generate(
     return (output, made) if trace is True else output
 
 
-def _check_drawing(kwargs: Mapping[str, Any]) -> None:
+def _check_drawing(model: Model, kwargs: Mapping[str, Any]) -> None:
     """Raises RevisitError for too many beams, a length that is not a whole number, or sampling settings out of range."""
     length = kwargs.get("max_new_tokens")
     if length is not None and (isinstance(length, bool) or not hasattr(length, "__index__")):
         raise RevisitError(f"max_new_tokens must be a whole number, not {length!r}.")
-    config = kwargs.get("generation_config")
+    config = kwargs.get("generation_config") or getattr(model, "generation_config", None)
     given = {name: kwargs.get(name, getattr(config, name, None)) for name in ("num_beams", "temperature", "top_p")}
     if not kwargs.get("do_sample", getattr(config, "do_sample", None)):
         given = {"num_beams": given["num_beams"]}

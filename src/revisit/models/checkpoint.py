@@ -25,12 +25,20 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_counts(name: str, config: dict[str, Any]) -> None:
-    """Refuses numbers of layers and labels that no model has, before anything of that size is built."""
+    """Refuses numbers of layers and labels that no model has, before anything of that size is built, and a layer that is not there."""
     for part in (config, config.get("text_config"), config.get("vision_config")):
         for field in ("num_hidden_layers", "num_layers", "depth", "num_labels"):
             value = part.get(field) if isinstance(part, dict) else None
             if value is not None and (type(value) is not int or not 0 <= value <= MAX_COUNT):
                 raise RevisitError(f"The config.json of {name!r} is damaged: {field} is {str(value)[:40]!r}.")
+    tower = config.get("vision_config")
+    depth = tower.get("num_hidden_layers") if isinstance(tower, dict) else None
+    layers = config.get("vision_feature_layer")
+    for layer in layers if isinstance(layers, list) else [layers]:
+        if type(layer) is int and type(depth) is int and not -depth - 1 <= layer <= depth:
+            raise RevisitError(
+                f"The config.json of {name!r} is damaged: its vision tower has {depth} layers, and vision_feature_layer is {layer}."
+            )
 
 
 def check_index(index: Path) -> None:
