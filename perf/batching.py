@@ -20,11 +20,11 @@ import torch
 
 from revisit import methods
 from revisit.decoding.settings import Decoding
-from revisit.evaluation.config import describe_model
 from revisit.evaluation.engines.base import Job
 from revisit.evaluation.engines.local import LocalEngine
 from revisit.evaluation.places import scene_folder
 from revisit.evaluation.records import Answer
+from revisit.models.config import describe_model
 
 PROMPT = "Please describe this image in detail."
 

@@ -47,7 +47,7 @@ COMMANDS = [
     ("generate nope.jpg", "There is no image file 'nope.jpg'"),
     ("generate photo.png --html photo.png", "is not a page: its name must end in .html"),
     ("explain photo.png --png photo.png", "photo.png is the input itself, and would be lost"),
-    ("data get nltk --from nowhere", "There is no folder 'nowhere'"),
+    ("data get nltk --from nowhere", "--from is the address of a copy of NLTK's packages, not 'nowhere'"),
     ("generate nothing", "holds no image files"),
     ("generate notes.txt", "is not an image in a format that can be read"),
     ("generate empty.png", "is not an image in a format that can be read"),

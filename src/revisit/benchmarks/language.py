@@ -100,6 +100,10 @@ def get_data(folder: Path, source: str | None = None) -> str:
             return version(folder)
         raise RevisitError(f"{folder} is not empty and does not hold NLTK's data; name a new folder.")
     address = (source or ADDRESS).rstrip("/")
+    if "://" not in address:
+        raise RevisitError(
+            f"--from is the address of a copy of NLTK's packages, not {source!r}; for a folder set NLTK_DATA."
+        )
     with drafting(folder, resume=True) as out:
         places = [out.root / place.split("/")[0] / package for package, place in PACKAGES.items()]
         archives = [place.with_suffix(".zip") for place in places if not place.is_dir()]
