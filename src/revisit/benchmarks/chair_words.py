@@ -9,6 +9,9 @@ look-up).
 
 from __future__ import annotations
 
+import re
+from functools import cache
+
 _OTHER_WORDS: dict[str, str] = {
     "person": (
         "adult, baby, baker, bicyclist, biker, boy, bride, buyer, caller, camper, chef, child, children, cop, "
@@ -141,3 +144,10 @@ PAIRS: dict[tuple[str, str], str] = {
     ("toilet", "seat"): "toilet",
     ("wine", "glas"): "wine glass",
 }
+
+
+@cache
+def object_words() -> re.Pattern[str]:
+    """All words with an optional plural ending, the longest first."""
+    words = "|".join(sorted(map(re.escape, WORDS), key=len, reverse=True))
+    return re.compile(rf"\b({words})(?:e?s)?\b", re.IGNORECASE)

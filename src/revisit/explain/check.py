@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 from torch import Tensor
 
+from revisit.benchmarks.chair_words import object_words
 from revisit.embedded.familiar import NOTICE, advice, unlike_scenes
 from revisit.errors import RevisitError, as_path
-from revisit.explain.objects import object_words
 from revisit.explain.tokens import Span, token_spans, token_text
 from revisit.models import DESCRIBE
 from revisit.models.config import is_embedded, name_of
@@ -195,9 +195,8 @@ def check(
     Raises:
         RevisitError: If the model, the image or the text cannot be used.
     """
-    own: Any = list(image) if isinstance(image, (list, tuple)) else [image]
     pair: Any = model if processor is None else (model, processor)
-    return check_many(pair, [own], [text], prompt, threshold=threshold, words=words)[0]
+    return check_many(pair, [image], [text], prompt, threshold=threshold, words=words)[0]
 
 
 def check_many(
@@ -512,7 +511,8 @@ class Evidence:
         best = table.argmax(0).tolist()
         words = []
         for (start, end, own), ways, others in zip(places, spelled, rivals, strict=True):
-            value, way = max((join([support[number[t]] for t in way]), way) for way in ways)
+            # A word of several tokens has the support of its first, which tells most words apart.
+            value, way = max((support[number[way[0]]], way) for way in ways)
             patch = best[number[way[0]]]
             region = self.layout.region(patch)
             known = [log for n in own if (log := logs[n]) is not None]
@@ -546,11 +546,6 @@ class Evidence:
         least = PLAUSIBLE * max(pairs.values(), default=0)
         texts = {t: token_text(self.tokenizer, t) for t, chance in pairs.items() if chance >= least and t != token}
         return {t: pairs[t] for t, text in texts.items() if text[:1].isspace() and asked(text.strip())}
-
-
-def join(supports: Sequence[float]) -> float:
-    """The support of a word from those of its tokens: the first token's, which tells most words apart."""
-    return supports[0]
 
 
 def spellings(tokenizer: Tokenizer, word: str, tokens: list[int]) -> list[list[int]]:

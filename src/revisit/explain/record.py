@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from revisit.benchmarks.chair_words import WORDS
+from revisit.benchmarks.chair_words import WORDS, object_words
 from revisit.decoding.loop import generate
 from revisit.decoding.method import method_text
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
 from revisit.explain.check import settings_of
 from revisit.explain.lens import whole_vocabulary
-from revisit.explain.objects import object_words
 from revisit.explain.prefill import PrefillStates, unfamiliar_images, watch_prefill
 from revisit.explain.tokens import token_text, token_texts
 from revisit.models.config import name_of

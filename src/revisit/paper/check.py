@@ -18,11 +18,10 @@ from PIL import Image
 from torch import Tensor
 
 from revisit.benchmarks.base import Item
-from revisit.benchmarks.chair_words import WORDS
+from revisit.benchmarks.chair_words import WORDS, object_words
 from revisit.decoding.loop import generate
 from revisit.evaluation.runner import Reporter
 from revisit.explain.check import TOP, ForcedText, force, say, settings_of, spellings, word_places
-from revisit.explain.objects import object_words
 from revisit.methods import as_method
 from revisit.models.images import open_image
 from revisit.models.parts import ModelParts

@@ -5,7 +5,7 @@ that agrees most, the product of the two distributions. Logits are a vector over
 states of vision tokens (one per vision token and layer, layer-major); `head` projects states onto token ids.
 
 Arithmetic is in float32, or in float64 if the logits are; `precision="model"` rounds vision distributions to the
-model's dtype as the released code does. What is right where the formulas are silent:
+model's dtype as the released code does. Edge cases that the paper leaves open:
 
 * Logits with a NaN or +inf among them, or with no finite number: there is no distribution to refine, and the sequence
   is left as it is. So is a sequence without vision tokens. A logit of -inf is a token of probability 0.
