@@ -488,7 +488,7 @@ def test_verify_compares_numbers_with_what_they_were_made_from(tmp_path: Path, d
     lines = (folder / "answers.jsonl").read_text().splitlines(keepends=True)
     (folder / "answers.jsonl").write_text("".join(lines[1:]))
     assert "lacks 1 scored answers" in verify(tmp_path / "out").problems[0]
-    with pytest.raises(RevisitError, match="is no folder"):
+    with pytest.raises(RevisitError, match="is not a folder"):
         verify(tmp_path / "nothing")
 
 

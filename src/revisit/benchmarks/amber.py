@@ -347,7 +347,7 @@ def _annotations(path: Path) -> Path:
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
-    """The word lists beside the annotations."""
+    """The word lists next to the annotations."""
     path = require(folder / "relation.json", "AMBER's relation.json", SOURCE)
     related = files.read_json(path)
     if not isinstance(related, dict) or not all(isinstance(words, list) for words in related.values()):

@@ -176,7 +176,7 @@ class Benchmark(Settings):
     def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
         """Items, and their answers by id, for answers from files: judged against `truth`, or by what they carry."""
         if len(truth) != 1:
-            raise RevisitError(f"{self.title} needs {self.truth}: one file, with the others beside it.")
+            raise RevisitError(f"{self.title} needs {self.truth}: one file, with the others in the same folder.")
         items = self.load(truth[0].parent)
         found = aligned([item.id for item in items], answers, ("id", "question_id"))
         check_rows(found, {item.id: item.prompt for item in items})

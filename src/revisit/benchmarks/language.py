@@ -55,7 +55,7 @@ def _nltk() -> Any:
 
 
 def data_folder() -> Path:
-    """Where `revisit data get nltk` puts the data unless told otherwise."""
+    """Where `revisit data get nltk` puts the data by default."""
     return settings.cache_folder() / "nltk_data"
 
 

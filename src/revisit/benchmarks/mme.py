@@ -108,7 +108,7 @@ class MME(Benchmark):
 
     @classmethod
     def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
-        """A text file with both questions beside each picture; a picture whose second question is cut off is left out."""
+        """Each picture has a text file with both questions; a picture whose second question is cut off is left out."""
         waiting: dict[str, str] = {}  # place -> its first question
         for row in rows:
             category = row.need_choice("category", PERCEPTION + COGNITION, lower=False)

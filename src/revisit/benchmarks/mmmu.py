@@ -72,7 +72,7 @@ def _trim(response: str) -> str:
 
 
 def _last(found: Sequence[str], position: Callable[[str], int]) -> str:
-    """The candidate that stands last; the first one wins a tie."""
+    """The last candidate; the first one wins a tie."""
     return max(found, key=position)
 
 
@@ -87,7 +87,7 @@ def read_choice(response: str, options: Mapping[str, str]) -> str | None:
 
 
 def _option_text(text: str, options: Mapping[str, str]) -> str | None:
-    """The option whose text stands last in a response of more than five words."""
+    """The option whose text comes last in a response of more than five words."""
     lower = text.lower()
     found = [letter for letter, option in options.items() if option.lower() in lower] if len(text.split()) > 5 else []
     return _last(found, lambda letter: lower.rfind(options[letter].lower())) if found else None

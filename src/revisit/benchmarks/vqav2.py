@@ -75,7 +75,7 @@ def one_line(text: str) -> str:
 
 
 def strip_punctuation(text: str, period: re.Pattern[str] = _PERIOD) -> str:
-    """Each symbol is deleted if a blank stands next to it anywhere (or a comma inside a number), else made a blank."""
+    """Each symbol is deleted if a blank is next to it anywhere (or a comma inside a number), else made a blank."""
     comma = _COMMA_IN_NUMBER.search(text) is not None
     out = text
     for symbol in _PUNCTUATION:
@@ -212,8 +212,8 @@ class VQAv2(Benchmark):
         items = [Item(str(row.need("question_id")), "", (), _meta(row)) for row in rows]
         found = aligned([item.id for item in items], answers, ("question_id", "id"))
         asked = {str(row["question_id"]): str(row.get("question", "")) for row in rows}
-        beside = (path.with_name(QUESTIONS) for path in truth)  # official annotations have no question texts
-        for path in filter(Path.is_file, beside):
+        nearby = (path.with_name(QUESTIONS) for path in truth)  # official annotations have no question texts
+        for path in filter(Path.is_file, nearby):
             asked |= {str(row["question_id"]): str(row["question"]) for row in files.read_json(path)["questions"]}
         check_rows(found, asked)
         return items, {key: answer.text for key, answer in found.items()}

@@ -26,7 +26,7 @@ def reporter(quiet: bool) -> Iterator[Reporter]:
 
 
 def progress_bar() -> Progress:
-    """A bar on stderr that disappears when the work is done; nothing at all where stderr is no terminal."""
+    """A bar on stderr that disappears when the work is done; nothing at all if stderr is not a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

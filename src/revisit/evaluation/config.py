@@ -35,7 +35,7 @@ Entry = str | Mapping[str, Any]  # a name with settings in its text, or a mappin
 
 
 class EvalConfig(Settings):
-    """Everything `revisit eval` can be told; the defaults are those of the command line."""
+    """Every option of `revisit eval`; the defaults are those of the command line."""
 
     model: str | tuple[str, ...] = ("tiny",)
     method: Entry | tuple[Entry, ...] = ("greedy", "revisit")
@@ -209,10 +209,10 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Joins characters that JSON writes in halves (\\ud83e\\udd8a), refuses a half alone, and a key that stands twice."""
+        """Joins characters that JSON writes in halves (\\ud83e\\udd8a), refuses a half alone, and duplicate keys."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            """Refuses a key that stands twice, of which YAML would take the last in silence."""
+            """Refuses duplicate keys, of which YAML would silently take the last."""
             seen: set[tuple[str, str]] = set()
             for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
                 if (key.tag, key.value) in seen:
@@ -235,10 +235,10 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     except RevisitError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        told = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())[:300]
+        reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())[:300]
         if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark or error.context_mark) is not None:
-            told = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem or error.context}"
-        raise RevisitError(f"{path} is not valid YAML: {told}.") from error
+            reason = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem or error.context}"
+        raise RevisitError(f"{path} is not valid YAML: {reason}.") from error
     if value is None:  # an empty file
         return {}
     if not isinstance(value, dict):

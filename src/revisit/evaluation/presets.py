@@ -25,5 +25,5 @@ OPEN = (
     "HallusionBench: its judge is a GPT model. Without hallusionbench.judge=model and a judge_url answers are judged by rule.",
     "Baselines have their released defaults, which differ by program; ours are official(), one setting for all benchmarks (VCD beta 0.2, "
     "SID 100 of 576 tokens, DoLa low layers without a repetition penalty, M3ID as in RITUAL's code).",
-    "ReVisiT's threshold is chosen per task; only CHAIR's (1e-5) and VQAv2's (its ablation table) can be told.",
+    "ReVisiT's threshold is chosen per task; only CHAIR's (1e-5) and VQAv2's (its ablation table) are known.",
 )

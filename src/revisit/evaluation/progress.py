@@ -41,7 +41,7 @@ class Bars(Reporter):
             disable=not self.console.is_terminal,
         )
         self.task: TaskID | None = None
-        self.title, self.total, self.done, self.began, self.told = "", 0, 0, 0.0, 0.0
+        self.title, self.total, self.done, self.began, self.printed = "", 0, 0, 0.0, 0.0
 
     def __enter__(self) -> Bars:
         self.progress.start()
@@ -55,7 +55,7 @@ class Bars(Reporter):
     def start(self, title: str, total: int, done: int) -> None:
         """A new bar; what is stored already counts as done but not towards the rate."""
         self.title, self.total, self.done = title, total, done
-        self.began = self.told = time.monotonic()
+        self.began = self.printed = time.monotonic()
         self.task = self.progress.add_task(escape(title), total=total, completed=done)
         if not self.console.is_terminal:
             self._say(f"{title}: {done} of {total} stored")
@@ -66,8 +66,8 @@ class Bars(Reporter):
         if self.task is not None:
             self.progress.advance(self.task, count)
         now = time.monotonic()
-        if not self.console.is_terminal and (now - self.told > 10 or self.done == self.total):
-            self.told = now
+        if not self.console.is_terminal and (now - self.printed > 10 or self.done == self.total):
+            self.printed = now
             self._say(f"{self.title}: {self.done} of {self.total}, {now - self.began:.0f} s")
 
     def note(self, text: str) -> None:

@@ -152,7 +152,7 @@ class PanelRecord(Record):
 
 
 class AblationRecord(FileRecord):
-    """`ablation.json`: the panels whose methods are cells of the `results.json` beside it."""
+    """`ablation.json`: the panels whose methods are cells of the `results.json` next to it."""
 
     command: str
     settings: dict[str, Any]
@@ -193,7 +193,7 @@ RECORDS: dict[str, type[Record]] = {
 
 
 def schemas() -> dict[str, Any]:
-    """JSON Schema of every stored record, by the file it stands in."""
+    """JSON Schema of every stored record, by the file that holds it."""
     found = {file: record.model_json_schema() for file, record in RECORDS.items()}
     answers = found["cells/*/answers.jsonl"]
     answers["properties"]["check"] = {

@@ -192,7 +192,7 @@ def run(
 
     Args:
         plan: What to run.
-        reporter: Is told of the progress.
+        reporter: Shows the progress.
         engine_for: Opens the engine of a model; by default the plan's.
 
     Raises:

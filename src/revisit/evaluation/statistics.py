@@ -281,7 +281,7 @@ def _permutation(terms: Floats, resamples: int, seed: int) -> float:
     differs = ((terms[:, 0] != terms[:, 1]) | (terms[:, 2] != terms[:, 3])).any(0)
     fixed = terms[:, :, ~differs].sum(-1)  # (runs, 4): units whose terms agree are the same under every swap
     changed = np.flatnonzero(differs)
-    if len(changed) == 1:  # either order is as likely: nothing can be told from one unit
+    if len(changed) == 1:  # both orders are equally likely: one unit decides nothing
         return 1.0
     # (2 * units,) for each run: the baseline's, then the method's
     flat = [(run[:2].reshape(-1), run[2:].reshape(-1)) for run in terms]

@@ -25,7 +25,7 @@ class Verdict:
 def verify(output: Path) -> Verdict:
     """Reads everything that a run folder holds; nothing is changed."""
     if not output.is_dir():
-        raise RevisitError(f"{output} is no folder; give the --out folder of a `revisit eval` run.")
+        raise RevisitError(f"{output} is not a folder; give the --out folder of a `revisit eval` run.")
     if not (output / "results.json").exists() and not (output / "cells").exists():
         raise RevisitError(f"{output} holds no run; give the --out folder of a `revisit eval` run.")
     verdict = Verdict()

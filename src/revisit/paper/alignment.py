@@ -26,7 +26,7 @@ _QUOTES = {"``": ('"', "``"), "''": ('"', "''")}  # what the word tokenizer writ
 class Mention:
     """An object word of a caption as CHAIR counts it, and the tokens that wrote it.
 
-    `text` is what stands in the caption; `word` is what CHAIR made of it (singular, pairs as one word). `first` and
+    `text` is the word as written in the caption; `word` is what CHAIR made of it (singular, pairs as one word). `first` and
     `last` are indices into the generated tokens, both included.
     """
 
@@ -44,7 +44,7 @@ class Mention:
 
 
 def word_spans(caption: str, words: Sequence[str]) -> list[Span]:
-    """Where each token of CHAIR's word tokenizer stands in the caption it was made from (which it lower-cased)."""
+    """The place of each token of CHAIR's word tokenizer in its caption (which it lower-cased)."""
     lowered = caption.lower()
     starts = _lowered_starts(caption)
     spans: list[Span] = []
@@ -56,7 +56,7 @@ def word_spans(caption: str, words: Sequence[str]) -> list[Span]:
         if written is None:
             raise RevisitError(
                 f"The word {word!r} of a caption cannot be found where it should stand (character {cursor} of "
-                f"{caption[:60]!r}), so its tokens cannot be told; please report this caption."
+                f"{caption[:60]!r}), so its tokens are not known; please report this caption."
             )
         spans.append((starts[cursor], starts[cursor + len(written)]))
         cursor += len(written)

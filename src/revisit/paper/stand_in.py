@@ -97,13 +97,15 @@ def _coco(draft: Draft) -> None:
 def _llava_bench(draft: Draft) -> None:
     """A request for a description of each of the first pictures; a caption of the scene is context and reference."""
     captions = json.loads((draft.root / "annotations/captions_val2014.json").read_text("utf-8"))
-    told = {note["image_id"]: note["caption"] for note in captions["annotations"]}
+    captioned = {note["image_id"]: note["caption"] for note in captions["annotations"]}
     (draft.root / "llava_bench/images").mkdir(parents=True)
     for image in captions["images"]:
         number, name = image["id"], image["file_name"]
         shutil.copy(draft.root / "val2014" / name, draft.root / "llava_bench/images" / name)
         question = {"question_id": number, "image": name, "text": PROMPT, "category": "detail"}
         draft.add("llava_bench/questions.jsonl", question)
-        draft.add("llava_bench/context.jsonl", {"id": str(number), "image": name, "caption": told[number]})
-        draft.add("llava_bench/answers_gpt4.jsonl", {"question_id": number, "prompt": PROMPT, "text": told[number]})
+        draft.add("llava_bench/context.jsonl", {"id": str(number), "image": name, "caption": captioned[number]})
+        draft.add(
+            "llava_bench/answers_gpt4.jsonl", {"question_id": number, "prompt": PROMPT, "text": captioned[number]}
+        )
     draft.close()

@@ -25,7 +25,7 @@ CURVE = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 10
 
 @dataclass(frozen=True)
 class Step:
-    """A hallucinated mention that was kept, and where the best word of a shown object stands at it."""
+    """A hallucinated mention that was kept, and the rank of the best word for a shown object there."""
 
     image: str
     word: str

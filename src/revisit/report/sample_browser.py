@@ -59,10 +59,10 @@ class Columns:
         key = (str(cell["model"]["name"]), label + seed)
         if key not in self.cells:
             self.cells[key] = len(self.cells)
-            told = {"name": cell["method"]["name"], **cell["method"]["settings"]}
+            entry = {"name": cell["method"]["name"], **cell["method"]["settings"]}
             name, _, own = label.partition("(")
             shown = {"model": key[0], "name": name + seed, "settings": own.removesuffix(")")}
-            self.methods.append({**shown, "method": told})
+            self.methods.append({**shown, "method": entry})
         return self.cells[key]
 
 
@@ -158,15 +158,15 @@ def _answer(line: Any, scores: ScoresRecord | None, cell: Mapping[str, Any], ite
 
     terms = {m: units[line.id] for m, units in (scores.per_item if scores else {}).items() if line.id in units}
     shown = item.meta.get("ground_truth")
-    told: dict[str, Any] = {"x": line.text, "c": line.counters.get("changed", 0), "n": line.counters.get("steps", 0)}
+    entry: dict[str, Any] = {"x": line.text, "c": line.counters.get("changed", 0), "n": line.counters.get("steps", 0)}
     if isinstance(shown, (list, tuple)):
-        told["w"] = wrong_spans(line.text, shown)
-    told["s"] = {name: round(a / b, 4) for name, (a, b) in terms.items() if b}
+        entry["w"] = wrong_spans(line.text, shown)
+    entry["s"] = {name: round(a / b, 4) for name, (a, b) in terms.items() if b}
     if scores is None:
-        told["partial"] = f"{cell['answers']} of {cell['items']}"
+        entry["partial"] = f"{cell['answers']} of {cell['items']}"
     elif is_wrong(terms, cell["metrics"], str(cell["benchmark"]["headline"])):
-        told["bad"] = 1
-    return told
+        entry["bad"] = 1
+    return entry
 
 
 def is_wrong(terms: Mapping[str, tuple[float, float]], metrics: Mapping[str, Any], headline: str) -> bool:
@@ -174,7 +174,7 @@ def is_wrong(terms: Mapping[str, tuple[float, float]], metrics: Mapping[str, Any
 
     A part's metric ("coco_random/accuracy") has the direction of the whole.
     """
-    directions = {name: told["better"] for name, told in metrics.items()}
+    directions = {name: about["better"] for name, about in metrics.items()}
     counted = {n: t for n, t in terms.items() if t[1] and directions.get(n, directions.get(n.rpartition("/")[2]))}
     chosen = {n: t for n, t in counted.items() if n == headline or n.endswith(f"/{headline}")}
     if not chosen:

@@ -43,7 +43,7 @@ class Remote:
     urls: tuple[str, ...]
     sha256: str = ""  # of the content, where it is known
     size: int = 0  # in bytes, about, for the check of disk space
-    members: tuple[str, ...] = ()  # of a zip archive: only these are kept, beside it, and the archive is removed
+    members: tuple[str, ...] = ()  # of a zip archive: only these are kept, in its folder, and the archive is removed
 
     @property
     def results(self) -> tuple[str, ...]:

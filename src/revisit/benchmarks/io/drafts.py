@@ -112,7 +112,7 @@ def has_picture(value: object) -> bool:
 
 @contextmanager
 def drafting(folder: Path, *, resume: bool = False) -> Iterator[Draft]:
-    """A draft beside `folder` that takes its name when the block ends well and is removed when it does not.
+    """A draft next to `folder` that takes its name when the block ends well and is removed when it does not.
 
     What a killed process left is cleared first; with `resume` it is kept, and so is what a failure leaves. A living
     process that drafts the same folder is respected.
@@ -146,7 +146,7 @@ def drafting(folder: Path, *, resume: bool = False) -> Iterator[Draft]:
 
 @contextmanager
 def _held(place: Path, folder: Path) -> Iterator[None]:
-    """Holds a lock beside `place` and creates `place`; a dead process keeps no lock, and no lock file stays."""
+    """Holds a lock next to `place` and creates `place`; a dead process keeps no lock, and no lock file stays."""
     lock = FileLock(place.with_suffix(".lock"), timeout=0, is_singleton=False)
     try:
         lock.acquire()

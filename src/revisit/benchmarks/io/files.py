@@ -25,7 +25,7 @@ def file_digest(path: Path) -> str:
 
 
 class Record(dict[str, Any]):
-    """One object of a file, which knows where it stands so that an error can say so."""
+    """One object of a file, which knows its place in the file, for error messages."""
 
     def __init__(self, data: Mapping[str, Any], where: str) -> None:
         super().__init__(data)
@@ -60,7 +60,7 @@ class Record(dict[str, Any]):
             raise RevisitError(f"{self.where}: {key!r} must be a whole number, not {value!r}.") from error
 
     def need_choice(self, key: str, allowed: Iterable[str], *, lower: bool = True) -> str:
-        """The value of `key`, in lower case unless told otherwise, which must be one of `allowed`."""
+        """The value of `key`, in lower case by default, which must be one of `allowed`."""
         allowed = tuple(allowed)
         text = str(self.need(key)).strip()
         text = text.lower() if lower else text
@@ -155,7 +155,7 @@ def _lines(path: Path, text: str) -> list[Record]:
 
 
 def record(value: Any, where: str) -> Record:
-    """The object that stands there, or the sentence that says there is none."""
+    """The object there; raises RevisitError if there is none."""
     if not isinstance(value, dict):
         raise RevisitError(f"{where} is a {type(value).__name__}, not an object.")
     return Record(value, where)
