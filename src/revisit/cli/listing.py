@@ -49,17 +49,10 @@ def models(as_json: bool = options.JSON) -> None:
         {"family": family.model_type, "models": family.title, "needs": family.needs, "layers": family.layers}
         for family in families.tested()
     ]
-    columns = {
-        "family": "model_type",
-        "models": "models",
-        "needs": "its processor needs",
-        "layers": "recommended layers",
-    }
+    columns = {"family": "model_type", "models": "models", "needs": "processor needs", "layers": "layers"}
     _list(rows, columns, as_json)
     if not as_json:
-        from rich.console import Console
-
-        Console(soft_wrap=True).print(
+        typer.echo(
             "\n'tiny' is the model that ships with this package, 'smol' the one with SmolLM2 (extra `smol`). The tests decode these "
             "families. Other decoder-only models with vision tokens in their prompts work too; a model that cannot work is refused."
         )

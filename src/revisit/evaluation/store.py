@@ -99,10 +99,8 @@ def read_json(path: Path) -> Any:
     try:
         check_file(path)
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise RevisitError(f"{path} does not exist: give the --out folder of a `revisit eval` run.") from error
-    except NotADirectoryError as error:
-        raise RevisitError(f"{path.parent} is a file: give the --out folder of a `revisit eval` run.") from error
     except OSError as error:
         raise RevisitError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:

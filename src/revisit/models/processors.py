@@ -17,6 +17,7 @@ from revisit.models.config import load_config, resolve
 from revisit.models.types import Model, Processor
 
 ATTRIBUTE = "revisit_processor"  # of a model
+MAX_SIDE, MAX_PIXELS = 20_000, 200_000_000  # of images that an image processor may make
 
 
 def load_processor(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Processor:
@@ -39,10 +40,22 @@ def load_processor(name_or_path: str | Path, *, trust_remote_code: bool = False,
     if tokenizer is None or images is None:
         lacks = "tokenizer" if tokenizer is None else "image processor"
         raise RevisitError(f"The model {name!r} comes without {lacks}; get a whole copy of its folder.")
+    _check_sizes(name, images)
     tokenizer.padding_side = "left"
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return processor  # type: ignore[no-any-return]
+
+
+def _check_sizes(name: str, images: object) -> None:
+    """Refuses an image processor that would make images of no size, or larger than memory."""
+    for field in ("size", "crop_size", "pad_size", "max_image_size"):
+        sides = dict(getattr(images, field, None) or {})
+        edges = [edge for edge in sides.values() if edge is not None]
+        # Edges of the Qwen-VL kind are numbers of pixels.
+        most = MAX_PIXELS if getattr(images, "merge_size", None) else MAX_SIDE
+        if not all(isinstance(edge, int) and 0 < edge <= most for edge in edges):
+            raise RevisitError(f"The image processor of {name!r} is damaged: {field} is {str(sides)[:80]}.")
 
 
 def processor_of(model: Model, needed_by: str = "This") -> Processor:
