@@ -1,1 +1,1 @@
-"""How a decoding method meets transformers' generate()."""
+"""How a decoding method plugs into transformers' generate()."""

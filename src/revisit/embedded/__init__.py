@@ -1,6 +1,4 @@
-"""The embedded model: a small vision-language model with its scenes, its training and its weights."""
-
-from __future__ import annotations
+"""The models that come with the package: their weights, and the scenes they know."""
 
 from revisit.models.config import embedded_folder as path
 

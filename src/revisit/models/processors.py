@@ -52,8 +52,7 @@ def _check_sizes(name: str, images: object) -> None:
     for field in ("size", "crop_size", "pad_size", "max_image_size"):
         sides = dict(getattr(images, field, None) or {})
         edges = [edge for edge in sides.values() if edge is not None]
-        # Edges of the Qwen-VL kind are numbers of pixels.
-        most = MAX_PIXELS if getattr(images, "merge_size", None) else MAX_SIDE
+        most = MAX_PIXELS if getattr(images, "merge_size", None) else MAX_SIDE  # Qwen-VL's edges are numbers of pixels
         if not all(isinstance(edge, int) and 0 < edge <= most for edge in edges):
             raise RevisitError(f"The image processor of {name!r} is damaged: {field} is {str(sides)[:80]}.")
 
