@@ -100,7 +100,8 @@ def read_json(path: Path) -> Any:
         check_file(path)
         return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise RevisitError(f"{path} does not exist: give the --out folder of a `revisit eval` run.") from error
+        problem = f"{path.parent} is a file" if path.parent.is_file() else f"{path} does not exist"
+        raise RevisitError(f"{problem}: give the --out folder of a `revisit eval` run.") from error
     except OSError as error:
         raise RevisitError(f"{path} cannot be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
