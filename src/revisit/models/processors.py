@@ -51,9 +51,8 @@ def _check_sizes(name: str, images: object) -> None:
     """Refuses an image processor that would make images of no size, or larger than memory."""
     for field in ("size", "crop_size", "pad_size", "max_image_size"):
         sides = dict(getattr(images, field, None) or {})
-        edges = [edge for edge in sides.values() if edge is not None]
         most = MAX_PIXELS if getattr(images, "merge_size", None) else MAX_SIDE  # Qwen-VL's edges are numbers of pixels
-        if not all(isinstance(edge, int) and 0 < edge <= most for edge in edges):
+        if not all(edge is None or (isinstance(edge, int) and 0 < edge <= most) for edge in sides.values()):
             raise RevisitError(f"The image processor of {name!r} is damaged: {field} is {str(sides)[:80]}.")
 
 
