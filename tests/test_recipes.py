@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import families
 import pytest
+
+import families
 
 PAGE = Path(__file__).parent.parent / "docs" / "recipes.md"
 TINY = {
