@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 import families
 import revisit
 from revisit import CODE
 from revisit.contrast.descriptions import forget
+from revisit.methods.prompts import around_image, starts_with_bos
 
 PICTURES = [families.picture(seed) for seed in (1, 2)]
 
@@ -30,8 +34,8 @@ def forwards(family: str, method: CODE, prompts: list[str], pictures: list[objec
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
 def test_a_picture_is_described_once(family: str) -> None:
-    model, processor = families.build(family)
-    method = CODE(description_tokens=3, mode="stacked").bind(processor)
+    model, _ = families.build(family)
+    method = CODE(description_tokens=3, mode="stacked")
     forget(model)
     plain = 3  # two prompts and one step of both
     assert forwards(family, method, ["a", "b"], PICTURES) == plain + 3
@@ -47,7 +51,7 @@ def test_request_in_the_chat_format() -> None:
     template += "{% else %}{{ c.text }}{% endif %}{% endfor %}{% endfor %} A:"
     processor.chat_template = template
     try:
-        head, tail = CODE(request="say").bind(processor).request_ids or ((), ())
+        head, tail = around_image(processor, "say")
     finally:
         processor.chat_template = None
     assert processor.tokenizer.decode(head) == "U:"
@@ -55,6 +59,12 @@ def test_request_in_the_chat_format() -> None:
 
 
 def test_bos_is_only_added_where_it_is_written() -> None:
-    _, processor = families.build("llava")
-    assert CODE.official().bind(processor).bos is None  # this tokenizer writes none
-    assert CODE(bos=1).bind(processor).bos == 1
+    class Tokenizer:
+        bos_token_id = 1
+
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            return {"input_ids": [1, 7]}
+
+    processor: Any = SimpleNamespace(tokenizer=Tokenizer())
+    assert starts_with_bos(processor) == (1,)
+    assert starts_with_bos(families.build("llava")[1]) == ()  # this tokenizer writes none

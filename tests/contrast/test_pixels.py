@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,10 +90,10 @@ def test_the_layout_is_the_processors(family: str) -> None:
     for name, turned in (("flip", ImageOps.mirror(picture)), ("upside-down", ImageOps.flip(picture))):
         inputs = dict(families.inputs(family, ["a"], [[picture]]))
         want = families.inputs(family, ["a"], [[turned]])["pixel_values"]
-        method = ritual.RITUAL(transform=name, mean=MEAN, std=STD)  # type: ignore[arg-type]
+        method = ritual.RITUAL(transform=name)  # type: ignore[arg-type]
         run = run_of(inputs, inputs["input_ids"], model)
         mask = vision_mask(inputs["input_ids"], (model.config.image_token_id,))
-        got = transformed_pictures(run, mask, method.draw, 0)["pixel_values"]
+        got = transformed_pictures(run, mask, partial(method.draw, normalization=(MEAN, STD)), 0)["pixel_values"]
         torch.testing.assert_close(got, want, atol=2e-2, rtol=0)  # resampling is not quite symmetric
 
 
@@ -123,9 +124,11 @@ def test_tiles_belong_to_the_picture_whose_tokens_are_theirs() -> None:
 def test_all_tiles_of_a_picture_are_transformed_alike(name: str) -> None:
     tile = torch.rand(1, 3, 8, 8)
     mask = torch.ones(1, 6).bool()
-    method = ritual.RITUAL(transform=name, mean=MEAN, std=STD)  # type: ignore[arg-type]
+    method = ritual.RITUAL(transform=name)  # type: ignore[arg-type]
     inputs = {"pixel_values": tile.expand(3, -1, -1, -1).clone()}
-    made = transformed_pictures(run_of(inputs, mask.long()), mask, method.draw, 0)["pixel_values"]
+    made = transformed_pictures(run_of(inputs, mask.long()), mask, partial(method.draw, normalization=(MEAN, STD)), 0)[
+        "pixel_values"
+    ]
     assert not torch.equal(made[0], tile[0])
     assert torch.equal(made[0], made[1])
     assert torch.equal(made[0], made[2])
@@ -134,12 +137,14 @@ def test_all_tiles_of_a_picture_are_transformed_alike(name: str) -> None:
 def test_padding_is_not_transformed() -> None:
     tiles = torch.rand(1, 3, 3, 8, 8)
     tiles[0, 2] = 0
-    method = ritual.RITUAL(transform="colors", mean=MEAN, std=STD)
+    method = ritual.RITUAL(transform="colors")
     mask = torch.ones(1, 4).bool()
     run = run_of({"pixel_values": tiles}, mask.long())
     run.model = SimpleNamespace(config=SimpleNamespace())
-    made = transformed_pictures(run, mask, method.draw, 0)["pixel_values"]
+    made = transformed_pictures(run, mask, partial(method.draw, normalization=(MEAN, STD)), 0)["pixel_values"]
     assert not made[0, 2].any()
     longer = torch.cat([tiles, torch.zeros(1, 2, 3, 8, 8)], dim=1)  # more padding, in a larger batch
     run.inputs = {"pixel_values": longer}
-    assert torch.equal(transformed_pictures(run, mask, method.draw, 0)["pixel_values"][:, :3], made)
+    assert torch.equal(
+        transformed_pictures(run, mask, partial(method.draw, normalization=(MEAN, STD)), 0)["pixel_values"][:, :3], made
+    )

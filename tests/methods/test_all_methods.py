@@ -119,7 +119,7 @@ def test_a_loaded_model_knows_its_words(tmp_path: Path) -> None:
     options = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": families.VOCAB + 1}
     for method in (revisit.ICD(), revisit.CODE(description_tokens=3), Chain(["icd", "revisit"])):
         got = revisit.generate(loaded, **inputs, method=method, **options)
-        assert torch.equal(got, revisit.generate(model, **inputs, method=method.bind(processor), **options))
+        assert torch.equal(got, revisit.generate(model, **inputs, method=method, processor=processor, **options))
 
 
 def test_return_sequences_are_rows_of_their_own() -> None:
@@ -298,7 +298,7 @@ def test_text_alone_is_refused_where_an_image_is_needed() -> None:
     text = processor.tokenizer(["no picture here"], return_tensors="pt")
     for method in CONTRASTIVE.values():
         with pytest.raises(RevisitError, match="There is no image in the prompt"):
-            revisit.generate(model, **text, method=method.bind(processor), max_new_tokens=2)
+            revisit.generate(model, **text, method=method, processor=processor, max_new_tokens=2)
     trace = Trace()
     revisit.generate(model, **text, method=DoLa(), trace=trace, max_new_tokens=2)  # needs none
     assert trace.summary()["applied"] == 2

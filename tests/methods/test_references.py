@@ -23,6 +23,7 @@ from revisit.contrast import descriptions
 from revisit.decoding.method import Method
 from revisit.methods import as_method, avisc, code, m3id, pai, ritual, sid, vcd
 from revisit.methods.contrastive import contrast
+from revisit.methods.prompts import space_after_image
 from revisit.taps.attention import Call
 
 ROW = 1  # the prompt whose picture is not square
@@ -155,10 +156,11 @@ def test_icd_replaces_the_system_message() -> None:
         text = f"{system} USER: <image>\n{question} ASSISTANT:"
         return dict(processor(text=[text], images=[[picture]], return_tensors="pt", padding=True))
 
-    method = ICD(sentence=preprompt).bind(processor)
+    method = ICD(sentence=preprompt)
     clean, disturbed = prompt("A curious user asks an assistant."), prompt(preprompt)
     options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
-    out = revisit.generate(model, **clean, method=method, output_scores=True, return_dict_in_generate=True, **options)
+    options |= {"output_scores": True, "return_dict_in_generate": True}
+    out = revisit.generate(model, **clean, method=method, processor=processor, **options)
     start = clean["input_ids"].shape[1]
     for step, scores in enumerate(out.scores):
         said = out.sequences[:, start : start + step]
@@ -189,12 +191,10 @@ def test_icd_keeps_its_sentence_apart_from_the_question() -> None:
     """Where the chat format has a line break behind the image the sentence needs none of its own; Qwen's has none."""
     _, processor = families.build("llava")
     processor = copy.copy(processor)
-    texts = []
-    for template in (as_turns("x"), as_turns("x").replace("<image>\n", "<image>")):
-        processor.chat_template = template
-        bound = ICD.sid().bind(processor)
-        texts.append(processor.tokenizer.decode(bound.sentence_ids))
-    assert texts == ["You are a confused image caption model.", "You are a confused image caption model.\n"]
+    processor.chat_template = as_turns("x")
+    assert space_after_image(processor)
+    processor.chat_template = as_turns("x").replace("<image>\n", "<image>")
+    assert not space_after_image(processor)
 
 
 def test_icd_says_what_its_settings_are() -> None:
@@ -242,7 +242,7 @@ def test_code_contrasts_with_the_description(family: str) -> None:
         new = torch.cat([ids[:at], words, ids[at:][ids[at:] != image_token]])[None]
         return {"input_ids": new, "attention_mask": torch.ones_like(new)}
 
-    method = CODE(description_tokens=4, request="List what you see.").bind(families.build(family)[1])
+    method = CODE(description_tokens=4, request="List what you see.")
     check(family, method, described, lambda a, b, _: code.contrast(a, b, 0.7))
 
 

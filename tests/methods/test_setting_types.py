@@ -19,12 +19,9 @@ NO_LAYERS: list[Any] = [None, 1.5, object(), b"last", [], [True]]
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("code", {"request_ids": [0, 1, 2, 3]}),
-        ("code", {"request_ids": [[0], [1], [2]]}),
-        ("code", {"request_ids": 5}),
         ("code", {"request": [1]}),
         ("code", {"bos": "x"}),
-        ("icd", {"sentence_ids": [[1]]}),
+        ("icd", {"around": [[1]]}),
         ("icd", {"around": [None]}),
         ("pai", {"alpha": "inf"}),
         ("revisit", {"weight": 1e308}),
@@ -79,14 +76,12 @@ def test_the_number_of_vision_tokens_that_a_model_recommends_goes_with_a_selecti
 
 
 def test_lists_become_tuples_and_one_number_a_list_of_one() -> None:
-    assert methods.get("code", request_ids=[[1], [2, 3]]).settings()["request_ids"] == [(1,), (2, 3)]
     assert methods.get("revisit", layers=2) == methods.get("revisit", layers="2") == methods.get("revisit", layers=[2])
 
 
-@pytest.mark.parametrize("token", [600, -5, families.token_id("<image>")])
-def test_token_ids_that_the_model_has_not_are_refused(token: int) -> None:
+def test_words_that_mark_an_image_are_refused() -> None:
     model, processor = families.build("llava")
     inputs = prepare(processor, ["hi"], [[families.picture(0)]])
-    for method in (methods.get("icd", sentence_ids=[token]), methods.get("code", request_ids=[[token], [1]])):
-        with pytest.raises(RevisitError, match="not a text token"):
-            generate(model, **inputs, method=method, max_new_tokens=2)
+    method = methods.get("icd", sentence="a <image> there")
+    with pytest.raises(RevisitError, match="not a text token"):
+        generate(model, **inputs, method=method, processor=processor, max_new_tokens=2)

@@ -24,6 +24,10 @@ class Edit:
     source: Tensor  # (n,)
 
 
+# (an item's number, its token ids (n,), which of them are vision tokens (n,)) -> the edit; without padding
+EditItem = Callable[[int, Tensor, Tensor], Edit]
+
+
 def image_span(ids: Tensor, vision: Tensor, boundary: Iterable[int]) -> Tensor:
     """True at vision tokens and at boundary tokens that touch them.  (n,), (n,) -> (n,)"""
     span = vision.clone()
@@ -84,11 +88,10 @@ def in_place_of_image(ids: Tensor, vision: Tensor, words: Tensor) -> Edit:
     return Edit(torch.cat([ids[before], words, ids[after]]), torch.cat([before, torch.full_like(words, -1), after]))
 
 
-def edited(run: Run, mask: Tensor, edit: Callable[[int, Tensor, Tensor], Edit], *, pixels: bool) -> dict[str, Any]:
+def edited(run: Run, mask: Tensor, edit: EditItem, *, pixels: bool) -> dict[str, Any]:
     """Inputs of the prompt with every item that has an image edited, padded on the left again.
 
-    `edit` takes an item's number, its token ids and its vision mask, without padding. Everything else that has one
-    entry per token follows the edit; with `pixels=False` nothing else is kept.
+    Everything else that has one entry per token follows the edit; with `pixels=False` nothing else is kept.
     """
     ids = run.input_ids[:: run.copies]  # (items, T)
     if ids.shape[1] == 0:

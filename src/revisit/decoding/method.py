@@ -113,15 +113,6 @@ class Method(Settings):
         """This method as it decodes a model: itself, unless it leaves settings to the model."""
         return self
 
-    @property
-    def needs_processor(self) -> bool:
-        """Whether the method must be bound to the model's processor before it decodes."""
-        return False
-
-    def bind(self, processor: Processor) -> Self:
-        """This method with what it needs of the model's processor, such as words as token ids."""
-        return self
-
     def __call__(
         self,
         model: Model,

@@ -253,7 +253,7 @@ PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_
 
 @dataclass
 class Run:
-    """One call of generate, and its method: with what it left to the model, and bound to the processor if it needs one."""
+    """One call of generate, and its method, with what that leaves to the model."""
 
     method: Method
     model: Any
@@ -280,8 +280,6 @@ class Run:
         self.method = self.method.for_model(self.model)
         ended = EndedRows(self.input_ids.shape[1], self.beams)
         self.recorder = Recorder(into, self.method, len(self.input_ids), ended, self.stack)
-        if self.method.needs_processor:
-            self.method = self.method.bind(self.processor)
 
     @property
     def processor(self) -> Processor:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from revisit.decoding.method import MethodLike, Refine
     from revisit.decoding.run import Recorder, Run
-    from revisit.models.types import Model, Processor
+    from revisit.models.types import Model
 
 
 class Chain(Method):
@@ -62,15 +62,6 @@ class Chain(Method):
     def settings(self) -> dict[str, Any]:
         """Every link in order: its name, with its settings unless the name alone means them for every model."""
         return {"methods": [m.name if _plainly_named(m) else {"name": m.name, **m.settings()} for m in self.methods]}
-
-    @property
-    def needs_processor(self) -> bool:
-        """Whether any link needs the model's processor."""
-        return any(method.needs_processor for method in self.methods)
-
-    def bind(self, processor: Processor) -> Chain:
-        """This chain with every link bound."""
-        return self.replace(methods=tuple(method.bind(processor) for method in self.methods))
 
     def begin(self, run: Run) -> Refine:
         whole = run.recorder

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
-    from revisit.models.types import Processor
 
 REQUEST = (
     "Provide a detailed description of the image, covering all visible elements and their interactions, so as to "
@@ -47,17 +46,15 @@ class CODE(Boundaries, Contrastive):
 
     Args:
         power: Of the difference in the divergence (cd_alpha of the released command line).
-        request: What the model is asked for its description; made into token ids by `bind(processor)`.
-        request_ids: The request in the model's chat format, as the token ids before and after the image (not needed if bound).
+        request: What the model is asked for its description.
         description_tokens: How long a description may get.
-        bos: Begin the description with this token id; the released code does, for tokenizers that write one.
+        bos: Begin the description with the BOS token, where the tokenizer writes one, as the released code does.
     """
 
     power: PositiveNumber = 0.7
     request: str = REQUEST
-    request_ids: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     description_tokens: Count = 512
-    bos: int | None = None
+    bos: bool = False
 
     name = "code"
     summary = "contrast with the model's own description in the image's place"
@@ -66,29 +63,18 @@ class CODE(Boundaries, Contrastive):
 
     @classmethod
     def official(cls, **overrides: Any) -> Self:
-        """The released command line: power 0.7, 512 tokens; `bind(processor)` then adds the BOS where it is written."""
-        return cls(**{"bos": -1, **overrides})
-
-    @property
-    def needs_processor(self) -> bool:
-        """Whether the tokens of the request, or of the beginning of a text, are not known yet."""
-        return self.request_ids is None or self.bos == -1
-
-    def bind(self, processor: Processor) -> CODE:
-        """This method with its request, and where asked for the BOS, as token ids."""
-        request = self.request_ids or around_image(processor, self.request)
-        bos = starts_with_bos(processor) if self.bos == -1 else self.bos
-        return self.replace(request_ids=request, bos=bos)
+        """The released command line: power 0.7, 512 tokens, and a BOS where the tokenizer writes one."""
+        return cls(**{"bos": True, **overrides})
 
     def begin(self, run: Run) -> Refine:
         from revisit.contrast.descriptions import descriptions
         from revisit.contrast.prompt_edits import edited, in_place_of_image
 
-        assert self.request_ids is not None  # bound before
-        first = () if self.bos is None else (self.bos,)
         mask = run.find_vision_tokens()
-        self.check_ids(run, (*self.request_ids[0], *self.request_ids[1], *first), "request_ids or bos")
-        written = descriptions(run, mask, self.request_ids, self.boundaries(run), self.description_tokens)
+        head, tail = around_image(run.processor, self.request)
+        first = starts_with_bos(run.processor) if self.bos else ()
+        self.text_ids(run, (*head, *tail, *first))  # checked
+        written = descriptions(run, mask, (head, tail), self.boundaries(run), self.description_tokens)
         words = [run.input_ids.new_tensor([*first, *ids]) for ids in written]
         text = edited(run, mask, lambda item, ids, vision: in_place_of_image(ids, vision, words[item]), pixels=False)
         branch = self.branch(run, text)

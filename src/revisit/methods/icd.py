@@ -17,12 +17,9 @@ from revisit.methods.prompts import Boundaries, space_after_image, system_turn, 
 from revisit.registry import Share, Strength
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from revisit.contrast.prompt_edits import Edit
+    from revisit.contrast.prompt_edits import EditItem
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
-    from revisit.models.types import Processor
 
 
 class ICD(Boundaries, Contrastive):
@@ -31,20 +28,15 @@ class ICD(Boundaries, Contrastive):
     Args:
         alpha: Strength of the contrast.
         beta: How unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
-        sentence: What disturbs; made into token ids by `bind(processor)`. The authors try five; this is their most confusing one.
-        place: Where it goes: in place of the "system" message, or right after the "image".
-        sentence_ids: Its token ids, where there is no processor to bind.
-        system_ids, user_ids: For "system", the tokens of the prompt's beginning up to the user's turn, and those that open that
-            turn; found by `bind(processor)`. Without them the sentence goes to the very beginning of the prompt.
+        sentence: What disturbs. The authors try five; this is their most confusing one.
+        place: Where it goes: in place of the "system" message, or right after the "image". A prompt without a user's turn gets
+            it at its very beginning.
     """
 
     alpha: Strength = 1.0
     beta: Share = 0.1
     sentence: str = "You are a confused objects detector to provide a fuzzy overview or impression of the image."
     place: Literal["system", "image"] = "system"
-    sentence_ids: tuple[int, ...] = ()
-    system_ids: tuple[int, ...] = ()
-    user_ids: tuple[int, ...] = ()
 
     name = "icd"
     summary = "contrast with the same image under a disturbing instruction"
@@ -63,24 +55,8 @@ class ICD(Boundaries, Contrastive):
         """SID's version for yes/no questions about objects."""
         return cls.sid(**{"sentence": "You are a confused object detector.", **overrides})
 
-    @property
-    def needs_processor(self) -> bool:
-        """Whether the tokens of the sentence are not known yet."""
-        return not self.sentence_ids
-
-    def bind(self, processor: Processor) -> ICD:
-        """This method with its sentence as token ids."""
-        if self.sentence_ids:
-            return self
-        if self.place == "image":
-            words = self.sentence + ("" if space_after_image(processor) else "\n")
-            return self.replace(sentence_ids=word_ids(processor, words))
-        system, user = system_turn(processor, self.sentence)
-        ids = word_ids(processor, self.sentence + " ")
-        return self.replace(sentence_ids=ids, system_ids=system, user_ids=user)
-
     def begin(self, run: Run) -> Refine:
-        from revisit.contrast.prompt_edits import after_image, edited, with_beginning
+        from revisit.contrast.prompt_edits import edited
 
         if run.inputs.get("qformer_input_ids") is not None:
             raise RevisitError(
@@ -88,19 +64,23 @@ class ICD(Boundaries, Contrastive):
                 "use a model that has its image in the prompt, such as LLaVA, Qwen-VL or InternVL."
             )
         mask = run.find_vision_tokens()
-        for name in ("sentence_ids", "system_ids", "user_ids"):
-            self.check_ids(run, getattr(self, name), name)
-        words = run.input_ids.new_tensor(self.sentence_ids)
-        around = self.boundaries(run) if self.place == "image" else ()
-        system, user = (run.input_ids.new_tensor(ids) for ids in (self.system_ids, self.user_ids))
-        bos = run.generation_config.bos_token_id
-
-        def edit(_item: int, ids: Tensor, vision: Tensor) -> Edit:
-            if self.place == "image":
-                return after_image(ids, vision, around, words)
-            return with_beginning(ids, words, system, user, bos)
-
-        disturbed = edited(run, mask, edit, pixels=True)
-        branch = self.branch(run, disturbed)
+        edit = self._after_image(run) if self.place == "image" else self._as_system(run)
+        branch = self.branch(run, edited(run, mask, edit, pixels=True))
         combine = lambda l, other, _: contrast(l, other, self.alpha, self.beta)  # noqa: E731
         return self.contrasted(run, branch, mask.any(-1), combine)
+
+    def _after_image(self, run: Run) -> EditItem:
+        from revisit.contrast.prompt_edits import after_image
+
+        around = self.boundaries(run)
+        words = self.sentence + ("" if space_after_image(run.processor) else "\n")
+        sentence = self.text_ids(run, word_ids(run.processor, words))
+        return lambda _item, ids, vision: after_image(ids, vision, around, sentence)
+
+    def _as_system(self, run: Run) -> EditItem:
+        from revisit.contrast.prompt_edits import with_beginning
+
+        system, user = (self.text_ids(run, ids) for ids in system_turn(run.processor, self.sentence))
+        sentence = self.text_ids(run, word_ids(run.processor, self.sentence + " "))
+        bos = run.generation_config.bos_token_id
+        return lambda _item, ids, _vision: with_beginning(ids, sentence, system, user, bos)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from revisit.decoding.method import Method
@@ -12,6 +12,8 @@ from revisit.models import families, templates
 from revisit.models.types import Processor, Tokenizer
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from revisit.decoding.run import Run
 
 logger = logging.getLogger(__name__)
@@ -39,14 +41,15 @@ class Boundaries(Method):
             )
         return tuple(sorted(families.edge_ids(run.processor.tokenizer, family))) if family.image_edges else ()
 
-    def check_ids(self, run: Run, ids: Iterable[int], field: str) -> None:
-        """Raises RevisitError unless these are ids of text: in the vocabulary, and not a placeholder for an image."""
+    def text_ids(self, run: Run, ids: Sequence[int]) -> Tensor:
+        """Token ids as a tensor (n,); raises RevisitError for an id that is not in the vocabulary, or marks an image."""
         size = run.model.get_input_embeddings().weight.shape[0]
         for token in ids:
             if not 0 <= token < size or token in run.parts.vision_ids:
                 raise RevisitError(
-                    f"{type(self).__name__}: {field} holds {token}, which is not a text token of this model (0 to {size - 1})."
+                    f"{type(self).__name__}: its words hold token {token}, which is not a text token of this model (0 to {size - 1})."
                 )
+        return run.input_ids.new_tensor(ids)
 
 
 def word_ids(processor: Processor, words: str) -> tuple[int, ...]:
@@ -80,8 +83,8 @@ def around_image(
     places = [i for i, token in enumerate(ids) if token in marks]
     if not places:
         raise RevisitError(
-            f"The processor's chat format has no {placeholder!r} token for an image, so the request for a description cannot be built: "
-            "pass request_ids."
+            f"The processor's chat format has no {placeholder!r} token for an image, so a request about it cannot be written: use another "
+            "method."
         )
     return tuple(ids[: places[0]]), tuple(ids[places[-1] + 1 :])
 
@@ -122,8 +125,8 @@ def _placeholder(processor: Processor, tokenizer: Tokenizer) -> str:
     return getattr(processor, "image_token", None) or getattr(tokenizer, "image_token", None) or "<image>"
 
 
-def starts_with_bos(processor: Processor) -> int | None:
-    """The id that the tokenizer writes before every text, or None."""
+def starts_with_bos(processor: Processor) -> tuple[int, ...]:
+    """The id that the tokenizer writes before every text, if it writes one."""
     tokenizer = processor.tokenizer
     bos = tokenizer.bos_token_id
-    return bos if bos is not None and tokenizer("a")["input_ids"][:1] == [bos] else None
+    return (bos,) if bos is not None and tokenizer("a")["input_ids"][:1] == [bos] else ()

@@ -10,10 +10,9 @@ the picture (the processor's normalization is undone and done again); all tiles 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Literal
-
-from pydantic import model_validator
 
 from revisit.errors import RevisitError
 from revisit.methods.contrastive import Contrastive, cut
@@ -22,16 +21,29 @@ from revisit.registry import Seed, Share, Strength
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-    from typing_extensions import Self
 
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
     from revisit.models.types import Processor
 
+    Normalization = tuple[Sequence[float], Sequence[float]]  # mean and standard deviation of each channel
+
 
 def combine(logits: Tensor, transformed: Tensor, alpha: float, beta: float) -> Tensor:
     """l + alpha·l_transformed where l allows it, -inf elsewhere.  (..., V), (..., V) -> (..., V)"""
     return cut(logits + alpha * transformed, logits, beta)
+
+
+def normalization(processor: Processor) -> Normalization:
+    """Mean and standard deviation that the processor normalizes each channel with."""
+    images = processor.image_processor
+    mean, std = getattr(images, "image_mean", None), getattr(images, "image_std", None)
+    if not mean or not std:
+        raise RevisitError(
+            f"RITUAL changes the colors of a picture, and {type(images).__name__} declares no normalization (image_mean, image_std): use "
+            "another method."
+        )
+    return (mean, std) if getattr(images, "do_normalize", True) else ([0.0] * len(mean), [1.0] * len(std))
 
 
 class RITUAL(Contrastive):
@@ -42,62 +54,33 @@ class RITUAL(Contrastive):
         beta: How unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
         transform: What to do to the picture; "random" draws one of the others for each picture.
         seed: Of the drawing; a picture is transformed alike in every batch.
-        mean, std: The processor's normalization of the channels; None takes them from the model's processor.
     """
 
     alpha: Strength = 3.0
     beta: Share = 0.1
     transform: Literal["random", "flip", "upside-down", "rotate", "colors", "blur", "crop"] = "random"
     seed: Seed = 0
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
 
     name = "ritual"
     summary = "add what the model says about a randomly transformed picture"
     cost = "2 rows per sequence, 2 prefills, 2 image encodings"
     source = "Woo et al., RITUAL, arXiv:2405.17821"
 
-    @model_validator(mode="after")
-    def _check_normalization(self) -> Self:
-        if (self.mean is None) != (self.std is None):
-            raise RevisitError("RITUAL: mean and std belong together; set both, or neither to take the processor's.")
-        return self
-
-    @property
-    def needs_processor(self) -> bool:
-        """Whether the normalization of the pictures is not known yet."""
-        return self.mean is None
-
-    def bind(self, processor: Processor) -> RITUAL:
-        """This method with the processor's normalization."""
-        if self.mean is not None:
-            return self
-        images = processor.image_processor
-        mean, std = getattr(images, "image_mean", None), getattr(images, "image_std", None)
-        if not mean or not std:
-            raise RevisitError(
-                f"RITUAL changes the colors of a picture, and {type(images).__name__} declares no normalization (image_mean, image_std): "
-                "set mean and std."
-            )
-        if not getattr(images, "do_normalize", True):
-            mean, std = [0.0] * len(mean), [1.0] * len(std)
-        return self.replace(mean=tuple(map(float, mean)), std=tuple(map(float, std)))
-
     def begin(self, run: Run) -> Refine:
         from revisit.contrast.pixels import transformed_pictures
 
         mask = run.find_vision_tokens()
-        branch = self.branch(run, transformed_pictures(run, mask, self.draw, self.seed))
+        draw = partial(self.draw, normalization=normalization(run.processor))
+        branch = self.branch(run, transformed_pictures(run, mask, draw, self.seed))
         return self.contrasted(run, branch, mask.any(-1), lambda l, other, _: combine(l, other, self.alpha, self.beta))
 
-    def draw(self, generator: torch.Generator, size: tuple[int, int]) -> Callable[[Tensor], Tensor]:
+    def draw(
+        self, generator: torch.Generator, size: tuple[int, int], normalization: Normalization
+    ) -> Callable[[Tensor], Tensor]:
         """A transformation of normalized pictures (n, channels, height, width), for a picture of this (height, width)."""
         from revisit.contrast.transforms import draw
 
         transform = draw(self.transform, generator, size)
-        assert self.mean is not None  # bound before
-        assert self.std is not None
-        normalization = self.mean, self.std
 
         def change(picture: Tensor) -> Tensor:
             mean, std = (picture.new_tensor(values).view(1, -1, 1, 1) for values in normalization)

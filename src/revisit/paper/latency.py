@@ -41,7 +41,7 @@ from revisit.report.document import Table
 if TYPE_CHECKING:
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
-    from revisit.models.types import Inputs, Processor
+    from revisit.models.types import Inputs
 
 Moment: TypeAlias = "float | torch.cuda.Event"  # seconds of the host's clock, or an event in the queue of a GPU
 Script: TypeAlias = Callable[[int, Tensor], Tensor]  # (step, the model's logits) -> the logits that take their place
@@ -59,13 +59,6 @@ class Timed(Method):
 
     def settings(self) -> Result:
         return self.inner.settings()
-
-    @property
-    def needs_processor(self) -> bool:
-        return self.inner.needs_processor
-
-    def bind(self, processor: Processor) -> Timed:
-        return self.model_copy(update={"inner": self.inner.bind(processor)})  # one pair of lists
 
     def begin(self, run: Run) -> Refine:
         refine = self.inner.begin(run)
