@@ -11,7 +11,6 @@ import pytest
 from golden_files import golden
 from revisit.benchmarks import get, pope
 from revisit.benchmarks.base import ratio
-from revisit.benchmarks.io.answers import read_answers
 from revisit.errors import RevisitError
 
 SETTINGS = [questions.setting for questions in pope.Pope.question_files]
@@ -208,11 +207,5 @@ def test_a_benchmark_in_this_form_is_an_entry_of_data(tmp_path: Path):
         ("dash_b/near_miss.json", ("https://example.org/near_miss.json",))
     ]
     assert {r.urls for r in bench.pictures(tmp_path)} == {("https://example.org/pictures/7.jpg",)}
-    for name in ("my near miss answers.jsonl", "other.jsonl"):
-        (tmp_path / "said").mkdir(exist_ok=True)
-        (tmp_path / "said" / name).write_text(json.dumps({"question_id": 1, "text": "no"}))
-    answers = read_answers(tmp_path / "said", bench.answer_fields)
-    found = bench.match(answers, [tmp_path / "dash_b/near_miss.json", tmp_path / "dash_b/other.json"])
-    assert found[1] == {"near miss/1": "no", "other/1": "no"}
     with pytest.raises(RevisitError, match="Did you mean 'other'"):
         get(f"{tmp_path / 'dash.py'}:Dash", settings="othr")

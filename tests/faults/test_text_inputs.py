@@ -25,20 +25,33 @@ from revisit.evaluation.config import load_config
 YES_NO = [
     {"question_id": n, "image": "a.jpg", "text": "A dog?", "label": label} for n, label in ((1, "yes"), (2, "no"))
 ]
-ART = {"id": "validation_Art_1", "question_type": "multiple-choice", "all_choices": ["A", "B"]}
+ART = {"id": "validation_Art_1", "question": "?", "images": [], "question_type": "multiple-choice", "answer": "A"}
 PAIR = {"category": "VD", "subcategory": "math", "set_id": "0", "figure_id": "0", "question_id": "0"}
-# (benchmark, answers, the flag of the truth, the truth): what each scorer reads, small
+PAIR |= {"visual_input": "1", "gt_answer": "1", "question": "Is it?"}
+VQA = {"questions": [{"question_id": 1, "image_id": 1, "question": "What?"}]}
+WILD = {"question_id": 1, "image": "1.jpg", "text": "What?", "category": "conv"}
+# (benchmark, answers, a file of the data folder, what it holds): what each scorer reads, small
 LAYOUTS: list[tuple[str, Any, str, Any]] = [
-    ("pope", [{"question_id": n, "text": "No."} for n in (1, 2)], "--questions", YES_NO),
-    ("repope", [{"question_id": n, "text": "No."} for n in (1, 2)], "--questions", YES_NO),
-    ("vqav2", [{"question_id": 1, "answer": "a"}], "--annotations", [{"question_id": 1, "answers": ["a"] * 10}]),
-    ("mmmu", {"validation_Art_1": "A"}, "--answers", {"validation_Art_1": {**ART, "ground_truth": "A"}}),
-    ("mmmu", [{**ART, "answer": "A", "response": "A", "index2ans": {"A": "x", "B": "y"}}], "", None),
-    ("chair", [{"image_id": 1, "caption": "A dog and a cat."}], "--ground-truth", {"1": ["dog"]}),
-    ("hallusionbench", [{**PAIR, "visual_input": "1", "gt_answer": "1", "model_prediction": "Yes"}], "", None),
-    ("llava_bench", [{"question_id": 1, "category": "llava_bench_conv", "tuple": [8, 4], "content": "8 4"}], "", None),
-    ("amber", [{"id": 1005, "response": "Yes"}], "--annotations", [{"id": 1005, "type": "discriminative", "truth": "no"}]),
+    ("pope", [{"question_id": n, "text": "No."} for n in (1, 2)], "pope/coco_pope_random.json", YES_NO),
+    ("repope", [{"question_id": n, "text": "No."} for n in (1, 2)], "repope/coco_repope_random.json", YES_NO),
+    ("vqav2", [{"question_id": 1, "text": "a"}], "vqav2/v2_mscoco_val2014_annotations.json", [{"question_id": 1, "answers": ["a"] * 10}]),
+    ("vqav2", [{"question_id": 1, "text": "a"}], "vqav2/v2_OpenEnded_mscoco_val2014_questions.json", VQA),
+    ("mmmu", {"validation_Art_1": "A"}, "mmmu/questions.jsonl", [{**ART, "options": ["x", "y"]}]),
+    ("chair", [{"image_id": 1, "caption": "A dog and a cat."}], "chair/ground_truth.json", {"1": ["dog"]}),
+    ("hallusionbench", [{**PAIR, "model_prediction": "Yes"}], "hallusionbench/HallusionBench.json", [PAIR]),
+    ("llava_bench", [{"question_id": 1, "text": "8 4"}], "llava_bench/questions.jsonl", [WILD]),
+    ("amber", [{"id": 1005, "response": "Yes"}], "amber/data/annotations.json", [{"id": 1005, "type": "discriminative", "truth": "no"}]),
 ]  # fmt: skip
+# The other files of those folders.
+AROUND = {
+    "vqav2/v2_mscoco_val2014_annotations.json": [{"question_id": 1, "answers": ["a"] * 10}],
+    "vqav2/v2_OpenEnded_mscoco_val2014_questions.json": VQA,
+    "llava_bench/context.jsonl": [{"image": "1.jpg", "caption": "A sea."}],
+    "llava_bench/answers_gpt4.jsonl": [{"question_id": 1, "text": "The sea."}],
+    "amber/data/relation.json": {},
+    "amber/data/safe_words.txt": "",
+    "amber/data/query/query_all.json": [{"id": 1005, "image": "1.jpg", "query": "Is it?"}],
+}
 CONFIG = {
     "model": ["tiny"],
     "method": ["greedy", {"name": "revisit", "alpha": 0.1, "layers": "all"}, "vcd:alpha=1"],
@@ -105,12 +118,15 @@ def outcome(work: Any) -> str:
     return "done"
 
 
-def score(benchmark: str, folder: Path, answers: bytes, flag: str, truth: bytes) -> None:
+def score(benchmark: str, folder: Path, answers: bytes, file: str, truth: bytes) -> None:
     """`revisit score` on these files."""
+    for name, content in {**AROUND, file: None}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(truth if content is None else json.dumps(content).encode())
     (folder / "answers.json").write_bytes(answers)
-    (folder / "coco_pope_random.json").write_bytes(truth)
-    given = [flag, str(folder / "coco_pope_random.json")] if flag else []
-    result = CliRunner().invoke(app, ["score", benchmark, str(folder / "answers.json"), *given, "--json"])
+    result = CliRunner().invoke(
+        app, ["score", benchmark, str(folder / "answers.json"), "--data", str(folder), "--json"]
+    )
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     json.loads(result.stdout)
@@ -121,19 +137,19 @@ def score_all(folder: Path, count: int, seed: int) -> Counter[str]:
     cases = [json.loads(case) for case in recall("score")]
     for number in range(count):
         dice = random.Random(seed * 1_000_000 + number)
-        benchmark, answers, flag, truth = dice.choice(LAYOUTS)
+        benchmark, answers, file, truth = dice.choice(LAYOUTS)
         which = dice.random()
         if which < 0.7:
             answers = changed(answers, dice)
         if which > 0.5:
             truth = changed(truth, dice)
         files = [in_file(given, folder / "made", dice).decode("latin-1") for given in (answers, truth)]
-        cases.append([benchmark, files[0], flag, files[1]])
+        cases.append([benchmark, files[0], file, files[1]])
     found: Counter[str] = Counter()
     for case in cases:
-        benchmark, answers, flag, truth = case
+        benchmark, answers, file, truth = case
         files = [text.encode("latin-1") for text in (answers, truth)]
-        end = outcome(lambda: score(benchmark, folder, files[0], flag, files[1]))  # noqa: B023
+        end = outcome(lambda: score(benchmark, folder, files[0], file, files[1]))  # noqa: B023
         found[end] += 1
         if end not in ("done", "refused"):
             remember("score", json.dumps(case).encode())

@@ -26,7 +26,6 @@ from revisit.benchmarks.base import (
     require,
 )
 from revisit.benchmarks.io import files
-from revisit.benchmarks.io.answers import Answer, aligned, check_rows
 from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.pope import parse_vlmevalkit
 from revisit.errors import RevisitError
@@ -236,8 +235,6 @@ class Amber(Benchmark):
     needs_nltk: ClassVar[bool] = True
     max_new_tokens: ClassVar[int] = 512
     headline: ClassVar[str] = "CHAIR"
-    truth: ClassVar[str] = "--annotations"
-    partial: ClassVar[bool] = True
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("CHAIR", "lower", 1, 1),
         Metric("Cover", "higher", 1, 1),
@@ -269,8 +266,14 @@ class Amber(Benchmark):
 
     def load(self, data_dir: Path) -> list[Item]:
         annotations, _, _, queries = self.files(data_dir)
-        notes = self._notes([annotations])
         home = self._home(data_dir)
+        notes: dict[str, dict[str, Any]] = {}  # id -> what scoring needs
+        for row in files.read_records(annotations):
+            generative = row.need("type") == "generative"
+            if self.part == "all" or (self.part == "generative") == generative:
+                kind = "generative" if generative else KINDS.get(row["type"], "relation")
+                objects = {"hallu": row.need("hallu"), "folder": annotations.parent} if generative else {}
+                notes[str(row.need("id"))] = {"kind": kind, "truth": row.need("truth"), **objects}
         items = []
         for row in files.read_records(queries):
             key = str(row.need("id"))
@@ -284,33 +287,6 @@ class Amber(Benchmark):
         names = sorted({image.name for item in self.load(data_dir)[:limit] for image in item.images})
         members = tuple(f"image/{name}" for name in names)
         return [Remote("amber/image/pictures.zip", (_PICTURES,), size=1_000_000_000, members=members)]
-
-    def _notes(self, annotations: list[Path]) -> dict[str, dict[str, Any]]:
-        """Id -> what scoring needs, for the chosen part."""
-        found = {}
-        for path in annotations:
-            folder = path.parent
-            for row in files.read_records(path):
-                generative = row.need("type") == "generative"
-                if self.part == "all" or (self.part == "generative") == generative:
-                    kind = "generative" if generative else KINDS.get(row["type"], "relation")
-                    objects = {"hallu": row.need("hallu"), "folder": folder} if generative else {}
-                    found[str(row.need("id"))] = {"kind": kind, "truth": row.need("truth"), **objects}
-        return found
-
-    def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
-        if not truth:
-            raise RevisitError("AMBER needs --annotations data/annotations.json (its folder holds relation.json too).")
-        paths = [_annotations(path) for path in truth]
-        notes = self._notes(paths)
-        items = [Item(key, "", (), meta) for key, meta in notes.items()]
-        found = aligned(list(notes), answers, ("id", "index"))
-        queries = [path.parent / "query" / "query_all.json" for path in paths]
-        asked = {
-            str(row.need("id")): row.need("query") for p in queries if p.is_file() for row in files.read_records(p)
-        }
-        check_rows(found, asked)
-        return items, {k: answer.text for k, answer in found.items() if self.part == "all" or k in notes}
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         check_answers(items, answers)
@@ -338,12 +314,6 @@ class Amber(Benchmark):
             exact = "Objects are matched by equal words only (similarity=exact), which is not the official rule."
             notes = (exact, *notes)
         return Scores(metrics, per_item, counts, notes)
-
-
-def _annotations(path: Path) -> Path:
-    """AMBER's annotation file, of its own or of a folder that holds it."""
-    places = [path / below / "annotations.json" for below in (".", "data", "amber/data")]
-    return next((place for place in places if place.is_file()), path if not path.is_dir() else places[0])
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:

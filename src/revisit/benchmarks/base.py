@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from revisit.benchmarks.io.answers import Answer, aligned, check_rows
+from revisit.benchmarks.io.answers import Answer
 from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.io.files import Record, folder
 from revisit.errors import RevisitError, unknown
@@ -119,8 +119,8 @@ def ratio(units: Iterable[tuple[float, float]]) -> float:
 class Benchmark(Settings):
     """Base of all benchmarks: its fields are its options, read and validated by their types.
 
-    A subclass states the class attributes below, and defines `load` and `score`; `files` and `match` have to be defined
-    only where the defaults here do not fit.
+    A subclass states the class attributes below and defines `load` and `score`; the other methods only where the defaults do
+    not fit.
     """
 
     name: ClassVar[str]  # how commands call it
@@ -129,11 +129,6 @@ class Benchmark(Settings):
     metrics: ClassVar[tuple[Metric, ...]]  # their names, directions and printed form
     headline: ClassVar[str]  # the metric a one-number summary shows
     parts: ClassVar[str] = "every sub-setting"  # caption of the table with metrics such as "coco_random/F1"
-    truth: ClassVar[str] = (
-        "--questions"  # option of `revisit score` for the file to score against; "" if answers carry it
-    )
-    answer_fields: ClassVar[tuple[str, ...]] = ("text", "answer", "ans")  # where its layouts keep generated text
-    partial: ClassVar[bool] = False  # whether the official script scores whatever was answered
     data_files: ClassVar[tuple[str, ...]] = ()  # annotation files, in DATA/<name>/ or in DATA itself
     source: ClassVar[str] = "its authors"  # where they come from, as the end of a sentence
     needs_nltk: ClassVar[bool] = False  # whether scoring reads NLTK's data
@@ -173,14 +168,9 @@ class Benchmark(Settings):
         """Scores exactly these items; `answers` maps every item id to the generated text."""
         raise NotImplementedError  # every benchmark defines it
 
-    def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
-        """Items, and their answers by id, for answers from files: judged against `truth`, or by what they carry."""
-        if len(truth) != 1:
-            raise RevisitError(f"{self.title} needs {self.truth}: one file, with the others in the same folder.")
-        items = self.load(truth[0].parent)
-        found = aligned([item.id for item in items], answers, ("id", "question_id"))
-        check_rows(found, {item.id: item.prompt for item in items})
-        return items, {key: answer.text for key, answer in found.items()}
+    def answer_id(self, answer: Answer) -> str | None:
+        """The id of the item that a row of an answer file answers; None if the row has no id."""
+        return answer.key()
 
     def pictures(self, data_dir: Path, limit: int | None = None) -> list[Remote]:
         """The pictures of the first `limit` items, to be downloaded once its annotation files are in `data_dir`."""
@@ -198,10 +188,6 @@ class Benchmark(Settings):
     def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
         """Writes the rows of its hub dataset as the files that `load` reads."""
         raise NotImplementedError  # every benchmark with a hub dataset defines it
-
-    def adapted(self, answers: list[Answer], chosen: Mapping[str, Any]) -> Benchmark:
-        """This benchmark with options that the answers themselves suggest, unless the user has `chosen` them."""
-        return self
 
     def metric(self, name: str) -> Metric:
         """How metric `name` is read; metrics of a sub-setting (`"coco_random/F1"`) read like the metric itself."""
@@ -231,14 +217,14 @@ def check_answers(items: Iterable[Item], answers: Mapping[str, str]) -> None:
     if missing:
         raise RevisitError(
             f"{len(missing)} of {len(ids)} items have no answer (the first is {missing[0]!r}); "
-            "finish the run, or score only what was answered (--subset)."
+            "finish the run, or score only the items that were answered (--subset)."
         )
     known = set(ids)
     extra = [i for i in answers if i not in known]
     if extra:
         raise RevisitError(
             f"{len(extra)} answers belong to no item of this benchmark (the first is {extra[0]!r}); "
-            "check that answers and data files are of the same benchmark and split."
+            "check that answers and data files are of the same benchmark, split and part."
         )
 
 

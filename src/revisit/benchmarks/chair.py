@@ -12,8 +12,7 @@ import functools
 import json
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -197,68 +196,33 @@ def build_ground_truth(
     return truth
 
 
-def read_ground_truth(paths: Iterable[Path], wanted: Iterable[ImageId] | None = None) -> dict[ImageId, set[str]]:
-    """Ground truth from a map of image ids to category names, or from COCO instances and captions files.
+def read_ground_truth(paths: Sequence[Path], wanted: Iterable[ImageId] | None = None) -> dict[ImageId, set[str]]:
+    """Ground truth from a map of image ids to category names, or from COCO's instances and captions files.
 
     COCO captions are parsed only for the `wanted` images, so that a sample of val2014 takes seconds.
     """
+    if len(paths) == 1:
+        return _read_map(paths[0])
     keep = None if wanted is None else set(wanted)
-    truth: dict[ImageId, set[str]] = {}
-    instances: list[tuple[ImageId, str]] = []
-    captions: list[tuple[ImageId, str]] = []
-    kinds = set()
-    for path in _annotation_files(paths):
-        data = files.read_json(path)
-        if not isinstance(data, dict):
-            raise RevisitError(f"{path} must hold a JSON object: image id -> category names, or COCO annotations.")
-        if "annotations" in data:
-            kind = "instances" if "categories" in data else "captions"
-            kinds.add(kind)
-            (instances if kind == "instances" else captions).extend(_coco(data, kind, keep, path))
-        else:
-            truth.update(_map(data, path))
-    if len(kinds) == 1:
-        other = "captions" if kinds == {"instances"} else "instances"
-        raise RevisitError(
-            f"CHAIR's ground truth is the union of instances and captions: give the {other} file too ({COCO_SOURCE})."
-        )
-    truth.update(build_ground_truth(instances, captions))
-    return truth
+    instances, captions = (_coco(path, kind, keep) for path, kind in zip(paths, ("instances", "captions"), strict=True))
+    return build_ground_truth(instances, captions)
 
 
-def _annotation_files(paths: Iterable[Path]) -> list[Path]:
-    found: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            inside = sorted(p for kind in ("instances", "captions") for p in path.glob(f"{kind}_*2014.json"))
-            if not inside:
-                raise RevisitError(f"{path} holds no instances_*2014.json and captions_*2014.json ({COCO_SOURCE}).")
-            found += inside
-        else:
-            found.append(path)
-    return found
-
-
-def _coco(data: dict[str, Any], kind: str, keep: set[ImageId] | None, path: Path) -> list[tuple[ImageId, str]]:
+def _coco(path: Path, kind: str, keep: set[ImageId] | None) -> list[tuple[ImageId, str]]:
+    """(image id, category name or caption) of the annotations of the images to keep."""
+    data = files.read_json(path)
     try:
         names = {c["id"]: c["name"] for c in data.get("categories", [])}
         rows = [a for a in data["annotations"] if keep is None or a["image_id"] in keep]
-        found = [(a["image_id"], names[a["category_id"]] if kind == "instances" else a["caption"]) for a in rows]
-    except (KeyError, TypeError) as error:
-        raise RevisitError(f"{path} is no COCO {kind} file: an annotation lacks {error}.") from error
-    if not all(isinstance(text, str) for _, text in found):
-        raise RevisitError(f"{path} is no COCO {kind} file: a category name or caption is not text.")
-    return found
+        return [(a["image_id"], str(names[a["category_id"]] if kind == "instances" else a["caption"])) for a in rows]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RevisitError(f"{path} is not a COCO {kind} file ({type(error).__name__}: {error}).") from error
 
 
-def _map(data: dict[str, Any], path: Path) -> dict[ImageId, set[str]]:
-    if isinstance(data.get("categories"), list):  # {categories: [names], split: {id: [indices into names]}}
-        names = data["categories"]
-        splits = [v for k, v in data.items() if k != "categories" and isinstance(v, dict)]
-        try:
-            return {image_key(i): {names[n] for n in numbers} for split in splits for i, numbers in split.items()}
-        except (IndexError, TypeError) as error:
-            raise RevisitError(f"{path}: images must map to lists of places in 'categories' ({error}).") from error
+def _read_map(path: Path) -> dict[ImageId, set[str]]:
+    data = files.read_json(path)
+    if not isinstance(data, dict):
+        raise RevisitError(f"{path} must hold a JSON object: image id -> category names.")
     for image, names in data.items():
         if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
             raise RevisitError(f"{path}: image {image!r} must map to a list of category names.")
@@ -291,10 +255,8 @@ class Chair(Benchmark):
     name: ClassVar[str] = "chair"
     title: ClassVar[str] = "CHAIR"
     needs_nltk: ClassVar[bool] = True
-    answer_fields: ClassVar[tuple[str, ...]] = ("caption", "text", "answer")
     max_new_tokens: ClassVar[int] = 512
     headline: ClassVar[str] = "CHAIRs"
-    truth: ClassVar[str] = "--ground-truth"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("CHAIRs", "lower", 100, 1),
         Metric("CHAIRi", "lower", 100, 1),
@@ -363,58 +325,22 @@ class Chair(Benchmark):
             return read_ids(Path(self.ids))
         raise unknown("list of image ids", self.ids, [*_samples(), "auto", "all", "or an existing file"])
 
-    def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
-        """One item per caption, as published: a second caption of an image counts again ("139#2"), and an image that
-        the ground truth does not know has no objects, so that all its mentions are hallucinated. Raises if it knows none
-        of the images, or if the captions are numbered and some number is no image."""
-        keys = [image_key(answer.need(("image_id", "image", "question_id", "id"))) for answer in answers]
-        known = read_ground_truth(truth, keys) if truth else _carried(answers, keys)
-        strange = [answer for key, answer in zip(keys, answers, strict=True) if key not in known]
-        numbered = any(answer.key(("image_id", "image")) is None for answer in strange)
-        if numbered or len(strange) == len(answers):
-            raise RevisitError(
-                f"{strange[0].where}: the ground truth does not know this image, nor {len(strange) - 1} others of {len(answers)}: the ids "
-                "are running numbers (add 'image_id'), or the captions are of other images."
-            )
-        wanted = None if self.ids in ("auto", "all") else set(self._listed())
-        seen: Counter[ImageId] = Counter()
-        items, texts = [], {}
-        for key, answer in zip(keys, answers, strict=True):
-            if wanted is not None and key not in wanted:
-                continue
-            seen[key] += 1
-            name = str(key) if seen[key] == 1 else f"{key}#{seen[key]}"
-            meta = {"ground_truth": sorted(known.get(key, ())), "known": key in known}
-            items.append(Item(name, PROMPT, (), meta))
-            texts[name] = answer.text
-        return items, texts
+    def answer_id(self, answer: Answer) -> str | None:
+        """The image, by its number or its file's name."""
+        found = answer.key(("image_id", "image", "id", "question_id"))
+        return None if found is None else str(image_key(found))
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         check_answers(items, answers)
         scores = score_captions((item.id, answers[item.id], item.meta["ground_truth"]) for item in items)
-        stray = [item.id for item in items if not item.meta.get("known", True)]
-        notes = [*scores.notes, language.version()]
-        if stray:
-            many = f"{len(stray)} images are not in the ground truth"
-            notes.insert(0, f"{many}; all they mention counts as hallucinated (the first is {stray[0]}).")
-        return replace(scores, notes=tuple(notes))
-
-
-def _carried(answers: list[Answer], keys: list[ImageId]) -> dict[ImageId, set[str]]:
-    """Ground truth that the answers bring along, as lmms-eval's samples do."""
-    if not all(isinstance(answer.record.get("gt_object"), list) for answer in answers):
-        raise RevisitError(
-            "CHAIR needs --ground-truth: a JSON map of image ids to category names, or COCO annotations."
-        )
-    return {key: set(answer.record["gt_object"]) for key, answer in zip(keys, answers, strict=True)}
+        return replace(scores, notes=(*scores.notes, language.version()))
 
 
 def _pictures(paths: list[Path]) -> dict[ImageId, str]:
-    """Image id -> file name, sorted by id, as far as the ground-truth files tell."""
-    data = files.read_json(paths[0])
-    if "images" in data:
-        return dict(sorted((image["id"], image["file_name"]) for image in data["images"]))
-    keys = sorted(_map(data, paths[0]), key=lambda key: (isinstance(key, str), key))
+    """Image id -> file name, sorted by id."""
+    if len(paths) > 1:  # COCO's own
+        return dict(sorted((image["id"], image["file_name"]) for image in files.read_json(paths[0])["images"]))
+    keys = sorted(_read_map(paths[0]), key=lambda key: (isinstance(key, str), key))
     return {key: f"COCO_val2014_{key:012d}.jpg" if isinstance(key, int) else str(key) for key in keys}
 
 

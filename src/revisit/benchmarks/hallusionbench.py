@@ -28,7 +28,7 @@ from revisit.benchmarks.base import (
     ratio,
 )
 from revisit.benchmarks.io import files
-from revisit.benchmarks.io.answers import Answer, check_rows
+from revisit.benchmarks.io.answers import Answer
 from revisit.benchmarks.io.drafts import Draft
 from revisit.benchmarks.io.files import Record
 from revisit.benchmarks.judge import Judge
@@ -162,36 +162,12 @@ def check_row(row: Row, where: str) -> None:
         raise RevisitError(f"{where}: 'figure_id' must be a number, not {row['figure_id']!r}.")
 
 
-def _name(answer: Answer) -> str:
-    """The question that a result entry answers: by its fields, or by an id that ends in them (VLMEvalKit's index)."""
-    record = answer.record
-    if all(field in record for field in FIELDS[:5]):
-        return item_key(record)
-    name = answer.need(("id", "index"))
-    start = min((name.find(f"{part}_") for part in ("VD", "VS") if f"{part}_" in name), default=0)
-    return name[start:]
-
-
-def carried_label(answer: Answer) -> str | None:
-    """The label in a result entry: its `label`, `correctness` or `..._gpt_check`, or the value of a map of labels."""
-    record = answer.record
-    names = [name for name in record if name in ("label", "correctness") or str(name).endswith("_gpt_check")]
-    if not names and answer.text_field != "text":
-        return None
-    if len({str(record[name]).strip() for name in names}) > 1:
-        raise RevisitError(
-            f"{answer.where} carries several labels that differ ({', '.join(names)}): leave one, or choose --judge rule."
-        )
-    value = str(record[names[0]] if names else answer.text).strip()
-    return value if value in ("0", "1", "2") else None
-
-
 RULE_NOTE = "Rule-judged (yes/no extraction against the gold answer); the official judge is a language model."
 
 
 class HallusionBench(Benchmark):
     """`judge`: "rule"; "model" with `judge_url`, `judge_model` and a file `judge_cache` that keeps its replies; or
-    "labels", which takes the labels that a result file carries.
+    "labels", which takes the answers as labels (0, 1 or 2) that a judge has given before.
 
     `part`: "all", "VD" (what the ReVisiT paper reports) or "VS". `no_image`: whether the VS questions that have no
     figure are asked; a model that needs a picture leaves them out.
@@ -210,7 +186,6 @@ class HallusionBench(Benchmark):
     data_files: ClassVar[tuple[str, ...]] = ("HallusionBench.json",)
     license: ClassVar[str] = "BSD-3-Clause"
     hub: ClassVar[HubDataset | None] = HubDataset(lmms("HallusionBench"), ("image", "non_image"), HUB_COLUMNS)
-    answer_fields: ClassVar[tuple[str, ...]] = ("text", "gpt4v_output_gpt_check")
     max_new_tokens: ClassVar[int] = 128
     headline: ClassVar[str] = "aAcc"
     metrics: ClassVar[tuple[Metric, ...]] = tuple(
@@ -262,47 +237,10 @@ class HallusionBench(Benchmark):
             entries.append(entry)
         out.text("hallusionbench/HallusionBench.json", json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
 
-    def adapted(self, answers: list[Answer], chosen: Mapping[str, Any]) -> Benchmark:
-        """Labels that a result file carries are taken, unless another judge was asked for."""
-        if "judge" in chosen or any(carried_label(answer) is None for answer in answers):
-            return self
-        rows = [answer.record for answer in answers]
-        if all("label" in row and str(row["label"]) == str(row.get("gt_answer")) for row in rows):
-            raise RevisitError(
-                f"{answers[0].where}: 'label' is the gold answer in all rows, not whether the prediction is right; choose --judge rule."
-            )
-        return self.replace(judge="labels")
-
-    def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
-        """The answers' own fields, or those of the questions file; with judge="labels" the text is the label."""
-        known = {}
-        for question in (row for path in truth for row in files.read_records(path)):
-            for field in FIELDS:
-                question.need(field)
-            known[item_key(question)] = dict(question)
-        rows, texts = known, {}
-        for answer in answers:
-            name = _name(answer)
-            row = rows.get(name) if truth else rows.setdefault(name, dict(answer.record))
-            needed = FIELDS if self.judge == "labels" else (*FIELDS, "gt_answer")
-            if missing := [field for field in needed if field not in (row or {})]:
-                raise RevisitError(
-                    f"{answer.where}: no {missing[0]!r} for {name!r}; give --questions HallusionBench.json."
-                )
-            check_row(row or {}, answer.where)
-            if name in texts:
-                raise RevisitError(f"{answer.where} answers {name!r} a second time.")
-            texts[name] = (carried_label(answer) or "none") if self.judge == "labels" else answer.text
-        if truth:
-            said = {_name(answer): answer for answer in answers}
-            check_rows(said, {name: str(row.get("question", "")) for name, row in known.items()})
-        chosen = {
-            name: row
-            for name, row in rows.items()
-            if self.part in ("all", row["category"]) and (self.no_image or row.get("filename"))
-        }
-        items = [Item(name, str(row.get("question", "")), (), {"row": row}) for name, row in chosen.items()]
-        return items, {name: text for name, text in texts.items() if name in chosen}
+    def answer_id(self, answer: Answer) -> str | None:
+        """By the question's fields, which official result files repeat, or by its name."""
+        record = answer.record
+        return item_key(record) if all(field in record for field in FIELDS[:5]) else answer.key()
 
     def labels(self, rows: Iterable[Row], answers: Mapping[str, str]) -> dict[str, str]:
         """The label of every answer by the chosen judge."""
@@ -320,5 +258,5 @@ class HallusionBench(Benchmark):
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         check_answers(items, answers)
         rows = [item.meta["row"] for item in items]
-        notes = {"rule": RULE_NOTE, "labels": "Labels as the file carries them.", "model": f"By {self.judge_model}."}
+        notes = {"rule": RULE_NOTE, "labels": "By the labels in the answer file.", "model": f"By {self.judge_model}."}
         return score_labels(rows, self.labels(rows, answers), notes[self.judge])

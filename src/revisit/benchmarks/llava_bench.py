@@ -8,11 +8,9 @@ questions.jsonl, context.jsonl, answers_gpt4.jsonl and images/ (liuhaotian/llava
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import model_validator
 from typing_extensions import Self
@@ -28,7 +26,6 @@ from revisit.benchmarks.base import (
     ratio,
 )
 from revisit.benchmarks.io import files
-from revisit.benchmarks.io.answers import Answer
 from revisit.benchmarks.io.drafts import Draft
 from revisit.benchmarks.io.files import Record
 from revisit.benchmarks.judge import Judge
@@ -87,33 +84,9 @@ def score_marks(rows: Iterable[tuple[str, str, tuple[float, float]]]) -> Scores:
     return Scores(metrics, per_item, {"answers": float(len(rows)), "unread_replies": float(bad)}, notes)
 
 
-def _reviews(answers: list[Answer]) -> tuple[list[Item], dict[str, str]]:
-    """One item per review, a second one of the same question included; the text is its pair of marks."""
-    items, texts = [], {}
-    seen: Counter[str] = Counter()
-    for answer in answers:
-        key = answer.need(("question_id", "id"))
-        seen[key] += 1
-        name = key if seen[key] == 1 else f"{key}#{seen[key]}"
-        marks = answer.record.get("tuple")
-        if marks is not None:
-            if not isinstance(marks, list) or len(marks) != 2 or not all(map(_is_mark, marks)):
-                raise RevisitError(f"{answer.where}: 'tuple' must be two numbers, not {marks!r}.")
-            texts[name] = f"{marks[0]} {marks[1]}"
-        else:
-            texts[name] = answer.text
-        category = str(answer.record.need("category")).removeprefix("llava_bench_")
-        items.append(Item(name, "", (), {"category": category}))
-    return items, texts
-
-
-def _is_mark(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
 class LlavaBench(Benchmark):
     """`judge`: "none" (answers only), "model" with `judge_url`, `judge_model`, `judge_cache`, or "reviews", which
-    takes the replies that a review file carries."""
+    takes the answers as replies that a judge has given before."""
 
     judge: Literal["none", "model", "reviews"] = "none"
     judge_url: str = ""
@@ -130,7 +103,6 @@ class LlavaBench(Benchmark):
         ("train",),
         ("question_id", "question", "image", "caption", "gpt_answer", "category", "image_id"),
     )
-    answer_fields: ClassVar[tuple[str, ...]] = ("text", "answer", "content")
     max_new_tokens: ClassVar[int] = 1024
     headline: ClassVar[str] = "all"
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -180,16 +152,6 @@ class LlavaBench(Benchmark):
             question = {"image": image, "text": row["question"], "category": category, "question_id": number}
             out.add(questions, question)
             out.add(reference, {"question_id": number, "prompt": row["question"], "text": row["gpt_answer"]})
-
-    def adapted(self, answers: list[Answer], chosen: Mapping[str, Any]) -> Benchmark:
-        """A file of reviews is summed up, not judged again."""
-        reviews = all("tuple" in answer.record and "category" in answer.record for answer in answers)
-        return self.replace(judge="reviews") if reviews and "judge" not in chosen else self
-
-    def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
-        if self.judge == "reviews":
-            return _reviews(answers)
-        return super().match(answers, truth)
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         check_answers(items, answers)

@@ -2,7 +2,7 @@
 
 `acc_plus` counts a picture only if both its questions are right. Parsing follows MME's calculation.py: the first four
 characters decide. Data: MME_Benchmark_release_version, one folder per category (BradyFU's MME, on request from its
-authors), or their result files `<category>.txt`.
+authors).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing_extensions import Self
 
 from revisit.benchmarks.base import Benchmark, HubDataset, Item, Metric, PerUnit, Scores, check_answers, lmms, ratio
 from revisit.benchmarks.io import files
-from revisit.benchmarks.io.answers import Answer
 from revisit.benchmarks.io.drafts import Draft
 from revisit.benchmarks.io.files import Record
 from revisit.errors import RevisitError, unknown
@@ -89,7 +88,6 @@ class MME(Benchmark):
     )
     max_new_tokens: ClassVar[int] = 16
     headline: ClassVar[str] = "acc_plus"
-    truth: ClassVar[str] = ""
     metrics: ClassVar[tuple[Metric, ...]] = tuple(
         Metric(name, "higher", 1, 2)
         for name in ("acc", "acc_plus", "score", "perception", "cognition", "hallucination")
@@ -157,30 +155,6 @@ class MME(Benchmark):
                 meta = {"category": category, "picture": path.stem, "gold": gold}
                 items.append(Item(f"{category}/{path.stem}/{number}", question, (image,), meta))
         return items
-
-    def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
-        items, texts, asked = [], {}, dict[str, list[str]]()
-        for answer in answers:
-            record = answer.record
-            gold = record.get("label") or (record.get("answer") if answer.text_field != "answer" else None)
-            picture = answer.need(("image", "image_path", "question_id"))
-            if gold is None or "category" not in record:
-                raise RevisitError(f"{answer.where} carries no gold answer and category.")
-            if record["category"] not in PERCEPTION + COGNITION:
-                raise RevisitError(
-                    f"{answer.where}: {record['category']!r} is no category of MME; the folder may hold files of another run."
-                )
-            if self.categories and record["category"] not in self.categories:
-                continue
-            unit = f"{record['category']}/{picture}"
-            question = str(record.get("question", ""))
-            if question and question in asked.setdefault(unit, []):
-                raise RevisitError(f"{answer.where} answers {question!r} about {picture} a second time.")
-            asked.setdefault(unit, []).append(question)
-            name = f"{unit}/{len(asked[unit])}"
-            items.append(Item(name, "", (), {"category": record["category"], "picture": picture, "gold": str(gold)}))
-            texts[name] = answer.text
-        return items, texts
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         check_answers(items, answers)

@@ -2,24 +2,22 @@
 
 Parsing follows MMMU's eval_utils.py, its seeded guess for answers that cannot be read included. `micro` is the official
 item-weighted accuracy, `macro` the ReVisiT paper's mean over subjects; they differ once items are filtered. Data: the
-hub dataset MMMU/MMMU as mmmu/questions.jsonl (`revisit data get mmmu`), or answers with their options.
+hub dataset MMMU/MMMU as mmmu/questions.jsonl (`revisit data get mmmu`).
 """
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from revisit.benchmarks.base import Benchmark, HubDataset, Item, Metric, Scores, check_answers, ratio
 from revisit.benchmarks.io import files
-from revisit.benchmarks.io.answers import Answer, by_id
 from revisit.benchmarks.io.drafts import Draft, has_picture
 from revisit.benchmarks.io.files import Record
 from revisit.errors import RevisitError
@@ -162,25 +160,18 @@ def open_is_correct(gold: str | Sequence[str], readings: Iterable[str | float]) 
 
 @dataclass(frozen=True)
 class Question:
-    """What scoring needs: `options` is None where a multiple-choice answer is already a letter."""
+    """What scoring needs. `options` (letter -> text) is empty if the question is open; any of `golds` is right."""
 
     id: str
     subject: str
-    gold: str | tuple[str, ...]
-    multiple_choice: bool
-    options: Mapping[str, str] | None = None
+    golds: tuple[str, ...]
+    options: Mapping[str, str] = field(default_factory=dict)
 
     def is_correct(self, response: str, guess: Guess) -> bool:
         """Whether `response` is right; draws from `guess` if it cannot be read."""
-        if not self.multiple_choice:
-            return open_is_correct(self.gold, parse_open(response))
-        letter = response if self.options is None else parse_multiple_choice(response, self.options, guess)
-        return letter == self.gold if isinstance(self.gold, str) else letter in self.gold
-
-
-def subject_of(item_id: str) -> str:
-    """The subject in an id such as validation_Art_Theory_12."""
-    return "_".join(item_id.split("_")[1:-1])
+        if self.options:
+            return parse_multiple_choice(response, self.options, guess) in self.golds
+        return open_is_correct(self.golds, parse_open(response))
 
 
 def in_scoring_order(questions: Iterable[Question]) -> list[Question]:
@@ -222,70 +213,33 @@ def _pooled(accuracies: Mapping[str, float], sizes: Mapping[str, int]) -> float:
 
 
 def _notes(questions: Sequence[Question], responses: Mapping[str, str]) -> tuple[str, ...]:
-    bare = [q for q in questions if q.multiple_choice and q.options is None]
-    longer = [q for q in bare if len(responses[q.id]) != 1]
-    notes = []
-    if bare:
-        notes.append("Options are not known, so multiple-choice responses are compared as letters (main_eval_only).")
-    if longer:
-        notes.append(f"{len(longer)} multiple-choice responses are not a single letter and count as wrong.")
-    unread = [q for q in questions if q.options and read_choice(responses[q.id], q.options) is None]
-    if unread:
-        notes.append(f"{len(unread)} multiple-choice responses could not be read and were guessed with seed 42.")
-    return tuple(notes)
+    unread = sum(bool(q.options) and read_choice(responses[q.id], q.options) is None for q in questions)
+    return (f"{unread} multiple-choice responses could not be read and were guessed with seed 42.",) if unread else ()
 
 
-def read_golds(path: Path) -> dict[str, Mapping[str, Any]]:
-    """Rows by id, from answer_dict_val.json or from a list of questions (which then knows the options too)."""
-    whole = files.read_map(path)
-    if whole is not None and "id" not in whole:
-        for key, row in whole.items():
-            if not isinstance(row, dict) or "ground_truth" not in row:
-                raise RevisitError(f"{path}: entry {key!r} must be an object with 'ground_truth' and 'question_type'.")
-        return whole
-    return {str(record.need("id")): record for record in files.read_records(path)}
+def question(row: Record) -> Question:
+    """The question in a row of the dataset; its id is such as validation_Art_Theory_12."""
+    item_id, answer = str(row.need("id")), str(row.need("answer"))
+    subject = "_".join(item_id.split("_")[1:-1])
+    if row.need("question_type") != "multiple-choice":
+        return Question(item_id, subject, tuple(_texts(answer) or [answer]))
+    options = _texts(row.need("options"))
+    if not options:
+        raise RevisitError(f"{row.where}: 'options' must be a list of texts, not {row['options']!r}.")
+    return Question(item_id, subject, (answer,), {chr(ord("A") + n): text for n, text in enumerate(options)})
 
 
-def question(row: Mapping[str, Any], item_id: str | None = None) -> Question:
-    """A question from any of the official shapes: an output.json entry, an answer_dict entry, or a dataset row."""
-    item_id = item_id or str(row["id"])
-    kind = str(row.get("question_type", "multiple-choice"))
-    if "ground_truth" not in row and "answer" not in row:
-        raise RevisitError(f"MMMU question {item_id} has neither 'ground_truth' nor 'answer'.")
-    gold = row["ground_truth"] if "ground_truth" in row else _listed(row["answer"], kind)
-    options = row.get("index2ans")
-    if options is None and row.get("options"):
-        options = letters(row["options"], item_id)
-    if options is not None and not (isinstance(options, dict) and all(isinstance(o, str) for o in options.values())):
-        raise RevisitError(f"MMMU question {item_id}: its options must be texts by letter.")
-    subject = str(row.get("subject") or subject_of(item_id))
-    is_choice = kind == "multiple-choice"
-    golds = tuple(map(str, gold)) if isinstance(gold, (list, tuple)) else str(gold)
-    return Question(item_id, subject, golds, is_choice, options if is_choice and options else None)
+def _texts(value: object) -> list[str] | None:
+    """A list of texts, which the hub dataset stores as the text of a Python list; None if it is something else."""
+    if isinstance(value, str):
+        try:
+            value = ast.literal_eval(value)
+        except (SyntaxError, ValueError):
+            return None
+    return value if isinstance(value, list) and all(isinstance(one, str) for one in value) else None
 
 
-def _listed(answer: Any, kind: str) -> Any:
-    """The answer of a dataset row, which stores several as the text of a Python list."""
-    if isinstance(answer, str) and answer.startswith("[") and kind != "multiple-choice":
-        with contextlib.suppress(SyntaxError, ValueError):
-            several = ast.literal_eval(answer)
-            if isinstance(several, list) and all(isinstance(one, str) for one in several):
-                return several
-    return answer
-
-
-def letters(options: Any, item_id: str = "") -> dict[str, str]:
-    """Options by letter, A on; the hub dataset stores them as the text of a Python list."""
-    try:
-        texts = ast.literal_eval(options) if isinstance(options, str) else options
-    except (SyntaxError, ValueError):
-        texts = None
-    if not isinstance(texts, (list, tuple)):
-        raise RevisitError(f"MMMU question {item_id}: its options must be a list, not {options!r}.")
-    return {chr(ord("A") + n): str(text) for n, text in enumerate(texts)}
-
-
-def prompt(text: str, options: Mapping[str, str] | None) -> str:
+def prompt(text: str, options: Mapping[str, str]) -> str:
     """The official prompt; <image n> tags stay in the text."""
     if not options:
         return f"{text}\n{OPEN_REQUEST}"
@@ -316,11 +270,8 @@ class MMMU(Benchmark):
         ("id", "question", "options", "answer", "question_type", "image_1"),
         configs=SUBJECTS,
     )
-    answer_fields: ClassVar[tuple[str, ...]] = ("text",)
     max_new_tokens: ClassVar[int] = 128
     headline: ClassVar[str] = "micro"
-    truth: ClassVar[str] = "--answers"
-    partial: ClassVar[bool] = True
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("micro", "higher", 100, 1, rounded=3),
         Metric("macro", "higher", 100, 1, rounded=3),
@@ -352,36 +303,14 @@ class MMMU(Benchmark):
             rows = [row for row in rows if len(row.need("images")) == 1]
         items = []
         for row in rows:
-            found = question(row, str(row.need("id")))
+            found = question(row)
             images = tuple(_image(data_dir, name) for name in row.need("images"))
             items.append(Item(found.id, prompt(row.need("question"), found.options), images, {"question": found}))
         return items
 
-    def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
-        if self.keep != "all":
-            raise RevisitError(f"keep={self.keep} needs the questions with their pictures: score with --data.")
-        found = by_id(answers, ("id", "question_id", "index"))
-        golds = {key: row for path in truth for key, row in read_golds(path).items()}
-        carried = {} if golds else {key: _own_gold(answer) for key, answer in found.items()}
-        items = []
-        # Guesses are drawn in the order of the answers, as officially.
-        for key in [*(key for key in found if key in golds), *(key for key in golds if key not in found), *carried]:
-            gold = golds[key] if golds else carried[key]
-            record = found[key].record if key in found else {}
-            row = {k: record[k] for k in ("index2ans", "options") if record.get(k)} | dict(gold)
-            items.append(Item(key, "", (), {"question": question(row, key)}))
-        return items, {key: answer.text for key, answer in found.items()}
-
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         check_answers(items, answers)
         return score_responses((item.meta["question"] for item in items), answers)
-
-
-def _own_gold(answer: Answer) -> Mapping[str, Any]:
-    """The row of an answer that carries its gold answer, as MMMU's own output files do."""
-    if answer.text_field == "answer" or not {"answer", "question_type"} <= set(answer.record):
-        raise RevisitError(f"{answer.where} carries no gold answer; give MMMU's answer file with --answers.")
-    return answer.record
 
 
 def _image(data_dir: Path, name: str) -> Path:

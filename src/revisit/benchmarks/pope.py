@@ -30,7 +30,6 @@ from revisit.benchmarks.base import (
     require,
 )
 from revisit.benchmarks.io import files
-from revisit.benchmarks.io.answers import Answer, aligned, by_id, check_rows
 from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.io.drafts import Draft
 from revisit.benchmarks.io.files import Record
@@ -208,28 +207,6 @@ class Questions:
     category: str = ""  # of its rows in the hub dataset, if they are there
 
 
-def _words(text: str) -> set[str]:
-    return set(re.split(r"[\W_]+", text))
-
-
-def _check_gold(item: Item, answer: Answer) -> None:
-    """Raises if a row repeats another picture or label than its question has: POPE's files exist in shifted versions."""
-    label, picture = (answer.record.get(name) for name in ("label", "image"))
-    if answer.text_field != "label" and isinstance(label, str) and label.strip().lower() != item.meta["label"]:
-        raise RevisitError(
-            f"{answer.where} has the label {label!r}, but {item.id!r} of the question file has {item.meta['label']!r}."
-        )
-    numbers = {
-        re.sub(r"\D", "", name[-30:].rpartition("_")[2])
-        for name in (picture, item.images[0].name)
-        if isinstance(name, str)
-    }
-    if len({int(number) for number in numbers if number}) > 1:
-        raise RevisitError(
-            f"{answer.where} has the picture {picture!r}, but {item.id!r} of the question file has {item.images[0].name!r}."
-        )
-
-
 class YesNo(Benchmark):
     """Yes/no questions about pictures, in settings with one question file each.
 
@@ -246,9 +223,6 @@ class YesNo(Benchmark):
     suffix: Literal["none", "one-word"] = "none"
 
     question_files: ClassVar[tuple[Questions, ...]]
-    corrects: ClassVar[bool] = (
-        False  # corrected labels, and some questions removed, of a benchmark whose answers are scored
-    )
     max_new_tokens: ClassVar[int] = 64
     headline: ClassVar[str] = "F1"
     parts: ClassVar[str] = "every setting"
@@ -327,88 +301,10 @@ class YesNo(Benchmark):
         pictures = next(q.pictures for q in self.question_files if q.pictures.folders[0] == image.parent.name)
         return tuple(f"{url}/{image.name}" for url in pictures.urls)
 
-    def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
-        if not truth:
-            if self.settings:
-                raise RevisitError("settings=... needs the question files (--questions) or the data folder (--data).")
-            return _carried(answers)
-        places = [place for path in truth for place in self._question_files(path)]
-        items = [item for questions, path in places for item in self._items(path, questions, path.parent)]
-        items = [item for item in items if not self.settings or item.meta["setting"] in self.settings]
-        if not items:
-            raise RevisitError(
-                f"{', '.join(map(str, truth))}: there are no questions, or none of the settings asked for."
-            )
-        found = self._by_setting(items, answers)
-        if self.corrects:  # answers to removed questions do not count
-            known = {item.id for item in items}
-            found = {key: answer for key, answer in found.items() if key in known}
-        check_rows(found, {item.id: item.prompt.removesuffix(SUFFIXES[self.suffix]) for item in items})
-        for item in items:
-            if item.id in found and not self.corrects:
-                _check_gold(item, found[item.id])
-        return items, {key: answer.text for key, answer in found.items()}
-
-    def _question_files(self, path: Path) -> list[tuple[Questions, Path]]:
-        """A question file with its setting, or every one in a folder."""
-        if path.is_dir():
-            return self._present(path)
-        setting = self._setting(path)
-        other = Questions(setting, (path.name,), self.question_files[0].pictures)
-        return [(self._known().get(setting, other), path)]
-
-    def _setting(self, path: Path) -> str:
-        """The setting whose words are all in a file's name, such as coco_random; else the name itself."""
-        found = [setting for setting in self._known() if _words(setting) <= _words(path.name)]
-        return max(found, key=len) if found else path.name.split(".")[0]
-
-    def _by_setting(self, items: list[Item], answers: list[Answer]) -> dict[str, Answer]:
-        """Answers by item id, which begins with the setting: by their ids, or by their files' names."""
-        if any("/" in str(answer.record.get("id", "")) for answer in answers):
-            return by_id(answers, ("id", "question_id"))
-        parts: dict[str, list[Item]] = {}
-        for item in items:
-            parts.setdefault(item.meta["setting"], []).append(item)
-        groups: dict[str, list[Answer]] = {}
-        for answer in answers:
-            groups.setdefault(self._setting(answer.file) if answer.file else "", []).append(answer)
-        if len(parts) == 1:
-            groups = {next(iter(parts)): answers}
-        elif not set(groups) <= set(parts):
-            raise RevisitError(
-                f"The answers' question ids do not say which of the settings {', '.join(parts)} they belong to; name the answer files by "
-                "their settings, or score one at a time."
-            )
-        found: dict[str, Answer] = {}
-        for setting, group in groups.items():
-            ids = [item.id.partition("/")[2] for item in parts[setting]]
-            by_number = aligned(ids, group, ("question_id", "id"))
-            found |= {f"{setting}/{key}": answer for key, answer in by_number.items()}
-        return found
-
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         check_answers(items, answers)
         rows = ((item.id, answers[item.id], item.meta["label"], item.meta["setting"]) for item in items)
         return score_settings(rows, self.parser)
-
-
-def _carried(answers: list[Answer]) -> tuple[list[Item], dict[str, str]]:
-    """Items from answers that bring their labels along: lmms-eval samples, VLMEvalKit tables, merged files."""
-    items, texts = [], {}
-    for number, answer in enumerate(answers, 1):
-        record = answer.record
-        gold = ("label", "target") if answer.text_field == "answer" else ("label", "target", "answer")
-        label = next((record[name] for name in gold if record.get(name)), None)
-        if label is None:
-            raise RevisitError(f"{answer.where} carries no label; give the question file with --questions.")
-        # VLMEvalKit lists a question that belongs to several settings once.
-        for setting in str(record.get("category") or "all").split(","):
-            name = f"{setting}/{answer.key(('index', 'doc_id', 'question_id', 'id')) or number}"
-            if name in texts:
-                raise RevisitError(f"{answer.where} answers {name!r} a second time.")
-            items.append(Item(name, "", (), {"label": str(label), "setting": setting}))
-            texts[name] = answer.text
-    return items, texts
 
 
 # ------------------------------------------------------------------------------------------------------- entries
@@ -479,4 +375,3 @@ class RePope(YesNo):
         Questions(f"coco_{k}", (f"coco_repope_{k}.json",), COCO, f"{_REPOPE}/coco_repope_{k}.json", sha256)
         for k, sha256 in _REPOPE_SHA256
     )
-    corrects: ClassVar[bool] = True

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal
 
 from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, check_answers
 from revisit.benchmarks.io import files
-from revisit.benchmarks.io.answers import Answer, aligned, check_rows
 from revisit.benchmarks.io.download import Remote
 from revisit.errors import RevisitError
 
@@ -194,7 +193,6 @@ class VQAv2(Benchmark):
     )
     max_new_tokens: ClassVar[int] = 16
     headline: ClassVar[str] = "accuracy"
-    truth: ClassVar[str] = "--annotations"
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("accuracy", "higher", 1, 2),
         Metric("token_max", "higher", 1, 2),
@@ -203,20 +201,6 @@ class VQAv2(Benchmark):
     @property
     def version(self) -> str:
         return "vqav2-official10+tokenmax-1"
-
-    def match(self, answers: list[Answer], truth: list[Path]) -> tuple[list[Item], dict[str, str]]:
-        carried = [] if truth else [answer.record for answer in answers if "answers" in answer.record]
-        if not truth and len(carried) != len(answers):
-            raise RevisitError("VQAv2 needs --annotations: the official annotations file.")
-        rows = [row for path in truth for row in read_annotations(path)] or carried
-        items = [Item(str(row.need("question_id")), "", (), _meta(row)) for row in rows]
-        found = aligned([item.id for item in items], answers, ("question_id", "id"))
-        asked = {str(row["question_id"]): str(row.get("question", "")) for row in rows}
-        nearby = (path.with_name(QUESTIONS) for path in truth)  # official annotations have no question texts
-        for path in filter(Path.is_file, nearby):
-            asked |= {str(row["question_id"]): str(row["question"]) for row in files.read_json(path)["questions"]}
-        check_rows(found, asked)
-        return items, {key: answer.text for key, answer in found.items()}
 
     def load(self, data_dir: Path) -> list[Item]:
         questions, annotations = self.files(data_dir)

@@ -59,7 +59,7 @@ def models(as_json: bool = options.JSON) -> None:
 
 
 def benchmarks(as_json: bool = options.JSON) -> None:
-    """List the benchmarks: their metrics, where their data comes from, and what answers on disk are scored against."""
+    """List the benchmarks: their metrics, and where their data comes from."""
     from revisit.benchmarks import find, names
 
     rows = [
@@ -69,7 +69,6 @@ def benchmarks(as_json: bool = options.JSON) -> None:
             "metrics": [metric.name for metric in cls.metrics],
             "data": "authors' servers" if cls.downloads else f"hub: {cls.hub.repos[0]}" if cls.hub else cls.source,
             "license": cls.license,
-            "scored_with": cls.truth,
             "options": list(cls.model_fields),
         }
         for name in names()
