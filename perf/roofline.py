@@ -25,7 +25,8 @@ from torch.utils._pytree import tree_leaves
 from revisit.integrations.vllm.plan import block_size
 from revisit.models.parts import LinearHead
 from revisit.step.batched import refine
-from revisit.step.interface import Rule, StateBlocks
+from revisit.step.interface import StateBlocks
+from revisit.step.rule import Rule
 
 LAUNCH = 6e-6  # seconds of the host for a kernel
 SMALLEST = 2e-6  # seconds of the device for the smallest kernel

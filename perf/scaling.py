@@ -18,7 +18,8 @@ from torch import Tensor
 from random_models import Profile
 from revisit.models.parts import LinearHead
 from revisit.paper.latency import Memory
-from revisit.step.interface import PaddedStates, Rule
+from revisit.step.interface import PaddedStates
+from revisit.step.rule import Rule
 from step import check, ways
 
 WIDTH, VOCABULARY = 896, 151936

@@ -24,7 +24,8 @@ from revisit.models.parts import LinearHead
 from revisit.step import reference
 from revisit.step.batched import BatchedStep
 from revisit.step.compiled import kernel
-from revisit.step.interface import PaddedStates, Rule, Step
+from revisit.step.interface import PaddedStates, Step
+from revisit.step.rule import Rule
 
 SHAPE = {
     "num_hidden_layers": 24,

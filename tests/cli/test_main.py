@@ -94,7 +94,7 @@ def test_bad_input_is_one_sentence(
         ("compare runs", "statsmodels", "eval"),
         ("eval --limit 1", "scipy", "eval"),
         ("report runs", "matplotlib", "eval"),
-        ("explain photo.png --png f.png", "matplotlib", "eval"),
+        ("generate photo.png --figure f.png", "matplotlib", "eval"),
     ],
 )
 def test_a_missing_extra_is_named_before_the_work(

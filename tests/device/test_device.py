@@ -19,7 +19,8 @@ from revisit import methods
 from revisit.models.parts import LinearHead
 from revisit.paper import latency
 from revisit.step import batched, interface, reference
-from revisit.step.interface import PaddedStates, Rule
+from revisit.step.interface import PaddedStates
+from revisit.step.rule import Rule
 
 pytestmark = [
     pytest.mark.device,

@@ -1,4 +1,4 @@
-"""`revisit generate --html --trace`, `revisit explain`, `revisit lens`, `revisit ui`: what they write and what they refuse."""
+"""`revisit generate --html --figure --trace`, `revisit lens`, `revisit ui`: what they write and what they refuse."""
 
 from __future__ import annotations
 
@@ -57,27 +57,24 @@ def test_generate_writes_a_page_per_answer_and_a_table(folder: Path, tmp_path: P
     assert numbered(Path("x.html"), 0, 1) == Path("x.html")
 
 
-@pytest.mark.parametrize("command", ["generate", "explain"])
-def test_a_method_shown_beside_has_what_is_recommended_for_the_model(
-    command: str, folder: Path, tmp_path: Path
-) -> None:
+def test_a_compared_method_has_what_is_recommended_for_the_model(folder: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     common = ("--max-new-tokens", "2", "--method", "greedy", "--compare-with", "revisit", "--html", str(page))
-    assert run(command, str(folder / "b.png"), *common).exit_code == 0
+    assert run("generate", str(folder / "b.png"), *common).exit_code == 0
     data = json.loads(re.search(r'id="data">(.*?)</script>', page.read_text("utf-8"), re.S)[1])  # type: ignore[index]
     assert data["answers"][1]["method"]["neighbors"] == ReVisiT.recommended(describe_model("tiny")).neighbors
     assert data["answers"][1]["method"]["neighbors"] != ReVisiT().neighbors
 
 
-def test_explain_writes_pictures_and_a_page(folder: Path, tmp_path: Path) -> None:
+def test_generate_draws_figures(folder: Path, tmp_path: Path) -> None:
     common = ("--model", str(folder), "--max-new-tokens", "4", "--set", "alpha=0.05", "--compare-with", "none")
-    files = [tmp_path / name for name in ("f.png", "f.svg", "f.html")]
-    options = [part for path in files for part in (f"--{path.suffix[1:]}", str(path))]
-    result = run("explain", str(folder / "a.png"), *common, *options, "--step", "1")
+    files = [tmp_path / name for name in ("f.png", "f.svg")]
+    figures = [part for path in files for part in ("--figure", str(path))]
+    result = run("generate", str(folder / "a.png"), *common, *figures, "--step", "1")
     assert result.exit_code == 0
     assert all(path.stat().st_size > 1000 for path in files)
     assert "step 1:" in files[1].read_text("utf-8")
-    assert result.output.count("Wrote") == 3
+    assert result.output.count("Wrote") == 2
 
 
 def test_lens_prints_tables_and_writes_files(folder: Path, tmp_path: Path) -> None:
@@ -97,9 +94,6 @@ def test_lens_prints_tables_and_writes_files(folder: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("explain",), "No image was given"),
-        (("explain", "a.png", "--prompt", " "), "prompt is empty"),
-        (("explain", "a.png", "--method", "revisti"), "Did you mean 'revisit'"),
         (("lens",), "No image was given"),
         (("lens", "a.png", "--words", "one"), "at least two words"),
         (("lens", "a.png", "--png", "x.png"), "name the words"),

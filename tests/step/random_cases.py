@@ -16,7 +16,7 @@ import math
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,7 +25,8 @@ from revisit.models.parts import LinearHead
 from revisit.step import reference
 from revisit.step.batched import BatchedStep, refine
 from revisit.step.compiled import kernel
-from revisit.step.interface import RESOLUTION, PaddedStates, Refined, Rule
+from revisit.step.interface import RESOLUTION, PaddedStates, Refined
+from revisit.step.rule import SELECTIONS_WITHOUT_COUNT, Rule
 
 SCORES = 1e-5  # of the sum of the absolute numbers that are added up: by how much scores may differ
 DIVERGENCES = 1e-6  # of the same for the logits: by how much divergences may differ
@@ -63,16 +64,17 @@ def _rule(dice: random.Random) -> Rule:
     usual = Rule(alpha=dice.choice([1e-5, 1e-3, 0.1]), select=dice.choice(["min", "min", "max"]))
     if dice.random() < 0.5:
         weight = dice.choice([1.0, 1.0, 0.5, 0.0, 3.0, "agreement", "uncertainty", "both"])
-        return replace(usual, weight=weight, neighbors=dice.choice([1, 1, 1, 2, 8]))
+        return usual.replace(weight=weight, neighbors=dice.choice([1, 1, 1, 2, 8]))
     fusion = dice.choice(["poe", "interpolation"])
+    select, neighbors = dice.choice(["min", "max", "random", "soft"]), dice.choice([1, 1, 3])
     return Rule(
         alpha=dice.choice([1.0, 0.5, 1e-2, 1e-5, 1e-30]),
         divergence=dice.choice(["jsd", "official", "kl", "cosine"]),
-        select=dice.choice(["min", "max", "random", "soft"]),
+        select=select,
         fusion=fusion,
         weight=dice.choice([0.0, 0.3, 1.0, "agreement", "both"]),
-        neighbors=dice.choice([1, 1, 3]),
-        full_vocabulary=dice.random() < 0.2,
+        neighbors=1 if select in SELECTIONS_WITHOUT_COUNT else neighbors,
+        vocabulary="full" if dice.random() < 0.2 else "subset",
         normalize=dice.random() < 0.7,
     )
 

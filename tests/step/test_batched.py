@@ -19,7 +19,8 @@ from revisit.models.parts import LinearHead
 from revisit.step import batched, reference
 from revisit.step.batched import BatchedStep, refine, refine_logits
 from revisit.step.compiled import kernel
-from revisit.step.interface import PaddedStates, Rule, StateBlocks
+from revisit.step.interface import PaddedStates, StateBlocks
+from revisit.step.rule import Rule
 
 
 @pytest.mark.parametrize("backend", ["batched", "spacious"])

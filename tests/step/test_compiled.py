@@ -19,8 +19,9 @@ from revisit.models.parts import LinearHead
 from revisit.step import reference
 from revisit.step.batched import BatchedStep
 from revisit.step.compiled import kernel
-from revisit.step.interface import Item, PaddedStates, Rule, choose
+from revisit.step.interface import Item, PaddedStates, choose
 from revisit.step.reference import ReferenceStep
+from revisit.step.rule import Rule
 
 built = pytest.mark.skipif(
     kernel.library() is None, reason="the compiled step was not built when the package was installed (no C compiler?)"
@@ -122,7 +123,7 @@ def test_what_it_takes(rule: Rule, dtype: torch.dtype, usual: bool) -> None:
 
 def test_exact_steps_are_the_references() -> None:
     head, cpu, gpu = LinearHead(torch.zeros(9, 4)), torch.device("cpu"), torch.device("cuda")
-    assert isinstance(choose(head, Rule(full_vocabulary=True), gpu), ReferenceStep)
+    assert isinstance(choose(head, Rule(vocabulary="full"), gpu), ReferenceStep)
     assert isinstance(choose(head, Rule(precision="model"), cpu), ReferenceStep)
     assert isinstance(choose(head, Rule(precision="model"), gpu), BatchedStep)
 
@@ -136,7 +137,7 @@ import torch
 from revisit.models.parts import LinearHead
 from revisit.step.interface import choose
 from revisit.step.compiled import kernel
-from revisit.step.interface import Rule
+from revisit.step.rule import Rule
 from revisit.step.interface import PaddedStates
 kernel.HERE = Path(sys.argv[1])
 with warnings.catch_warnings(record=True) as said:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from revisit.models.parts import LinearHead
 from revisit.step import reference
-from revisit.step.interface import Rule
+from revisit.step.rule import Rule
 
 
 class Given:
@@ -261,7 +261,7 @@ def test_the_published_rounding_of_both_softmaxes(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("bad", [[-math.inf] * 4, [0.0, math.nan, 1.0, 2.0], [0.0, math.inf, 1.0, 2.0]], ids=str)
 def test_logits_without_a_distribution_are_left_as_they_are(bad: list[float]) -> None:
     logits = torch.tensor(bad)
-    for rule in (Rule(), Rule(full_vocabulary=True)):
+    for rule in (Rule(), Rule(vocabulary="full")):
         result = reference.refine(logits, torch.zeros(2, 4), Given(), rule)
         assert result is None
         assert reference.scatter(result, logits) is logits

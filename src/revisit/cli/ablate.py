@@ -99,8 +99,3 @@ def _main_configuration(assignments: list[str], models: list[str]) -> ReVisiT:
             "The paper recommends other layers for some of these models: ablate them apart, or --set layers."
         )
     return wanted[0].replace(**settings)
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command()(ablate)

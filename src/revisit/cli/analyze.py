@@ -115,8 +115,3 @@ def analyze(
         path = run_study(study, subject, choices, progress)
     print_section(study_section(read_study(path)))
     print(f"Stored in {path}; `revisit report {quote(str(output))}` draws it.")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command(no_args_is_help=True)(analyze)

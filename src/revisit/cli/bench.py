@@ -93,7 +93,3 @@ def _picture(path: str | None) -> Image:
     from revisit.models.images import open_image
 
     return open_image(Path(path)) if path is not None else linear_gradient("L").convert("RGB")
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(bench)

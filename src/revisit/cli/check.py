@@ -140,7 +140,3 @@ def _file(pair: Pair, rows: list[Row], output: Path, asked: CheckOptions, batch_
         listed = " ".join(failures[:3])
         raise Incomplete(f"{len(failures)} texts could not be checked; run the command again to retry them. {listed}")
     return bool(flagged)
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(check)

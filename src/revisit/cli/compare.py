@@ -63,8 +63,3 @@ def compare(
     except OSError as error:
         raise RevisitError(f"Cannot write {out}: {error.strerror}; choose another --out.") from error
     print(f"Wrote {out}.")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command()(compare)

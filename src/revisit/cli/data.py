@@ -73,14 +73,3 @@ def get(
     revision = f" at {about['revision'][:12]}" if about["revision"] else ""
     typer.echo(f"{folder}: {items}{about['pictures']} pictures of {name} from {about['source']}{revision}")
     typer.echo(f"Use it with: revisit eval --benchmark {name} --data {quote(f'{name}={folder}')}")
-
-
-def register(app: typer.Typer) -> None:
-    """Add `data get`."""
-    group = typer.Typer(help="Data of benchmarks.", no_args_is_help=True)
-    group.command("get")(get)
-    app.add_typer(group, name="data")
-
-    @group.callback()
-    def _() -> None:
-        """Data of benchmarks."""

@@ -79,7 +79,3 @@ def _scene(number: int) -> tuple[Image, tuple[str, ...], str]:
 
     drawn = scenes.scene("unusual", seed=1, index=number)
     return scenes.render(drawn), drawn.nouns, drawn.place.name
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(demo)

@@ -184,8 +184,3 @@ def _print(machine: dict[str, str], traps: list[str], facts: ModelFacts | None) 
     facts_table("This machine", machine.items())
     for trap in traps:
         console.print(Text(f"! {trap}"))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command()(doctor)

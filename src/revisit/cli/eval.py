@@ -206,8 +206,3 @@ def typed(context: typer.Context, name: str) -> bool:
     """Whether the user gave this option. typer may carry its own copy of click, so the source goes by its name."""
     source = context.get_parameter_source(name)
     return source is not None and source.name not in ("DEFAULT", "DEFAULT_MAP")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command("eval")(evaluate)

@@ -9,15 +9,7 @@ import typer
 from revisit.cli import options
 from revisit.cli.generate import chosen_method
 
-commands = typer.Typer(help="Write a method as a folder that other programs load.", no_args_is_help=True)
 
-
-@commands.callback()
-def _group() -> None:
-    """Write a method as a folder that other programs load."""
-
-
-@commands.command("custom-generate")
 def custom_generate(
     folder: Path = typer.Argument(..., help="Where to write; a model's own folder makes the method its default."),
     method: str = options.METHOD,
@@ -36,7 +28,3 @@ def custom_generate(
     name, settings = chosen_method(method, set_)
     for path in write(folder, methods.get(name, **settings), settings=settings, overwrite=overwrite):
         print(path)
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(commands, name="export")

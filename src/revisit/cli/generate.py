@@ -14,11 +14,10 @@ import typer
 
 from revisit.cli import options
 from revisit.cli.tables import show
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, need
 
 if TYPE_CHECKING:
-    from revisit.explain.record import MethodOutput
-    from revisit.models.geometry import Layout
+    from revisit.explain.record import Decode
 
 
 def chosen_method(text: str, assignments: list[str]) -> tuple[str, dict[str, Any]]:
@@ -55,6 +54,12 @@ def generate(
     seed: int = typer.Option(0, callback=options.a_seed, help="Seed for --sample."),
     together: bool = typer.Option(False, "--together", help="Put all images into one prompt instead of one each."),
     html: Path = options.HTML,
+    figure: list[Path] = typer.Option(
+        [], help="Draw how the answer was decoded (.png, .svg or .pdf); may be repeated."
+    ),
+    step: list[int] = typer.Option(
+        [], min=1, help="Steps in the figure, from 1; those that changed most unless given."
+    ),
     trace_: bool = typer.Option(False, "--trace", help="Print the steps at which the method mattered."),
     compare_with: list[str] = options.COMPARE_WITH,
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object per answer."),
@@ -71,24 +76,34 @@ def generate(
 
       revisit generate photo.jpg
 
+      revisit generate photo.jpg --html decode.html --compare-with vcd --compare-with greedy --figure figure.png
+
       revisit generate photos/ --prompt "Is there a dog in the image?" --method revisit --set alpha=1e-3 --json
     """
     from revisit import methods
+    from revisit.explain.figure import check_path
     from revisit.models.images import find_images
-    from revisit.pages.document import check_page
+    from revisit.pages.document import check_apart, check_page
 
     if not images:
         raise RevisitError("No image was given; for example: revisit generate photo.jpg")
     if stream and (beams > 1 or as_json):
         raise RevisitError("--stream goes with neither --beams nor --json.")
-    if (html or trace_) and beams > 1:
-        raise RevisitError("--html and --trace show an answer step by step; beams change places, so leave out --beams.")
+    recorded = bool(html or figure or trace_)
+    if recorded and beams > 1:
+        raise RevisitError(
+            "--html, --figure and --trace show an answer step by step; beams change places, so leave out --beams."
+        )
     check_sampling(sample, temperature, top_p)
     method, settings = chosen_method(method, set_)
     others = compared_methods(method, compare_with)
     paths = find_images(images, allow_url=allow_url)
     if html is not None:
         check_page(html, paths)
+    for path in figure:
+        need("matplotlib")
+        check_path(path)
+        check_apart(path, paths)
     if not prompt.strip():
         raise RevisitError("The prompt is empty; say what to ask with --prompt.")
     groups = [paths] if together else [[path] for path in paths]
@@ -116,7 +131,6 @@ def generate(
     generation: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample, "num_beams": beams}
     if sample:
         generation |= {"temperature": temperature, "top_p": top_p}
-    recorded = bool(html or trace_)
     unfamiliar: list[str] = []
     for number, group in enumerate(_progress(groups, quiet=as_json or stream)):
         inputs = prepare(processor, [prompt], [pictures[number]], loaded.device)
@@ -131,6 +145,7 @@ def generate(
                 cast("Any", processor.tokenizer), skip_prompt=True, skip_special_tokens=True
             )
         started = time.perf_counter()
+        seen = None
         with ExitStack() as stack:
             if html or is_embedded(model):
                 from revisit.explain.prefill import unfamiliar_images, watch_prefill
@@ -156,21 +171,27 @@ def generate(
             print(json.dumps(result, ensure_ascii=False), flush=True)
         elif not stream:
             print(f"{', '.join(group)}: {text}" if len(groups) > 1 else text, flush=True)
-        if is_embedded(model):
+        if seen is not None and is_embedded(model):
             unfamiliar += [group[n] for n in unfamiliar_images(model, seen, len(group))]
         if recorded:
+            from revisit.explain import figure as figures
             from revisit.explain import page, record
             from revisit.models.geometry import layout_of
 
-            answer = record.answer_of(processor.tokenizer, new_tokens(output, inputs)[0].tolist(), trace)
+            tokens = new_tokens(output, inputs)[0].tolist()
+            found = [record.answer_of(processor.tokenizer, tokens, trace)]
+            if html or figure:
+                found += [record.answer_with(loaded, processor, inputs, other, **generation) for other in compared]
             layout = layout_of(loaded, processor, pictures[number], inputs)
-        if trace_:
-            _print_trace(answer, layout)
-        if html:
-            next_to_it = [record.answer_with(loaded, processor, inputs, other, **generation) for other in compared]
-            about = (pictures[number], prompt, model, layout, [answer, *next_to_it])
+            about = (pictures[number], prompt, model, layout, found)
             decoded = record.Decode(*about, vision=seen, tokenizer=processor.tokenizer)
-            print(f"Wrote {page.write(numbered(html, number, len(groups)), decoded)}", file=sys.stderr)
+            if trace_:
+                _print_trace(decoded)
+            for path in figure:
+                drawn = figures.decode_figure(decoded, 0, [place - 1 for place in step])
+                print(f"Wrote {figures.save(drawn, numbered(path, number, len(groups)))}", file=sys.stderr)
+            if html:
+                print(f"Wrote {page.write(numbered(html, number, len(groups)), decoded)}", file=sys.stderr)
     print_unfamiliar(unfamiliar)
 
 
@@ -183,17 +204,19 @@ def compared_methods(method: str, compare_with: list[str]) -> list[tuple[str, di
 
 
 def numbered(path: Path, number: int, count: int) -> Path:
-    """Where the page of answer `number` goes: the path itself if there is one answer, else with a number before its ending."""
+    """Where the file about answer `number` goes: the path itself if there is one answer, else with a number before its ending."""
     return path if count == 1 else path.with_name(f"{path.stem}-{number + 1}{path.suffix}")
 
 
-def _print_trace(answer: MethodOutput, layout: Layout) -> None:
+def _print_trace(decoded: Decode) -> None:
     """On stderr, so that the answers alone can be piped on."""
     from rich.console import Console
 
     from revisit.explain.terminal import table
 
-    show(table(answer, layout), Console(file=sys.stderr))
+    show(table(decoded.answers[0], decoded.layout), Console(file=sys.stderr))
+    if decoded.layout.reason:
+        print(f"Patches cannot be shown: {decoded.layout.reason}", file=sys.stderr)
 
 
 def _open(path: str, allow_url: bool) -> Any:
@@ -212,7 +235,3 @@ def _progress(groups: list[list[str]], *, quiet: bool) -> Iterator[list[str]]:
 
     with progress_bar() as bar:
         yield from bar.track(groups, description="Generating")
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(generate)

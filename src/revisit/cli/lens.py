@@ -85,7 +85,3 @@ def lens(
         print(f"Wrote {figure.save(figure.lens_figure(seen, 1, at), png)}")
     if html is not None:
         print(f"Wrote {lens_page.write(html, seen)}")
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(lens)

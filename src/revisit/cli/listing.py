@@ -76,9 +76,3 @@ def benchmarks(as_json: bool = options.JSON) -> None:
     ]
     columns = {"name": "benchmark", "metrics": "metrics", "data": "data (`revisit data get`)", "license": "license"}
     _list(rows, columns, as_json)
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(methods)
-    app.command()(models)
-    app.command()(benchmarks)

@@ -1,8 +1,7 @@
-"""The `revisit` command: one file per subcommand, listed here; nothing heavy is imported until a command runs."""
+"""The `revisit` command: one file per subcommand; nothing heavy is imported until a command runs."""
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import sys
@@ -11,6 +10,24 @@ from typing import NoReturn
 import typer
 
 from revisit import settings
+from revisit.cli import data, scenes
+from revisit.cli.ablate import ablate
+from revisit.cli.analyze import analyze
+from revisit.cli.bench import bench
+from revisit.cli.check import check
+from revisit.cli.compare import compare
+from revisit.cli.demo import demo
+from revisit.cli.doctor import doctor
+from revisit.cli.eval import evaluate
+from revisit.cli.export import custom_generate
+from revisit.cli.generate import generate
+from revisit.cli.lens import lens
+from revisit.cli.listing import benchmarks, methods, models
+from revisit.cli.report import report
+from revisit.cli.reproduce import reproduce
+from revisit.cli.score import score
+from revisit.cli.serve import serve, ui
+from revisit.cli.view import view
 from revisit.errors import EXTRAS, RevisitError, missing
 
 app = typer.Typer(
@@ -22,29 +39,35 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-# Each module has `register(app)`, which adds its command(s).
-COMMANDS = (
-    "generate",
-    "check",
-    "bench",
-    "listing",
-    "doctor",
-    "demo",
-    "score",
-    "scenes",
-    "data",
-    "eval",
-    "compare",
-    "view",
-    "explain",
-    "lens",
-    "serve",
-    "analyze",
-    "ablate",
-    "report",
-    "reproduce",
-    "export",
-)
+for _command in (
+    *(
+        generate,
+        check,
+        bench,
+        methods,
+        models,
+        benchmarks,
+        doctor,
+        demo,
+        score,
+        evaluate,
+        compare,
+        view,
+        lens,
+        ui,
+        serve,
+    ),
+    *(analyze, ablate, report, reproduce),
+):
+    app.command("eval" if _command is evaluate else None)(_command)
+for _group, _about, _name, _inner in (
+    ("scenes", "Generated pictures with known contents.", "build", scenes.build),
+    ("data", "Data of benchmarks.", "get", data.get),
+    ("export", "Write a method as a folder that other programs load.", "custom-generate", custom_generate),
+):
+    _commands = typer.Typer(help=_about, no_args_is_help=True)
+    _commands.command(_name)(_inner)
+    app.add_typer(_commands, name=_group)
 
 
 @app.callback()
@@ -62,10 +85,6 @@ def _print_version(asked: bool) -> None:
 
         typer.echo(f"revisit {revisit.__version__}")
         raise typer.Exit
-
-
-for _name in COMMANDS:
-    importlib.import_module(f"revisit.cli.{_name}").register(app)
 
 
 def main(app: typer.Typer = app) -> None:

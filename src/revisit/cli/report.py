@@ -34,8 +34,3 @@ def report(
     print(
         f"Wrote {files[0]} ({files[0].stat().st_size / 1e6:.2g} MB) and {files[1]}; figures: {len(document.figures())}."
     )
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command()(report)

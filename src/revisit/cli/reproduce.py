@@ -168,8 +168,3 @@ def _plan(rows: list[Row], chosen: dict[str, str], model: str | None, limit: int
         Text(f"Left open by the paper: {sentence}") for sentence in OPEN if sentence.partition(":")[0] not in titles
     ]
     return Section("Plan", [Table(heads, lines, "What will be run.", left=2), Text(text), *notes])
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command()(reproduce)

@@ -28,14 +28,3 @@ def build(
         task = bar.add_task("scenes", total=limit)
         write(folder, split, limit, seed, progress=lambda done, total: bar.update(task, completed=done))
     typer.echo(f"{limit} {split} scenes (seed {seed}) in {folder}")
-
-
-def register(app: typer.Typer) -> None:
-    """Add `scenes build`."""
-    group = typer.Typer(help="Generated pictures with known contents.", no_args_is_help=True)
-    group.command("build")(build)
-    app.add_typer(group, name="scenes")
-
-    @group.callback()
-    def _() -> None:
-        """Generated pictures with known contents."""

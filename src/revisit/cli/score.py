@@ -102,7 +102,3 @@ def _table(benchmark: Benchmark, scores: Scores, items: int, notes: tuple[str, .
         typer.echo(f"  {name:<{width}}  {benchmark.metric(name).text(value):>8}")
     for note in (*notes, *scores.notes):
         typer.echo(f"note: {note}", err=True)
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(score)

@@ -118,9 +118,3 @@ def ui(
         trust_remote_code=trust_remote_code,
         announce=typer.echo,
     )
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(ui)
-    app.command()(serve)

@@ -31,8 +31,3 @@ def view(
         )
     page = build(run, out or run / "view", traces)
     print(f"Wrote {page}; open it in a browser.")
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command()(view)

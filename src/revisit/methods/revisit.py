@@ -11,15 +11,14 @@ No training, no extra forward pass.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from pydantic import Field, model_validator
+from typing import TYPE_CHECKING, Any, Literal
 
 from revisit.decoding.method import LayerNumbers, Method
 from revisit.errors import RevisitError
 from revisit.models import families
 from revisit.models.families import resolve_layers
-from revisit.registry import PositiveShare, Seed
+from revisit.registry import Seed
+from revisit.step.rule import SELECTIONS_WITHOUT_COUNT, Rule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,13 +27,11 @@ if TYPE_CHECKING:
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
     from revisit.models.types import Configured
-    from revisit.step.interface import Rule, Step
+    from revisit.step.interface import Step
     from revisit.taps.states import VisionStates
 
-SELECTIONS_WITHOUT_COUNT = ("random", "soft")  # selections that have no number of vision tokens
 
-
-class ReVisiT(Method):
+class ReVisiT(Rule, Method):
     """Refine every step by the vision token that agrees most with what the model is about to say.
 
     No training and no extra forward pass. The defaults are the paper's. `ReVisiT.recommended(model)` has the settings for a
@@ -60,47 +57,14 @@ class ReVisiT(Method):
         precision: "float32", or "model" to round vision distributions like the released code.
     """
 
-    alpha: PositiveShare = 1e-5
     layers: Literal["last", "all", "low", "high"] | LayerNumbers = "last"
-    divergence: Literal["jsd", "official", "kl", "cosine"] = "jsd"
-    select: Literal["min", "max", "random", "soft"] = "min"
-    fusion: Literal["poe", "interpolation"] = "poe"
-    weight: Annotated[float, Field(ge=0, le=1000)] | Literal["agreement", "uncertainty", "both"] | None = None
-    vocabulary: Literal["subset", "full"] = "subset"
     norm: Literal["none", "final"] = "none"
-    normalize: bool = True
-    precision: Literal["float32", "model"] = "float32"
     seed: Seed = 0
-    neighbors: Annotated[int, Field(ge=1, le=1024)] = 1
 
     name = "revisit"
     summary = "refine by the vision token that agrees most with the output distribution"
     cost = "1.0×, no extra forward"
     source = "Cho et al., ReVisiT, arXiv:2506.09522"
-
-    @model_validator(mode="before")
-    @classmethod
-    def _default_weight(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        if settings.get("weight") in (None, "none"):
-            return {**settings, "weight": 0.5 if settings.get("fusion") == "interpolation" else 1.0}
-        return settings
-
-    @model_validator(mode="after")
-    def _check_together(self) -> Self:
-        if self.fusion == "interpolation" and isinstance(self.weight, float) and self.weight > 1:
-            raise RevisitError(
-                f'ReVisiT: weight must be a number from 0 to 1 with fusion="interpolation", not {self.weight:g}.'
-            )
-        if self.neighbors > 1 and self.select in SELECTIONS_WITHOUT_COUNT:
-            raise RevisitError(
-                f'ReVisiT: neighbors acts with select="min" and "max" only; leave it out, or at 1, with "{self.select}".'
-            )
-        return self
-
-    @classmethod
-    def paper(cls, **overrides: Any) -> ReVisiT:
-        """The paper's method and defaults."""
-        return cls(**overrides)
 
     @classmethod
     def official(cls, **overrides: Any) -> Self:
@@ -143,20 +107,8 @@ class ReVisiT(Method):
 
     def rule(self, *, normalize: bool | None = None) -> Rule:
         """These settings as those of one step; `normalize` overrides the method's own."""
-        from revisit.step.interface import Rule  # needs torch, which settings do not
-
-        assert self.weight is not None
-        return Rule(
-            alpha=self.alpha,
-            divergence=self.divergence,
-            select=self.select,
-            fusion=self.fusion,
-            weight=self.weight,
-            neighbors=self.neighbors,
-            full_vocabulary=self.vocabulary == "full",
-            normalize=self.normalize if normalize is None else normalize,
-            precision=self.precision,
-        )
+        own = {name: getattr(self, name) for name in Rule.model_fields}
+        return Rule(**own if normalize is None else {**own, "normalize": normalize})
 
     def begin(self, run: Run) -> Refine:
         from revisit.step.interface import PaddedStates, choose

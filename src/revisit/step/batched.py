@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,15 +25,14 @@ from revisit.step import reference
 from revisit.step.interface import (
     INFINITY,
     SOFT_TEMPERATURE,
-    AdaptiveWeight,
     PaddedStates,
     Refined,
     RowStates,
-    Rule,
     StateBlocks,
     to_device,
 )
 from revisit.step.reference import Refinement
+from revisit.step.rule import AdaptiveWeight, Rule
 
 # How many logits of vision tokens are compared at a time: what stays in a CPU's cache, and on a GPU 128 MB.
 CPU_NUMBERS, DEVICE_NUMBERS = 1 << 19, 1 << 25
@@ -53,15 +52,9 @@ class Candidates(NamedTuple):
     sizes: Tensor  # (B,) how many are plausible, also beyond K; 0 where the logits are no distribution or the row has ended
 
 
-class Settings(Protocol):
-    """A `ReVisiT` method."""
-
-    def rule(self) -> Rule: ...
-
-
 @torch.no_grad()
 def refine_logits(
-    states: Tensor | Sequence[Tensor], head: Tensor | Projection, logits: Tensor, method: Settings | None = None
+    states: Tensor | Sequence[Tensor], head: Tensor | Projection, logits: Tensor, method: Rule | None = None
 ) -> Tensor:
     """Scores of one decoding step, for people with their own loop.
 
@@ -75,7 +68,7 @@ def refine_logits(
     Returns:
         (B, V) log-scores, -inf outside the plausible set; their softmax and argmax are ReVisiT's.
     """
-    items, rule = list(states), Rule() if method is None else method.rule()
+    items, rule = list(states), method or Rule()
     projection = LinearHead(head) if isinstance(head, Tensor) else head
     _check_shapes(items, projection, logits)
     padded = PaddedStates.of_items(items, copies=len(logits) // len(items))

@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from revisit.models.parts import LARGEST_LOGIT, Projection
-from revisit.step.interface import RESOLUTION, SOFT_TEMPERATURE, Divergence, Fusion, Refined, RowStates, Rule
+from revisit.step.interface import RESOLUTION, SOFT_TEMPERATURE, Refined, RowStates
+from revisit.step.rule import Divergence, Fusion, Rule
 
 # Vision tokens are projected and compared in slices of at most this many numbers, so that a flat distribution
 # (thousands of plausible tokens) over thousands of vision tokens needs bounded memory.

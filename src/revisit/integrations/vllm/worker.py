@@ -26,7 +26,8 @@ from revisit.integrations.vllm.pool import Pool
 from revisit.integrations.vllm.request import parse
 from revisit.methods.revisit import ReVisiT
 from revisit.step.batched import fitting, refine, room_for
-from revisit.step.interface import Item, Rule, StateBlocks, Step, choose, to_device
+from revisit.step.interface import Item, StateBlocks, Step, choose, to_device
+from revisit.step.rule import Rule
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,9 @@ from torch import Tensor
 from revisit import settings
 from revisit.models.parts import Projection
 from revisit.step import reference
-from revisit.step.interface import Item, Refined, RowStates, Rule
+from revisit.step.interface import Item, Refined, RowStates
 from revisit.step.reference import Refinement
+from revisit.step.rule import Rule
 
 HERE = Path(__file__).resolve().parent
 ENABLED = settings.compiled_step()

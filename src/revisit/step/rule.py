@@ -1,0 +1,62 @@
+"""The settings of one step, which `ReVisiT` shares; needs no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from revisit.errors import RevisitError
+from revisit.registry import PositiveShare, Settings
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Divergence = Literal["jsd", "official", "kl", "cosine"]
+Fusion = Literal["poe", "interpolation"]
+AdaptiveWeight = Literal["agreement", "uncertainty", "both"]
+
+SELECTIONS_WITHOUT_COUNT = ("random", "soft")  # selections that have no number of vision tokens
+
+
+class Rule(Settings):
+    """How one step is taken; the defaults are the paper's. `ReVisiT` says what each setting means."""
+
+    alpha: PositiveShare = 1e-5
+    divergence: Divergence = "jsd"
+    select: Literal["min", "max", "random", "soft"] = "min"
+    fusion: Fusion = "poe"
+    weight: Annotated[float, Field(ge=0, le=1000)] | AdaptiveWeight = 1.0
+    vocabulary: Literal["subset", "full"] = "subset"
+    normalize: bool = True
+    precision: Literal["float32", "model"] = "float32"
+    neighbors: Annotated[int, Field(ge=1, le=1024)] = 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_weight(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        if settings.get("weight") in (None, "none"):
+            return {**settings, "weight": 0.5 if settings.get("fusion") == "interpolation" else 1.0}
+        return settings
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.fusion == "interpolation" and isinstance(self.weight, float) and self.weight > 1:
+            raise RevisitError(
+                f'ReVisiT: weight must be a number from 0 to 1 with fusion="interpolation", not {self.weight:g}.'
+            )
+        if self.neighbors > 1 and self.select in SELECTIONS_WITHOUT_COUNT:
+            raise RevisitError(
+                f'ReVisiT: neighbors acts with select="min" and "max" only; leave it out, or at 1, with "{self.select}".'
+            )
+        return self
+
+    @property
+    def full_vocabulary(self) -> bool:
+        """Whether every token with a probability above zero is plausible."""
+        return self.vocabulary == "full"
+
+    @property
+    def model_dtype(self) -> bool:
+        """Whether vision logits and distributions are rounded to the model's dtype."""
+        return self.precision == "model"
