@@ -178,8 +178,8 @@ def generate(
             from revisit.explain import page, record
             from revisit.models.geometry import layout_of
 
-            tokens = new_tokens(output, inputs)[0].tolist()
-            found = [record.answer_of(processor.tokenizer, tokens, trace)]
+            said = new_tokens(output, inputs)[0].tolist()
+            found = [record.answer_of(processor.tokenizer, said, trace)]
             if html or figure:
                 found += [record.answer_with(loaded, processor, inputs, other, **generation) for other in compared]
             layout = layout_of(loaded, processor, pictures[number], inputs)

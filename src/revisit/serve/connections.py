@@ -1,25 +1,21 @@
-"""Limits on connections: how many, how many of one client, and how long a slow one may take.
+"""Limits on connections: how many, and how long a slow one may take.
 
 uvicorn limits idle connections and the size of headers. It does not limit the time to send headers and bodies or to
-read an answer, nor the connections of one client or without a whole request; this module does, on top of its HTTP
-protocol. A few more connections are accepted for `/health` alone.
+read an answer, nor the number of connections without a whole request; this module does, on top of its HTTP protocol.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from typing import Any
 
 import h11
 import uvicorn
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from revisit.errors import RevisitError
-from revisit.serve.errors import ApiError
 from revisit.serve.limits import Limits
 from revisit.serve.metrics import Metrics
 
@@ -29,62 +25,40 @@ HEADER_BYTES = 64 << 10
 
 
 class ConnectionGuard:
-    """Which connections are open, by client, and whether there is room for one more."""
+    """Which connections are open. Where there is no room, a new one displaces the oldest without a whole request.
+
+    Slow clients thus cannot lock out others, and the queue bounds the whole requests.
+    """
 
     def __init__(self, limits: Limits, metrics: Metrics | None = None) -> None:
         self.limits, self.metrics = limits, metrics or Metrics()
         self.backlog, self.most = room(limits)
-        self.open: dict[GuardedProtocol, None] = {}  # those counted, oldest first
-        self.reserved: dict[GuardedProtocol, None] = {}  # those for /health alone
-        self.by_client: Counter[str] = Counter()
-        self.metrics.connections.set_function(lambda: len(self.open) + len(self.reserved))
+        self.open: dict[GuardedProtocol, None] = {}  # oldest first
+        self.metrics.connections.set_function(lambda: len(self.open))
 
     def admit(self, connection: GuardedProtocol) -> None:
-        """Accept a connection, for /health alone if there is no room."""
-        client, most_of_client = connection.address, self.limits.client_connections
-        if self.by_client[client] >= most_of_client:
-            self._close_oldest([other for other in self.open if other.address == client])
+        """Accept a connection, or close it if there is no room."""
         if len(self.open) >= self.most:
-            self._close_oldest(list(self.open))
-        if len(self.open) < self.most and self.by_client[client] < most_of_client:
-            self.open[connection] = None
-            self.by_client[client] += 1
-            return
-        connection.app = only_health(connection.app)  # type: ignore[assignment,arg-type]
-        if len(self.reserved) >= self.limits.health_connections:
-            self._close_oldest(list(self.reserved))
-        if len(self.reserved) < self.limits.health_connections:
-            self.reserved[connection] = None
-        else:
-            connection.give_up("too many connections")
+            oldest = next((other for other in self.open if other.incomplete), None)
+            if oldest is None:
+                connection.give_up("too many connections")
+                return
+            oldest.give_up("displaced")
+            del self.open[oldest]
+        self.open[connection] = None
 
     def forget(self, connection: GuardedProtocol) -> None:
         """A connection is closed."""
-        if connection in self.open:
-            del self.open[connection]
-            self.by_client[connection.address] -= 1
-            if not self.by_client[connection.address]:
-                del self.by_client[connection.address]
-        self.reserved.pop(connection, None)
-
-    def _close_oldest(self, connections: list[GuardedProtocol]) -> None:
-        """Make room by closing the first connection that has no request under way."""
-        for connection in connections:
-            if not connection.busy:
-                connection.give_up("displaced")
-                self.forget(connection)
-                return
+        self.open.pop(connection, None)
 
 
 class GuardedProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 with time limits for headers, body and reading the answer, inside a guard's bounds."""
 
     guard: ConnectionGuard
-    address = ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.address = self.client[0] if self.client else ""
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.guard.admit(self)
         if not transport.is_closing():
@@ -100,6 +74,11 @@ class GuardedProtocol(H11Protocol):
     def busy(self) -> bool:
         """Whether a request has arrived, at least its headers, and is not answered."""
         return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def incomplete(self) -> bool:
+        """Whether there is no whole request that waits for its answer."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def data_received(self, data: bytes) -> None:
         if not self.busy and "headers" not in self._timers:
@@ -140,19 +119,6 @@ class GuardedProtocol(H11Protocol):
         self.transport.abort()
 
 
-def only_health(app: ASGIApp) -> ASGIApp:
-    """The application for connections beyond the bound: /health is answered, everything else gets status 503."""
-
-    async def limited(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] == "/health":
-            await app(scope, receive, send)
-        else:
-            error = ApiError(503, "Too many connections are open; try again later.", code="too_many_connections")
-            await JSONResponse(error.body(), 503, {"retry-after": "1", "connection": "close"})(scope, receive, send)
-
-    return limited
-
-
 def room(limits: Limits) -> tuple[int, int]:
     """(backlog, connections): what the process's file descriptors leave room for, at most what the limits say."""
     try:
@@ -163,7 +129,7 @@ def room(limits: Limits) -> tuple[int, int]:
     if files == resource.RLIM_INFINITY:
         return 128, limits.connections
     backlog = min(128, files // 4)
-    most = min(limits.connections, files - OWN_FILES - backlog - limits.health_connections)
+    most = min(limits.connections, files - OWN_FILES - backlog)
     if most < 1:
         raise RevisitError(
             f"Only {files} open files are allowed, too few for a server; raise the limit (ulimit -n 1024)."

@@ -45,9 +45,10 @@ class Limits(Settings):
         description="Most pixels in the images of all waiting requests; further ones get status 429.",
     )
     batch: Count = Field(default=16, description="Requests decoded together.")
-    connections: Count = Field(default=1024, description="Open connections; fewer if the system allows few open files.")
-    client_connections: Count = Field(default=512, description="Open connections of one address.")
-    health_connections: int = Field(default=16, ge=0, description="Further connections that only /health may use.")
+    connections: Count = Field(
+        default=1024,
+        description="Open connections (fewer if the system allows few open files); further ones displace slow clients.",
+    )
     # Time, in seconds.
     seconds: Seconds = Field(default=300.0, description="Longest wait for an answer.")
     read_seconds: Seconds = Field(default=20.0, description="Longest time to check a request and decode its images.")
@@ -65,5 +66,4 @@ UI_LIMITS = Limits(
     request_pixels=100_000_000,
     queue=8,
     connections=128,
-    client_connections=64,
 )
