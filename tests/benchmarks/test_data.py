@@ -10,7 +10,6 @@ import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,7 +53,7 @@ def offer(server: FileServer, cls: type[Benchmark], contents: dict[str, bytes], 
     for remote in cls.downloads:
         body = contents[remote.path]
         server.files[f"/{remote.urls[0].partition('://')[2]}"] = body
-        remotes.append(dataclasses.replace(remote, sha256=hashlib.sha256(body).hexdigest(), size=len(body)))
+        remotes.append(dataclasses.replace(remote, sha256=hashlib.sha256(body).hexdigest()))
     patch.setattr(cls, "downloads", tuple(remotes))
 
 
@@ -195,7 +194,7 @@ def test_corrupted_on_the_way(offered: str, file_server: FileServer, tmp_path: P
         flipped = body[:middle] + bytes([body[middle] ^ 255]) + body[middle + 1 :]
         for damaged in (bytes(reversed(body)), flipped) if path not in pictures else (bytes(reversed(body)),):
             file_server.files[path] = damaged
-            with pytest.raises(RevisitError, match=r"did not arrive as expected|is damaged"):
+            with pytest.raises(RevisitError, match="did not arrive as expected"):
                 data.get(offered, tmp_path / "data", file_server.url)
             assert not (tmp_path / "data").exists()
         file_server.files[path] = body
@@ -203,20 +202,15 @@ def test_corrupted_on_the_way(offered: str, file_server: FileServer, tmp_path: P
     data.get(offered, tmp_path / "data", file_server.url)
 
 
-def test_a_full_disk_is_noticed_before_anything_is_written(
+def test_a_full_disk_is_one_sentence(
     offered: str, file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
-        with pytest.raises(RevisitError, match=r"needs .* MB more, and the disk has 0 MB left"):
-            data.get(offered, tmp_path / "data", file_server.url)
-    assert file_server.requests == []
     with monkeypatch.context() as patch:
 
         def full(*_: Any) -> None:
             raise OSError(28, "No space left on device")
 
-        patch.setattr(shutil, "copyfileobj", full)  # another process filled the disk meanwhile
+        patch.setattr(shutil, "copyfileobj", full)
         with pytest.raises(RevisitError, match=r"No space left on device\. What is complete was kept"):
             data.get(offered, tmp_path / "data", file_server.url)
     assert not (tmp_path / "data").exists()

@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -431,19 +430,15 @@ for name in sys.argv[2:]:
 """
 
 
-def offer(server: FileServer, name: str, folder: Path, size: int | None = None) -> str:
-    """A hub with the dataset somebody/NAME on the loopback; gives the address path of its largest file.
-
-    `size` is what the hub says of the largest one, if not the truth.
-    """
+def offer(server: FileServer, name: str, folder: Path) -> str:
+    """A hub with the dataset somebody/NAME on the loopback; gives the address path of its largest file."""
     files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
     largest = max(files, key=lambda file: len(files[file]))
     siblings: list[dict[str, Any]] = []
     for file, body in files.items():
         blob = hashlib.sha1(b"blob %d\0" % len(body) + body, usedforsecurity=False).hexdigest()
-        told = size or len(body) if file == largest else len(body)
-        lfs = {"sha256": hashlib.sha256(body).hexdigest(), "size": told, "pointerSize": 130}
-        siblings.append({"rfilename": file, "size": told, "blobId": blob})
+        lfs = {"sha256": hashlib.sha256(body).hexdigest(), "size": len(body), "pointerSize": 130}
+        siblings.append({"rfilename": file, "size": len(body), "blobId": blob})
         siblings[-1] |= {"lfs": lfs} if file.endswith(".parquet") else {}
     about = json.dumps({"id": f"somebody/{name}", "sha": COMMIT, "siblings": siblings}).encode()
     for ending in ("", f"/revision/{COMMIT}", f"/revision/{COMMIT}?blobs=true", "?blobs=true"):
@@ -461,18 +456,12 @@ def offer(server: FileServer, name: str, folder: Path, size: int | None = None) 
     return f"/datasets/somebody/{name}/resolve/{COMMIT}/{largest}"
 
 
-def from_hub(server: FileServer, root: Path, largest_file: int | None = None) -> dict[str, int | str]:
-    """Benchmark -> number of items, or the sentence; `largest_file` in bytes is what the process may write."""
+def from_hub(server: FileServer, root: Path) -> dict[str, int | str]:
+    """Benchmark -> number of items, or the sentence."""
     environment = {**os.environ, "HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(root / "cache")}
     environment |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_DATASETS_CACHE": str(root / "rows")}
-
-    def limits() -> None:
-        if largest_file is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a failed write instead of the end of the process
-
     command = [sys.executable, "-c", CLIENT, str(root), *ON_HUB]
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400, preexec_fn=limits)
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400)
     assert ended.returncode == 0, ended.stderr
     return dict(map(json.loads, ended.stdout.splitlines()))
 
@@ -495,40 +484,6 @@ def test_a_hub_on_the_loopback_interrupted_and_resumed(
     assert from_hub(file_server, tmp_path) == ITEMS
     assert [file_server.sent.count(path) for path in largest.values()] == [1] * len(ON_HUB)
     assert not any(path.endswith("README.md") for path in file_server.sent)  # what had arrived is kept
-
-
-@pytest.mark.timeout(900)
-def test_a_hub_on_the_loopback_that_sends_damaged_files(
-    made: Callable[[str], Path], tmp_path: Path, file_server: FileServer
-) -> None:
-    whole = {path: file_server.files[path] for name in ON_HUB for path in [offer(file_server, name, made(name))]}
-    for path, body in whole.items():
-        middle = len(body) // 2
-        file_server.files[path] = body[:middle] + bytes([body[middle] ^ 1]) + body[middle + 1 :]  # one bit
-    for name, told in from_hub(file_server, tmp_path).items():
-        assert "did not arrive as the hub has it" in str(told), name
-    assert nothing_there(tmp_path)
-    file_server.files |= whole
-    assert from_hub(file_server, tmp_path) == ITEMS  # the damaged files did not stay in the hub's cache
-
-
-@pytest.mark.timeout(900)
-def test_a_hub_on_the_loopback_and_a_full_disk(
-    made: Callable[[str], Path], tmp_path: Path, file_server: FileServer
-) -> None:
-    folders = {name: made(name) for name in ON_HUB}
-    for name, folder in folders.items():
-        offer(file_server, name, folder, size=10**18)
-    for name, told in from_hub(file_server, tmp_path).items():
-        assert "MB more, and the disk has" in str(told), name
-    assert not [path for path in file_server.sent if "/resolve/" in path]  # noticed before anything was sent
-    for name, folder in folders.items():
-        offer(file_server, name, folder)
-    for name, told in from_hub(file_server, tmp_path, largest_file=1500).items():  # filled up meanwhile
-        assert "File too large" in str(told), name
-        assert "run the same command again" in str(told), name
-    assert nothing_there(tmp_path)
-    assert from_hub(file_server, tmp_path) == ITEMS
 
 
 # ---------------------------------------------------------------------------------------------- whole or nothing

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import shutil
-import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import nltk
 import pytest
 from typer.testing import CliRunner
 
-from http_files import FileServer
 from revisit.benchmarks import chair, language
-from revisit.benchmarks.io import download
 from revisit.cli.main import app
 from revisit.errors import RevisitError
 
@@ -49,105 +44,65 @@ def test_missing_data_is_one_sentence() -> None:
     assert "revisit data get nltk" in str(caught.value)
 
 
-def test_fetched_and_found_from_then_on(tmp_path: Path, file_server: FileServer) -> None:
-    serve(file_server, small_data(tmp_path / "copy"))
+@pytest.fixture
+def downloader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """NLTK's downloader, which copies packages of the folder given here instead of fetching them."""
+    source = small_data(tmp_path / "source")
+
+    def download(package: str, download_dir: str, quiet: bool, raise_on_error: bool) -> bool:
+        place = "/".join(language.PACKAGES[package].split("/")[:2])
+        if not (source / place).is_dir():
+            raise ValueError(f"Package {package!r} not found\n in index")
+        shutil.copytree(source / place, Path(download_dir) / place, dirs_exist_ok=True)
+        return quiet and raise_on_error
+
+    monkeypatch.setattr(nltk, "download", download)
+    return source
+
+
+@pytest.mark.usefixtures("downloader")
+def test_fetched_and_found_from_then_on(tmp_path: Path) -> None:
     for _ in ("fetched", "there already"):
-        result = CliRunner().invoke(app, ["data", "get", "nltk", "--from", file_server.url])
+        result = CliRunner().invoke(app, ["data", "get", "nltk"])
         assert result.exit_code == 0, result.output
+        assert "License of NLTK's data: WordNet's own" in result.output
         assert "with other data than the official scorers were compared with (punkt_tab" in result.output
     assert language.missing_packages() == []
     assert (tmp_path / "cache/nltk_data/corpora/wordnet/noun.exc").is_file()
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/notes.txt").write_text("precious")
-    with pytest.raises(RevisitError, match="is not empty"):
-        language.get_data(tmp_path / "mine", file_server.url)
 
 
-def test_the_version_is_that_of_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_server: FileServer
-) -> None:
+def test_the_version_is_that_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, downloader: Path) -> None:
     """Other data elsewhere, which NLTK would find first, says nothing about the folder that was filled."""
-    source = small_data(tmp_path / "source")
-    serve(file_server, source)
     pinned = {}
     for package, (files, _) in language.PINNED.items():
-        bodies = b"".join((source / language.PACKAGES[package] / name).read_bytes() for name in files)
+        bodies = b"".join((downloader / language.PACKAGES[package] / name).read_bytes() for name in files)
         pinned[package] = (files, hashlib.sha256(bodies).hexdigest())
     monkeypatch.setattr(language, "PINNED", pinned)
     elsewhere = small_data(tmp_path / "elsewhere")
     (elsewhere / "corpora/wordnet/noun.exc").write_text("other words\n")
     monkeypatch.setenv("NLTK_DATA", str(elsewhere))
     assert "with other data than" in language.version()
-    for _ in ("filled", "there already"):
-        result = CliRunner().invoke(app, ["data", "get", "nltk", str(tmp_path / "new"), "--from", file_server.url])
-        assert "with the data that the official scorers were compared with" in result.output, result.output
-    assert "(wordnet)" in language.get_data(elsewhere)
+    result = CliRunner().invoke(app, ["data", "get", "nltk", str(tmp_path / "new")])
+    assert "with the data that the official scorers were compared with" in result.output, result.output
+    assert "(wordnet)" in language.version(elsewhere)
 
 
-def serve(server: FileServer, root: Path) -> None:
-    """NLTK's packages as archives on a loopback server."""
-    for package, place in language.PACKAGES.items():
-        kind, data = place.split("/")[0], io.BytesIO()
-        with zipfile.ZipFile(data, "w") as archive:
-            for path in sorted((root / kind / package).rglob("*")):
-                if path.is_file():
-                    archive.write(path, path.relative_to(root / kind))
-        server.files[f"/{kind}/{package}.zip"] = data.getvalue()
+def test_a_corpus_may_stay_zipped(tmp_path: Path, downloader: Path) -> None:
+    shutil.make_archive(str(downloader / "corpora/wordnet"), "zip", downloader / "corpora", "wordnet")
+    shutil.rmtree(downloader / "corpora/wordnet")
+    nltk.data.path.append(str(downloader))
+    assert language.missing_packages() == []
+    assert "(punkt_tab, averaged_perceptron_tagger_eng, wordnet)" in language.version(downloader)
 
 
-def test_downloaded_from_a_server(tmp_path: Path, file_server: FileServer) -> None:
-    serve(file_server, small_data(tmp_path / "source"))
-    assert "with other data" in language.get_data(tmp_path / "data", file_server.url)
-    assert (tmp_path / "data/taggers/averaged_perceptron_tagger_eng").is_dir()
-    assert (
-        sorted(p.name for p in (tmp_path / "data").rglob("*") if "." in p.name and p.suffix in (".zip", ".part")) == []
-    )
-
-
-def test_a_damaged_archive_leaves_nothing(tmp_path: Path, file_server: FileServer) -> None:
-    serve(file_server, small_data(tmp_path / "source"))
-    file_server.files["/corpora/wordnet.zip"] = b"not an archive"
-    with pytest.raises(RevisitError, match=r"wordnet\.zip did not arrive as expected \(it is no zip archive"):
-        language.get_data(tmp_path / "data", file_server.url)
-    with pytest.raises(RevisitError, match=r"wordnet\.zip is not there \(status 404\)"):
-        language.get_data(tmp_path / "data", f"{file_server.url}/nowhere")
-    assert not (tmp_path / "data").exists()
-
-
-def test_interrupted_and_resumed(tmp_path: Path, file_server: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "PAUSE", 0.001)
-    serve(file_server, small_data(tmp_path / "source"))
-    path = "/corpora/wordnet.zip"
-    file_server.cut[path] = [100] + [0] * (download.ATTEMPTS - 1)
-    with pytest.raises(RevisitError, match="run the same command again to resume"):
-        language.get_data(tmp_path / "data", file_server.url)
-    assert not (tmp_path / "data").exists()
-    file_server.requests.clear()
-    language.get_data(tmp_path / "data", file_server.url)
-    assert (path, "bytes=100-") in file_server.requests
-    assert [asked for asked, _ in file_server.requests] == [path]  # the two that had arrived were kept
-    assert all((tmp_path / "data" / place).is_dir() for place in language.PACKAGES.values())
-
-
-def test_a_full_disk(tmp_path: Path, file_server: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(file_server, small_data(tmp_path / "source"))
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
-        with pytest.raises(RevisitError, match=r"needs 66 MB more, and the disk has 0 MB left"):
-            language.get_data(tmp_path / "data", file_server.url)
-    assert file_server.requests == []
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "copyfileobj", full)  # filled up meanwhile
-        with pytest.raises(RevisitError, match=r"No space left on device\. What is complete was kept"):
-            language.get_data(tmp_path / "data", file_server.url)
-    assert not (tmp_path / "data").exists()
-    result = CliRunner().invoke(app, ["data", "get", "nltk", str(tmp_path / "data"), "--from", file_server.url])
-    assert result.exit_code == 0, result.output
-    assert "License of NLTK's data: WordNet's own" in result.output
+def test_what_cannot_be_fetched_is_one_sentence(tmp_path: Path, downloader: Path) -> None:
+    shutil.rmtree(downloader / "corpora")
+    with pytest.raises(
+        RevisitError, match=r"could not download wordnet into .* \(Package 'wordnet' not found in index\)"
+    ):
+        language.get_data(tmp_path / "data")
+    result = CliRunner().invoke(app, ["data", "get", "nltk", "--from", "http://127.0.0.1:9"])
+    assert "set NLTK_DATA instead of --from" in str(result.exception)
 
 
 def test_other_benchmarks_run_meanwhile(tmp_path: Path) -> None:

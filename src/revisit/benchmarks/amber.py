@@ -249,7 +249,7 @@ class Amber(Benchmark):
 
     license: ClassVar[str] = "Apache-2.0 (questions and annotations); the pictures as its README says"
     downloads: ClassVar[tuple[Remote, ...]] = tuple(
-        Remote(f"amber/data/{name}", (f"{_FILES}/{name}",), sha256, 1_900_000) for name, sha256 in _SHA256.items()
+        Remote(f"amber/data/{name}", (f"{_FILES}/{name}",), sha256) for name, sha256 in _SHA256.items()
     )
 
     @property
@@ -284,9 +284,8 @@ class Amber(Benchmark):
 
     def pictures(self, data_dir: Path, limit: int | None = None) -> list[Remote]:
         """One archive, of which only the pictures of the first items are kept."""
-        names = sorted({image.name for item in self.load(data_dir)[:limit] for image in item.images})
-        members = tuple(f"image/{name}" for name in names)
-        return [Remote("amber/image/pictures.zip", (_PICTURES,), size=1_000_000_000, members=members)]
+        names = {image.name for item in self.load(data_dir)[:limit] for image in item.images}
+        return [Remote("amber/image/pictures.zip", (_PICTURES,), members=tuple(sorted(names)))]
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         check_answers(items, answers)

@@ -41,7 +41,6 @@ def lmms(name: str) -> tuple[str, ...]:
 COCO_LICENSE = (
     "annotations CC BY 4.0; the pictures have their Flickr authors' licenses (https://cocodataset.org/#termsofuse)"
 )
-PICTURE_SIZE = 200_000  # bytes, about, of a COCO or Visual Genome picture
 
 
 def coco_picture(name: str) -> tuple[str, ...]:
@@ -175,10 +174,7 @@ class Benchmark(Settings):
     def pictures(self, data_dir: Path, limit: int | None = None) -> list[Remote]:
         """The pictures of the first `limit` items, to be downloaded once its annotation files are in `data_dir`."""
         found = {image for item in self.load(data_dir)[:limit] for image in item.images}
-        return [
-            Remote(image.relative_to(data_dir).as_posix(), self.picture_urls(image), size=PICTURE_SIZE)
-            for image in sorted(found)
-        ]
+        return [Remote(image.relative_to(data_dir).as_posix(), self.picture_urls(image)) for image in sorted(found)]
 
     def picture_urls(self, image: Path) -> tuple[str, ...]:
         """Where a picture is on the authors' servers."""

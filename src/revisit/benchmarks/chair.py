@@ -21,7 +21,6 @@ from typing import Any, ClassVar
 from revisit.benchmarks import language
 from revisit.benchmarks.base import (
     COCO_LICENSE,
-    PICTURE_SIZE,
     Benchmark,
     Item,
     Metric,
@@ -38,6 +37,7 @@ from revisit.errors import RevisitError, unknown
 
 PROMPT = "Please describe this image in detail."
 COCO_SOURCE = "https://cocodataset.org (2014 Train/Val annotations, annotations_trainval2014.zip)"
+ANNOTATIONS = ("instances_val2014.json", "captions_val2014.json")
 _POS = {"J": "a", "V": "v", "N": "n", "R": "r"}
 
 ImageId = int | str
@@ -271,8 +271,7 @@ class Chair(Benchmark):
             "annotations/annotations_trainval2014.zip",
             ("http://images.cocodataset.org/annotations/annotations_trainval2014.zip",),
             sha256="031296bbc80c45a1d1f76bf9a90ead27e94e99ec629208449507a4917a3bf009",
-            size=252_872_794,
-            members=("annotations/instances_val2014.json", "annotations/captions_val2014.json"),
+            members=ANNOTATIONS,
         ),
     )
 
@@ -284,9 +283,8 @@ class Chair(Benchmark):
         own = files.folder(data_dir, "chair", "ground_truth.json") / "ground_truth.json"
         if own.exists():
             return [own]
-        names = ("instances_val2014.json", "captions_val2014.json")
-        folder = files.folder(data_dir, "annotations", *names)
-        return [require(folder / name, f"CHAIR's {name}", COCO_SOURCE) for name in names]
+        folder = files.folder(data_dir, "annotations", *ANNOTATIONS)
+        return [require(folder / name, f"CHAIR's {name}", COCO_SOURCE) for name in ANNOTATIONS]
 
     def load(self, data_dir: Path) -> list[Item]:
         paths = self.files(data_dir)
@@ -303,7 +301,7 @@ class Chair(Benchmark):
     def pictures(self, data_dir: Path, limit: int | None = None) -> list[Remote]:
         known = _pictures(self.files(data_dir))
         names = [known[i] for i in self._choose(list(known))[:limit]]
-        return [Remote(f"val2014/{name}", coco_picture(name), size=PICTURE_SIZE) for name in names]
+        return [Remote(f"val2014/{name}", coco_picture(name)) for name in names]
 
     def _choose(self, known: list[ImageId]) -> list[ImageId]:
         if self.ids == "all":

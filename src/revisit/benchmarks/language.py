@@ -8,16 +8,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import shutil
 from pathlib import Path
 from typing import Any
 
 from revisit import settings
-from revisit.benchmarks.io.download import Remote, fetch_all
-from revisit.benchmarks.io.drafts import drafting
 from revisit.errors import RevisitError, missing
 
-ADDRESS = "https://raw.githubusercontent.com/nltk/nltk_data/gh-pages/packages"
 LICENSE = "WordNet's own (Princeton University) for wordnet; for the others see https://www.nltk.org/nltk_data"
 # package -> where nltk.data looks for it
 PACKAGES = {
@@ -59,12 +55,12 @@ def data_folder() -> Path:
     return settings.cache_folder() / "nltk_data"
 
 
-def _find(nltk: Any, package: str) -> Any:
-    """The place of a package's data, or None; a corpus may stay zipped."""
+def _find(nltk: Any, package: str, folder: Path | None = None) -> Any:
+    """The place of a package's data in `folder`, or anywhere; None if it is not there. A corpus may stay zipped."""
     resource = PACKAGES[package]
     for candidate in (resource, f"{resource}.zip/{package}/"):
         try:
-            return nltk.data.find(candidate)
+            return nltk.data.find(candidate, paths=[str(folder)] if folder else None)
         except LookupError:
             continue
     return None
@@ -84,34 +80,18 @@ def require_data() -> None:
         )
 
 
-def get_data(folder: Path, source: str | None = None) -> str:
-    """Fetches the data into `folder`, all of it or nothing.
-
-    Args:
-        folder: A new or empty folder; one that has the data already is left as it is.
-        source: The address of a copy of NLTK's packages; NLTK's own by default.
-
-    Returns:
-        The version of the data in `folder`.
-    """
-    _nltk()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        if all((folder / place).exists() for place in PACKAGES.values()):
-            return version(folder)
-        raise RevisitError(f"{folder} is not empty and does not hold NLTK's data; name a new folder.")
-    address = (source or ADDRESS).rstrip("/")
-    if "://" not in address:
-        raise RevisitError(
-            f"--from is the address of a copy of NLTK's packages, not {source!r}; for a folder set NLTK_DATA."
-        )
-    with drafting(folder, resume=True) as out:
-        places = [out.root / place.split("/")[0] / package for package, place in PACKAGES.items()]
-        archives = [place.with_suffix(".zip") for place in places if not place.is_dir()]
-        names = [archive.relative_to(out.root).as_posix() for archive in archives]
-        fetch_all([Remote(name, (f"{address}/{name}",), size=11_000_000) for name in names], out.root)
-        for archive in archives:
-            shutil.unpack_archive(archive, archive.parent)
-            archive.unlink()
+def get_data(folder: Path) -> str:
+    """Downloads the data into `folder` with NLTK's own downloader, which checks it; returns the version of what is there."""
+    nltk = _nltk()
+    for package in PACKAGES:
+        try:
+            nltk.download(package, download_dir=str(folder), quiet=True, raise_on_error=True)
+        except (ValueError, OSError) as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise RevisitError(
+                f"NLTK could not download {package} into {folder} ({reason}); run the same command again, or set NLTK_DATA to a "
+                "folder that has it."
+            ) from error
     _tools.cache_clear()
     version.cache_clear()
     return version(folder)
@@ -125,8 +105,9 @@ def version(folder: Path | None = None) -> str:
         folder: The data folder to look at; wherever NLTK finds its data by default.
     """
     nltk = _nltk()
-    found = {p: folder / PACKAGES[p] if folder else _find(nltk, p) for p in PACKAGES}
-    other = [package for package, place in found.items() if _digest(place, package) != PINNED[package][1]]
+    if folder and str(folder) not in nltk.data.path:
+        nltk.data.path.append(str(folder))  # NLTK opens no file elsewhere
+    other = [p for p in PACKAGES if _digest(_find(nltk, p, folder), p) != PINNED[p][1]]
     if not other:
         return f"Words by NLTK {nltk.__version__}, with the data that the official scorers were compared with."
     return (
@@ -139,8 +120,7 @@ def _digest(place: Any, package: str) -> str:
     found = hashlib.sha256()
     for name in PINNED[package][0]:
         try:
-            opened = (place / name).open("rb") if isinstance(place, Path) else place.join(name).open()
-            with contextlib.closing(opened) as file:
+            with contextlib.closing(place.join(name).open()) as file:
                 found.update(file.read())
         except (OSError, AttributeError):
             return "incomplete"

@@ -237,7 +237,7 @@ class YesNo(Benchmark):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         cls.downloads = tuple(
-            Remote(f"{cls.name}/{q.names[0]}", (q.url,), q.sha256, 500_000) for q in cls.question_files if q.url
+            Remote(f"{cls.name}/{q.names[0]}", (q.url,), q.sha256) for q in cls.question_files if q.url
         )
 
     @model_validator(mode="after")

@@ -188,8 +188,8 @@ class VQAv2(Benchmark):
         "CC BY 4.0 (questions and answers); the pictures are COCO's, with their Flickr authors' licenses"
     )
     downloads: ClassVar[tuple[Remote, ...]] = (  # no checksums are published; the archives hold those of their members
-        Remote(f"vqav2/{_ZIPPED[0]}", (f"{_SERVER}/{_ZIPPED[0]}",), size=15_000_000, members=(QUESTIONS,)),
-        Remote(f"vqav2/{_ZIPPED[1]}", (f"{_SERVER}/{_ZIPPED[1]}",), size=100_000_000, members=(ANNOTATIONS,)),
+        Remote(f"vqav2/{_ZIPPED[0]}", (f"{_SERVER}/{_ZIPPED[0]}",), members=(QUESTIONS,)),
+        Remote(f"vqav2/{_ZIPPED[1]}", (f"{_SERVER}/{_ZIPPED[1]}",), members=(ANNOTATIONS,)),
     )
     max_new_tokens: ClassVar[int] = 16
     headline: ClassVar[str] = "accuracy"

@@ -44,9 +44,13 @@ def get(
         from revisit.benchmarks import language
 
         need("nltk")
+        if source is not None:
+            raise RevisitError(
+                "NLTK's data comes from NLTK's server; for a copy of it set NLTK_DATA instead of --from."
+            )
         typer.echo(f"License of NLTK's data: {language.LICENSE}.", err=True)
         place = (folder or language.data_folder()).expanduser().resolve()
-        typer.echo(f"{place}: NLTK's data for CHAIR and AMBER. {language.get_data(place, source)}")
+        typer.echo(f"{place}: NLTK's data for CHAIR and AMBER. {language.get_data(place)}")
         if folder is not None:
             typer.echo(f"Use it with: export NLTK_DATA={quote(str(place))}")
         return

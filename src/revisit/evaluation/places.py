@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from revisit import benchmarks
 from revisit.benchmarks import registry
 from revisit.benchmarks.io import data
 from revisit.errors import RevisitError, unknown
-from revisit.evaluation.store import disk_error
 from revisit.settings import cache_folder
 
 log = logging.getLogger(__name__)
@@ -25,7 +22,6 @@ log = logging.getLogger(__name__)
 SCENES = "scenes"
 DOWNLOAD = "download"
 DEFAULT_SCENES = "scenes:unusual:100"
-FEW = 200  # with a smaller limit only what the first items need is fetched from the authors' servers
 NAMING = "Scenes are named scenes:SPLIT:NUMBER:SEED, for example scenes:unusual:200:0, not"
 
 
@@ -103,21 +99,11 @@ def _cached(text: str) -> Path:
 
 def scene_folder(text: str) -> Path:
     """The folder of the scenes that `text` names; built on first use, whole or not at all."""
-    from revisit.embedded.build import fill
+    from revisit.embedded.build import build
 
-    split, n, seed = parse_scenes(text)
     folder = _cached(text)
-    if folder.is_dir():
-        return folder
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
-    try:
-        fill(partial, split, n, seed)
-        partial.rename(folder)
-    except OSError as error:
-        if not folder.is_dir():  # else another process was faster, with the same scenes
-            raise disk_error(error, folder, "set REVISIT_CACHE to another folder") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    if not folder.is_dir():
+        build(folder, *parse_scenes(text))
     return folder
 
 
@@ -135,8 +121,7 @@ def _downloaded_folder(text: str, benchmark: str | None, limit: int | None) -> P
     source = data.full_path(text.partition(":")[2] or None)
     tag = f"-{hashlib.sha256(source.encode()).hexdigest()[:12]}" if source else ""
     folder = cache_folder() / f"data-{cls.name}{tag}"
-    few = limit is not None and limit < FEW and not data.from_hub(cls, source)
-    first = limit if few and not folder.is_dir() else None
+    first = None if folder.is_dir() or data.from_hub(cls, source) else limit
     if first is not None:
         folder = folder.with_name(f"{folder.name}-first{first}")
     if not folder.is_dir():

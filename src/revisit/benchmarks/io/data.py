@@ -43,8 +43,6 @@ def get(
     """
     benchmark = registry.get(name, **options)
     on_hub = from_hub(type(benchmark), source)
-    if limit is not None and limit < 1:
-        raise RevisitError(f"limit must be at least 1, not {limit}; leave it out to fetch everything.")
     if on_hub and source is not None and "://" in source:
         raise RevisitError(f"{benchmark.title} is fetched from the hub: give --from OWNER/NAME or a folder.")
     if split is not None and not on_hub:
@@ -59,7 +57,6 @@ def get(
         about = {
             "benchmark": benchmark.name,
             **(fetched or _download(benchmark, out, source, limit, progress)),
-            "fingerprint": out.fingerprint(),
             "license": benchmark.license,
             "asked": asked,
         }

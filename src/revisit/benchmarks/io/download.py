@@ -1,13 +1,12 @@
 """Files by HTTP: interrupted downloads resume, every file is checked, and none appears before it is complete.
 
 A file grows as `NAME.part` and gets its name when it is whole: as long as the server said, with the SHA-256 that is known,
-or at least a picture. Free disk space is compared with what is to come before anything is written.
+or at least a zip archive or a picture.
 """
 
 from __future__ import annotations
 
 import http.client
-import logging
 import shutil
 import time
 import urllib.error
@@ -23,12 +22,9 @@ from revisit.benchmarks.io.drafts import picture_ending
 from revisit.benchmarks.io.files import file_digest
 from revisit.errors import RevisitError
 
-log = logging.getLogger(__name__)
-
 ATTEMPTS = 5
 PAUSE = 0.5  # seconds before the second attempt, doubled for each further one
 TIMEOUT = 60.0
-CHUNK = 1 << 20
 CONNECTIONS = 8
 BUSY = (408, 425, 429, 500, 502, 503, 504)
 
@@ -42,14 +38,13 @@ class Remote:
     path: str
     urls: tuple[str, ...]
     sha256: str = ""  # of the content, where it is known
-    size: int = 0  # in bytes, about, for the check of disk space
     members: tuple[str, ...] = ()  # of a zip archive: only these are kept, in its folder, and the archive is removed
 
     @property
     def results(self) -> tuple[str, ...]:
         """What is there in the end, below the data folder."""
         folder = PurePosixPath(self.path).parent
-        return tuple(str(folder / PurePosixPath(member).name) for member in self.members) or (self.path,)
+        return tuple(str(folder / member) for member in self.members) or (self.path,)
 
 
 def mirrored(remote: Remote, mirror: str | None) -> Remote:
@@ -61,10 +56,9 @@ def mirrored(remote: Remote, mirror: str | None) -> Remote:
 
 
 def fetch_all(remotes: Iterable[Remote], folder: Path, progress: Progress | None = None) -> None:
-    """Every file, below `folder`; those that are there already are left alone. Raises after the first that cannot be had."""
+    """Downloads every file that is not yet below `folder`. Raises RevisitError at the first that cannot be downloaded."""
     remotes = list(remotes)
     waiting = [r for r in remotes if not all((folder / place).exists() for place in r.results)]
-    check_space(folder, sum(r.size * (2 if r.path.endswith(".zip") else 1) - _so_far(r, folder) for r in waiting))
     done = len(remotes) - len(waiting)
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         jobs = [pool.submit(fetch, remote, folder) for remote in waiting]
@@ -79,69 +73,51 @@ def fetch_all(remotes: Iterable[Remote], folder: Path, progress: Progress | None
             raise
 
 
-def _so_far(remote: Remote, folder: Path) -> int:
-    part = _part(folder / remote.path)
-    return part.stat().st_size if part.is_file() else 0
-
-
-def check_space(folder: Path, needed: int) -> None:
-    """Raises before anything is written if `needed` bytes do not fit where `folder` is."""
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise RevisitError(
-            f"{folder} needs {_megabytes(needed)} more, and the disk has {_megabytes(free)} left; make room or choose "
-            "another folder."
-        )
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.0f} MB"
-
-
 def fetch(remote: Remote, folder: Path) -> None:
-    """One file: downloaded or gone on with, checked, unpacked, and only then under its name."""
+    """Downloads, checks and unpacks one file."""
     target = folder / remote.path
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = _part(target)
-    _download(remote, part)
-    _check(remote, part)
-    if remote.members:
-        _unpack(remote, part, target.parent)
+    part = target.with_name(f"{target.name}.part")
+    if not any(_download(url, part) for url in remote.urls):
+        raise RevisitError(
+            f"{' or '.join(remote.urls)} is not there (status 404); the server may have moved its files."
+        )
+    try:
+        _check(remote, part)
+        if remote.members:
+            _unpack(part, remote.members, target.parent)
+            part.unlink()
+        else:
+            part.replace(target)
+    except (
+        RevisitError,
+        zipfile.BadZipFile,
+        zlib.error,
+        NotImplementedError,
+        RuntimeError,
+        KeyError,
+        EOFError,
+    ) as error:
         part.unlink()
-    else:
-        part.replace(target)
+        reason = str(error).rstrip(".")
+        raise RevisitError(
+            f"{remote.urls[0]} did not arrive as expected ({reason}) and was removed; run the same command again."
+        ) from error
 
 
-def _part(target: Path) -> Path:
-    return target.with_name(f"{target.name}.part")
-
-
-def _download(remote: Remote, part: Path) -> None:
-    """From the first address that has the file."""
-    for number, url in enumerate(remote.urls, 1):
-        try:
-            return _transfer(url, part)
-        except FileNotFoundError as error:
-            if number == len(remote.urls):
-                where = " or ".join(remote.urls)
-                raise RevisitError(
-                    f"{where} is not there (status 404); the server may have moved its files."
-                ) from error
-    return None
-
-
-def _transfer(url: str, part: Path) -> None:
-    """The whole content of `url` in `part`, going on where an earlier attempt, or an earlier run, stopped."""
+def _download(url: str, part: Path) -> bool:
+    """Completes `part` with the content of `url`, from where an earlier attempt or run stopped; False if there is no such file."""
     problem = ""
     for attempt in range(ATTEMPTS):
         if attempt:
             time.sleep(PAUSE * 2 ** (attempt - 1))
         try:
-            return _continue(url, part)
+            _transfer(url, part)
+            return True
         except urllib.error.HTTPError as error:
             with error:
                 if error.code == 404:
-                    raise FileNotFoundError(url) from error
+                    return False
                 if error.code == 416:  # what is there is longer than the file: not its beginning
                     part.unlink(missing_ok=True)
                 elif error.code not in BUSY:
@@ -149,13 +125,12 @@ def _transfer(url: str, part: Path) -> None:
                 problem = f"status {error.code}"
         except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
             problem = str(getattr(error, "reason", error)) or type(error).__name__
-        log.info("%s broke off (%s); going on.", url, problem)
     raise RevisitError(
         f"{url} could not be downloaded after {ATTEMPTS} attempts ({problem}); run the same command again to resume."
     )
 
 
-def _continue(url: str, part: Path) -> None:
+def _transfer(url: str, part: Path) -> None:
     start = part.stat().st_size if part.is_file() else 0
     request = urllib.request.Request(url, headers={"User-Agent": "revisit-decoding"})
     if start:
@@ -166,54 +141,27 @@ def _continue(url: str, part: Path) -> None:
         expected = start + int(reply.headers.get("Content-Length", -start))
         with part.open("r+b" if start else "wb") as file:
             file.seek(start)
-            shutil.copyfileobj(reply, file, CHUNK)
+            shutil.copyfileobj(reply, file, 1 << 20)
         if expected and part.stat().st_size != expected:
             raise ConnectionError(f"{part.stat().st_size} of {expected} bytes")
 
 
 def _check(remote: Remote, part: Path) -> None:
-    """Removes and refuses what is not the file that was asked for."""
-    try:
-        if remote.sha256:
-            found = file_digest(part)
-            if found != remote.sha256:
-                raise RevisitError(f"its SHA-256 is {found[:12]}…, not {remote.sha256[:12]}…")
-        elif remote.path.endswith(".zip"):
-            if not zipfile.is_zipfile(part):
-                raise RevisitError("it is no zip archive")
-        else:
-            picture_ending(part, "what was sent")
-    except RevisitError as error:
-        part.unlink()
-        reason = str(error).rstrip(".")
-        raise RevisitError(
-            f"{remote.urls[0]} did not arrive as expected ({reason}) and was removed; run the same command again."
-        ) from error
+    """Raises RevisitError for what is not the file that was asked for."""
+    if remote.sha256:
+        found = file_digest(part)
+        if found != remote.sha256:
+            raise RevisitError(f"its SHA-256 is {found[:12]}…, not {remote.sha256[:12]}…")
+    elif not remote.members:
+        picture_ending(part, "what was sent")
 
 
-def _unpack(remote: Remote, archive: Path, folder: Path) -> None:
-    """The wanted members, whose checksums the archive knows."""
-    try:
-        with zipfile.ZipFile(archive) as opened:
-            for member in remote.members:
-                target = folder / PurePosixPath(member).name
-                with opened.open(_entry(opened, member)) as source, _part(target).open("wb") as file:
-                    shutil.copyfileobj(source, file, CHUNK)
-                _part(target).replace(target)
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, KeyError, EOFError) as error:
-        archive.unlink()
-        raise RevisitError(
-            f"{remote.urls[0]} is damaged ({error}) and was removed; run the same command again."
-        ) from error
-
-
-def _entry(archive: zipfile.ZipFile, member: str) -> str:
-    """The member's name in the archive: as given, or in another folder."""
-    names = archive.namelist()
-    if member in names:
-        return member
-    base = PurePosixPath(member).name
-    same = [name for name in names if PurePosixPath(name).name == base]
-    if len(same) != 1:
-        raise KeyError(f"it has {len(same)} files named {base}")
-    return same[0]
+def _unpack(archive: Path, members: Iterable[str], folder: Path) -> None:
+    """Writes the wanted members of a zip archive, whichever of its folders they are in; it knows their checksums."""
+    with zipfile.ZipFile(archive) as opened:
+        names = {PurePosixPath(name).name: name for name in opened.namelist()}
+        for member in members:
+            part = folder / f"{member}.part"
+            with opened.open(names[member]) as source, part.open("wb") as file:
+                shutil.copyfileobj(source, file, 1 << 20)
+            part.replace(folder / member)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import shutil
 from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from filelock import FileLock, Timeout
 
-from revisit.benchmarks.io.files import file_digest
 from revisit.errors import RevisitError
-from revisit.settings import cache_folder
 
 ENDINGS = {"JPEG": ".jpg", "PNG": ".png", "GIF": ".gif", "BMP": ".bmp", "TIFF": ".tif", "WEBP": ".webp"}
 
@@ -59,12 +56,6 @@ class Draft:
         while self._entries:
             path, entries = self._entries.popitem()
             self.text(path, "".join(entries))
-
-    def fingerprint(self) -> str:
-        """SHA-256 over names and contents of everything written."""
-        paths = sorted(p.relative_to(self.root).as_posix() for p in self.root.rglob("*") if p.is_file())
-        digests = "".join(f"{path} {file_digest(self.root / path)}\n" for path in paths)
-        return hashlib.sha256(digests.encode()).hexdigest()
 
     def _target(self, path: str) -> Path:
         parts = PurePosixPath(path).parts
@@ -114,18 +105,19 @@ def has_picture(value: object) -> bool:
 def drafting(folder: Path, *, resume: bool = False) -> Iterator[Draft]:
     """A draft next to `folder` that takes its name when the block ends well and is removed when it does not.
 
-    What a killed process left is cleared first; with `resume` it is kept, and so is what a failure leaves. A living
-    process that drafts the same folder is respected.
+    What a killed process left is cleared first; with `resume` it is kept, and so is what a failure leaves. Only one process at a
+    time may draft a folder.
     """
     place = folder.with_name(f".{folder.name}.draft")
+    lock = FileLock(place.with_suffix(".lock"), timeout=0, is_singleton=False)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with _held(place, folder):
-            if not resume:
-                shutil.rmtree(place)
-                place.mkdir()
-            draft = Draft(place)
+        with lock:
             try:
+                if not resume:
+                    shutil.rmtree(place, ignore_errors=True)
+                place.mkdir(exist_ok=True)
+                draft = Draft(place)
                 yield draft
                 draft.close()
                 place.rename(folder)  # replaces an empty folder, never one that holds something
@@ -133,29 +125,13 @@ def drafting(folder: Path, *, resume: bool = False) -> Iterator[Draft]:
                 if not resume:
                     shutil.rmtree(place, ignore_errors=True)
                 raise
-    except OSError as error:
-        reason = error.strerror or str(error)
-        left = "What is complete was kept" if resume else "Nothing was left there"
-        other = (
-            "set REVISIT_CACHE to another folder" if folder.is_relative_to(cache_folder()) else "choose another folder"
-        )
-        raise RevisitError(
-            f"Cannot write {folder}: {reason}. {left}; make room or {other}, and run the same command again."
-        ) from error
-
-
-@contextmanager
-def _held(place: Path, folder: Path) -> Iterator[None]:
-    """Holds a lock next to `place` and creates `place`; a dead process keeps no lock, and no lock file stays."""
-    lock = FileLock(place.with_suffix(".lock"), timeout=0, is_singleton=False)
-    try:
-        lock.acquire()
+            finally:
+                Path(lock.lock_file).unlink(missing_ok=True)  # before the release: nobody else can hold it yet
     except Timeout as error:
         raise RevisitError(f"Another process is writing {folder}; wait until it ends.") from error
-    try:
-        place.mkdir(exist_ok=True)
-        yield
-    finally:
-        with suppress(OSError):  # a system that cannot remove an open file keeps an empty one
-            Path(lock.lock_file).unlink(missing_ok=True)  # before the release: nobody else can hold it yet
-        lock.release()
+    except OSError as error:
+        left = "What is complete was kept" if resume else "Nothing was left there"
+        raise RevisitError(
+            f"Cannot write {folder}: {error.strerror or error}. {left}; make room or choose another folder (REVISIT_CACHE names the "
+            "cache), and run the same command again."
+        ) from error

@@ -6,7 +6,6 @@ the datasets' cards and of lmms-eval.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,7 +18,6 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import RepositoryNotFoundError
 
 from revisit.benchmarks.base import Benchmark, HubDataset
-from revisit.benchmarks.io.download import check_space
 from revisit.benchmarks.io.drafts import Draft
 from revisit.benchmarks.io.files import Record
 from revisit.errors import RevisitError, unknown
@@ -54,7 +52,10 @@ def write(
     library = _library()
     splits = tuple(split.split(",")) if split else dataset.splits
     place = _locate(dataset.repos, source)
-    copy = place if limit is not None else _downloaded(place, out.root)  # a few rows are streamed
+    copy = place
+    if place.revision is not None and limit is None:  # all of it into the hub's cache; a few rows are streamed
+        with _reading(place):
+            copy = Place(snapshot_download(place.source, repo_type="dataset", revision=place.revision))
     rows = 0
 
     def counted() -> Iterator[Record]:
@@ -133,41 +134,6 @@ def _reading(place: Place) -> Iterator[None]:
             f"{place.source} cannot be read as a dataset ({_reason(error)}); nothing was written. "
             "If the connection broke, run the same command again; else name the right place with --from."
         ) from error
-
-
-def _downloaded(place: Place, folder: Path) -> Place:
-    """The whole repository in the hub's own cache, where interrupted downloads resume; a folder is there already."""
-    if place.revision is None:
-        return place
-    with _reading(place):
-        about = HfApi().dataset_info(place.source, revision=place.revision, files_metadata=True, timeout=30)
-        files = about.siblings or []
-        check_space(folder, 2 * sum(file.size or 0 for file in files))  # the repository, and what is made of it
-        copy = Path(snapshot_download(place.source, repo_type="dataset", revision=place.revision))
-        for file in files:
-            _check(copy / file.rfilename, file, place)
-        return Place(str(copy))
-
-
-def _check(path: Path, file: Any, place: Place) -> None:
-    """Removes and refuses a file that is not what the hub says: its client compares lengths only.
-
-    Large files have a SHA-256, the others git's SHA-1.
-    """
-    if file.lfs is not None:
-        expected, state = file.lfs.sha256, hashlib.sha256()
-    else:
-        expected, state = file.blob_id, hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
-    with path.open("rb") as opened:
-        while block := opened.read(1 << 20):
-            state.update(block)
-    if state.hexdigest() != expected:
-        path.resolve().unlink()  # in the hub's cache, the content; its name there is a link
-        path.unlink(missing_ok=True)
-        raise RevisitError(
-            f"{file.rfilename} of {place.source} did not arrive as the hub has it (its checksum is {state.hexdigest()[:12]}…, not "
-            f"{expected[:12]}…) and was removed; run the same command again."
-        )
 
 
 def _rows(library: Any, dataset: HubDataset, place: Place, splits: Iterable[str]) -> Iterator[Record]:
