@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import made_up
 import pytest
 
 import families
@@ -78,18 +77,6 @@ def test_pictures_are_copied_once_and_the_command_is_told(tmp_path: Path) -> Non
 
 def test_samples_are_ordered_as_a_reader_would(tmp_path: Path) -> None:
     assert sorted(["10", "9", "b2", "b10", "1"], key=natural_order) == ["1", "9", "10", "b2", "b10"]
-
-
-def test_fewer_decode_pages_than_asked_for_are_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("revisit.models.loading.load", lambda name: (None, None))
-    monkeypatch.setattr("revisit.explain.record.explain", lambda *_, **__: made_up.decode())
-    with caplog.at_level("WARNING", logger="revisit"):
-        page = write("run", *made(5, tmp_path / "in"), tmp_path / "out", traces=3)
-    assert "2 of the 3 asked for" in caplog.text
-    assert "no more of the 5 samples" in caplog.text
-    assert [bool(sample.get("trace")) for sample in data_of(page)["samples"]] == [True, False, False, False, True]
 
 
 def test_a_folder_without_a_run_is_said(tmp_path: Path) -> None:

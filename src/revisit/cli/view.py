@@ -12,16 +12,13 @@ from revisit.errors import RevisitError
 def view(
     run: Path = typer.Argument(..., help="The --out folder of `revisit eval`."),
     out: Path = typer.Option(None, "--out", "-o", help="Folder for the page and the pictures; RUN/view unless given."),
-    traces: int = typer.Option(
-        0, min=0, help="Also make the decode pages of so many samples at which the methods disagree; loads the model."
-    ),
 ) -> None:
     """Write a page that shows every sample of a run: picture, question, truth, and the answers side by side.
 
     It needs no server: open the file. Samples can be filtered by benchmark, by "methods disagree", by the method that is wrong,
     and by text.
 
-    Example: revisit view runs/first --traces 10
+    Example: revisit view runs/first
     """
     from revisit.report.sample_browser import build
 
@@ -29,5 +26,5 @@ def view(
         raise RevisitError(
             f"--out names a folder, which gets index.html and the pictures: give {out.with_suffix('')}, not {out}."
         )
-    page = build(run, out or run / "view", traces)
+    page = build(run, out or run / "view")
     print(f"Wrote {page}; open it in a browser.")

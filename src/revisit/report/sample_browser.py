@@ -22,7 +22,7 @@ from revisit.pages.document import check_writable, script_page, write_page
 
 log = logging.getLogger(__name__)
 
-PICTURES, TRACES = "pictures", "traces"
+PICTURES = "pictures"  # the folder of the copies
 SIDE = 384  # longest side of a copied picture
 # keys of Item.meta, in this order
 TRUTH = ("ground_truth", "gold", "label", "answer", "answers", "truth", "gt_answer", "category")
@@ -66,29 +66,23 @@ class Columns:
         return self.cells[key]
 
 
-def build(run: Path, out: Path, traces: int = 0) -> Path:
-    """Write the browser of a run's samples below `out`; returns the page.
-
-    With `traces`, decode pages are made for so many samples at which the methods disagree.
-    """
+def build(run: Path, out: Path) -> Path:
+    """Write the browser of a run's samples below `out`; returns the page."""
     columns, samples, notes = read_samples(run)
     if not samples:
         raise RevisitError(f"{run} holds no answers yet; run `revisit eval` with this --out to the end.")
-    return write(run.resolve().name, columns, samples, out, notes, traces)
+    return write(run.resolve().name, columns, samples, out, notes)
 
 
-def write(
-    name: str, columns: Columns, samples: Sequence[Sample], out: Path, notes: Sequence[str] = (), traces: int = 0
-) -> Path:
+def write(name: str, columns: Columns, samples: Sequence[Sample], out: Path, notes: Sequence[str] = ()) -> Path:
     """Write the page and its pictures; returns the page."""
     page = check_writable(make_folder(out) / "index.html")
     pictures = copy_pictures(samples, out / PICTURES)
-    made = make_traces(columns, samples, out / TRACES, traces) if traces else {}
     data: dict[str, Any] = {
         "columns": [{key: c[key] for key in ("model", "name", "settings")} for c in columns.methods],
         "benchmarks": sorted({sample.benchmark for sample in samples}),
         "notes": list(notes),
-        "samples": [_payload(s, pictures, made.get(number), columns) for number, s in enumerate(samples)],
+        "samples": [_payload(sample, pictures, columns) for sample in samples],
     }
     text = script_page(
         f"Samples of {name}",
@@ -206,54 +200,7 @@ def copy_pictures(samples: Sequence[Sample], folder: Path) -> dict[Path, str]:
     return addresses
 
 
-def make_traces(columns: Columns, samples: Sequence[Sample], folder: Path, count: int) -> dict[int, str]:
-    """Decode pages of the first samples at which methods of one model disagree: sample's number -> address of its page."""
-    from revisit.explain import page
-    from revisit.explain.record import explain
-    from revisit.methods import as_method
-    from revisit.models.images import open_image
-    from revisit.models.loading import load
-
-    made: dict[int, str] = {}
-    loaded: tuple[str, Any, Any] | None = None
-    able = [number for number, sample in enumerate(samples) if _can_be_traced(sample, columns)]
-    if len(able) < count:
-        log.warning(
-            "Decode pages: %d of the %d asked for, because methods of one model disagree about a picture at no more of the %d samples.",
-            len(able),
-            count,
-            len(samples),
-        )
-    for number in able[:count]:
-        sample = samples[number]
-        used = [columns.methods[column] for column in sample.answers]
-        if loaded is None or loaded[0] != used[0]["model"]:
-            loaded = (used[0]["model"], *load(used[0]["model"]))
-        methods = [as_method(entry["method"]) for entry in used][::-1]  # the method before the baseline
-        images = [open_image(path) for path in sample.item.images]
-        decode = explain(
-            loaded[1],
-            loaded[2],
-            images,
-            sample.prompt,
-            methods,
-            model_name=loaded[0],
-            objects=sample.item.meta.get("ground_truth"),
-            max_new_tokens=256,
-            do_sample=False,
-        )
-        made[number] = f"{TRACES}/{number:06d}.html"
-        page.write(make_folder(folder) / f"{number:06d}.html", decode)
-    return made
-
-
-def _can_be_traced(sample: Sample, columns: Columns) -> bool:
-    """Whether methods of one model disagree about a sample that has a picture."""
-    models = {columns.methods[column]["model"] for column in sample.answers}
-    return sample.disagree and bool(sample.item.images) and len(models) == 1
-
-
-def _payload(sample: Sample, pictures: Mapping[Path, str], trace: str | None, columns: Columns) -> dict[str, Any]:
+def _payload(sample: Sample, pictures: Mapping[Path, str], columns: Columns) -> dict[str, Any]:
     """One sample with short keys; there may be ten thousand."""
     entry: dict[str, Any] = {"b": sample.benchmark, "i": sample.item.id, "q": sample.prompt}
     entry["p"] = [pictures[path] for path in sample.item.images if path in pictures]
@@ -262,9 +209,7 @@ def _payload(sample: Sample, pictures: Mapping[Path, str], trace: str | None, co
     entry["a"] = sample.answers
     if sample.disagree:
         entry["d"] = 1
-    if trace:
-        entry["trace"] = trace
-    elif sample.item.images:
+    if sample.item.images:
         entry["cmd"] = command(sample, columns)
     return entry
 
@@ -287,19 +232,9 @@ def command(sample: Sample, columns: Columns) -> str:
     last = columns.methods[max(sample.answers)]
     images = list(_relative(sample.item.images))
     together = ["--together"] if len(images) > 1 else []
-    words = [
-        "revisit",
-        "generate",
-        *images,
-        *together,
-        "--model",
-        last["model"],
-        "--method",
-        value_text(last["method"]),
-        "--prompt",
-        sample.prompt,
-    ]
-    return shlex.join([*words, "--html", "decode.html"])
+    options = {"--model": last["model"], "--method": value_text(last["method"]), "--prompt": sample.prompt}
+    words = [word for option in {**options, "--html": "decode.html"}.items() for word in option]
+    return shlex.join(["revisit", "generate", *images, *together, *words])
 
 
 def _relative(paths: Sequence[Path]) -> Iterator[str]:

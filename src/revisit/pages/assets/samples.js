@@ -88,8 +88,7 @@ class SampleBrowser {
   show(sample) {
     const facts = make("div", { class: "facts" }, make("h2", {}, `${sample.b} · ${sample.i}`), make("p", {}, sample.q || "The question is not known."));
     if (sample.t) facts.append(make("p", { class: "truth" }, "Truth: ", make("b", {}, sample.t)));
-    if (sample.trace) facts.append(make("p", {}, make("a", { href: sample.trace }, "See this answer token by token")));
-    else if (sample.cmd) facts.append(make("details", {}, make("summary", {}, "See this answer token by token: run this command"), make("code", { class: "command" }, sample.cmd)));
+    if (sample.cmd) facts.append(make("details", {}, make("summary", {}, "See this answer token by token: run this command"), make("code", { class: "command" }, sample.cmd)));
     const columns = this.names.map((name, c) => (sample.a[c] ? this.column(name, this.data.columns[c].settings, sample.a[c]) : null));
     this.detail.replaceChildren(make("div", { class: "head" }, ...sample.p.map((src) => make("img", { src, alt: "Picture of the sample", loading: "lazy" })), facts), make("div", { class: "columns" }, ...columns));
     this.detail.scrollTop = 0;
