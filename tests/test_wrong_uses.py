@@ -47,7 +47,7 @@ COMMANDS = [
     ("generate nope.jpg", "There is no image file 'nope.jpg'"),
     ("generate photo.png --html photo.png", "is not a page: its name must end in .html"),
     ("generate photo.png --figure photo.png", "photo.png is the input itself, and would be lost"),
-    ("data get nltk --from nowhere", "--from is the address of a copy of NLTK's packages, not 'nowhere'"),
+    ("data get nltk --from nowhere", "for a copy of it set NLTK_DATA instead of --from"),
     ("generate nothing", "holds no image files"),
     ("generate notes.txt", "is not an image in a format that can be read"),
     ("generate empty.png", "is not an image in a format that can be read"),
@@ -329,7 +329,8 @@ def test_a_cache_that_cannot_be_written_is_named_as_the_cure(
     with pytest.raises(SystemExit):
         main()
     said = capsys.readouterr().err
-    assert "Not a directory. Set REVISIT_CACHE to another folder." in said
+    assert "Not a directory." in said
+    assert "another folder (REVISIT_CACHE names the cache)" in said
     assert "--out" not in said
     assert "intact" not in said
 
