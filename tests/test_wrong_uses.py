@@ -329,7 +329,7 @@ def test_a_cache_that_cannot_be_written_is_named_as_the_cure(
     with pytest.raises(SystemExit):
         main()
     said = capsys.readouterr().err
-    assert "Not a directory." in said
+    assert "Cannot write" in said
     assert "another folder (REVISIT_CACHE names the cache)" in said
     assert "--out" not in said
     assert "intact" not in said
