@@ -68,6 +68,7 @@ format: $(VENV)/.installed
 
 docs: .venv-docs/.installed  ## build the site into site/
 	.venv-docs/bin/mkdocs build --strict
+	@echo "Open site/index.html in a browser."
 
 clean:
 	rm -rf $(VENV) .venv-docs .venv-ray .venv-vllm site build dist .pytest_cache .mypy_cache .ruff_cache

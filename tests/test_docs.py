@@ -1,4 +1,4 @@
-"""The documentation: equations become MathML, every page is in the navigation, and no script is published as a page."""
+"""The documentation: equations become MathML, every page is in the navigation, every link leads somewhere, and the wording is plain."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import yaml
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md"))]
 
 
 def pages(entry: Any) -> list[str]:
@@ -53,3 +54,52 @@ def test_public_names_are_on_the_api_page() -> None:
     text = (ROOT / "docs/api.md").read_text("utf-8")
     names = set(revisit.__all__) - {"methods"}  # the package, whose classes are on the page
     assert [name for name in names if not re.search(rf"\.{name}$", text, re.MULTILINE)] == []
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page, as mkdocs and GitHub derive them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    plain = [re.sub(r"[^\w\s-]", "", title.lower()).strip() for title in titles]
+    return {re.sub(r"[-\s]+", "-", title) for title in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_every_link_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    dead = []
+    for target in targets:
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        if not found.exists() or (anchor and not anchor.startswith("only-") and anchor not in headings(found)):
+            dead.append(target)
+    assert dead == []
+
+
+# Sentences that read as translated, and what to write instead.
+AWKWARD = {
+    r"\bis told\b|\bare told\b|\btold apart\b": "say who says what, or 'distinguish'",
+    r"\bstands? (for|twice|beside|next)\b": "'represents', 'is duplicated', 'is next to'",
+    r"\bbeside\b": "'next to', 'in addition to'",
+    r"\bso many\b": "a number",
+    r"\bis said\b|\bas said\b|\bwhat can be said\b": "'is reported', 'is documented'",
+    r"\bgets? stuck\b": "'repeats'",
+    r"\bflatters?\b": "'artificially lowers'",
+    r"\bmade anew\b|\bmakes .{1,30} anew\b": "'regenerated'",
+    r"\bhas not as\b": "state both numbers",
+    r"\ba (second|step|token|row|picture|scene|call)'s worth\b": "a plain number",
+    r"\bwho mean it\b": "say what the option does",
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_wording_is_plain(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert {
+        match: hint
+        for pattern, hint in AWKWARD.items()
+        for match in re.findall(f".{{0,30}}(?:{pattern}).{{0,20}}", text)
+    } == {}
