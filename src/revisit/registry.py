@@ -9,7 +9,6 @@ decorator `register`, by the text `path/to/file.py:Class`, or by an entry point 
 
 from __future__ import annotations
 
-import ast
 import copyreg
 import importlib
 import importlib.util
@@ -255,7 +254,7 @@ class Registry(Generic[S]):
         if file.endswith(".py"):
             return self._from_file(Path(file), cls)
         if text.endswith(".py"):
-            raise class_missing(Path(text), self.kind)
+            raise RevisitError(f"{text} needs the class of the {self.kind} after it, as in {text}:Class.")
         return self.find(text)
 
     def get(self, name: str, /, **settings: Any) -> S:
@@ -384,22 +383,6 @@ def class_from_file(path: Path, name: str, kind: str) -> Any:
     if not hasattr(sys.modules[module], name):
         raise RevisitError(f"{path} has no class {name!r}; write path/to/file.py:Class.")
     return getattr(sys.modules[module], name)
-
-
-def class_missing(path: Path, kind: str) -> RevisitError:
-    """The sentence for a file named without its class; the classes are read from its text, and nothing of it runs."""
-    try:
-        tree = ast.parse(path.expanduser().read_bytes())
-    except OSError as error:
-        return RevisitError(f"There is no file {str(path)!r} to take a {kind} from: {error.strerror}.")
-    except (SyntaxError, ValueError) as error:
-        return RevisitError(f"{path} is not Python that can be read: {error}.")
-    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
-    if not classes:
-        return RevisitError(f"{path} has no class; a {kind} is named path/to/file.py:Class.")
-    return RevisitError(
-        f"{path} needs the class of the {kind} after it: {' or '.join(f'{path}:{c}' for c in classes)}."
-    )
 
 
 # -- text -----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from torch import Tensor
 
 import families
 from revisit.contrast.pixels import (
-    _owners,
     changed_pixels,
     content_seed,
     item_digests,
@@ -95,13 +94,6 @@ def test_the_layout_is_the_processors(family: str) -> None:
         mask = vision_mask(inputs["input_ids"], (model.config.image_token_id,))
         got = transformed_pictures(run, mask, partial(method.draw, normalization=(MEAN, STD)), 0)["pixel_values"]
         torch.testing.assert_close(got, want, atol=2e-2, rtol=0)  # resampling is not quite symmetric
-
-
-def test_pictures_find_their_items() -> None:
-    two, one = torch.zeros(8, 4), torch.zeros(4, 4)
-    assert _owners((two, one, one), [2, 2]) == [0, 1, 1]  # 2 tokens per 8 patches
-    assert _owners((one, one), [1, 1]) == [0, 1]
-    assert _owners((two, one), [1, 1]) is None
 
 
 def test_digests_follow_the_picture() -> None:

@@ -545,5 +545,5 @@ def test_an_offloaded_head(name: str) -> None:
 
 def test_a_prompt_that_imitates_an_image_is_refused() -> None:
     _, processor = families.build("llava")
-    with pytest.raises(RevisitError, match="stands for an image in this model"):
+    with pytest.raises(RevisitError, match="marks an image in this model"):
         prepare(processor, ["what <image> is"], [[families.picture(0)]])

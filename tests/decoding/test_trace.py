@@ -71,25 +71,27 @@ def test_it_shows_itself_in_one_line(decoded: tuple[Any, Trace]) -> None:
     assert len(repr(decoded[1])) < 120
 
 
-def test_it_is_saved_and_loaded_whole(decoded: tuple[Any, Trace], tmp_path: Path) -> None:
+def test_it_is_saved_whole(decoded: tuple[Any, Trace], tmp_path: Path) -> None:
     trace = decoded[1]
-    loaded = Trace.load(trace.save(tmp_path / "trace.json"))
-    assert loaded.to_dict() == trace.to_dict()
-    for before, after in zip(trace.rows[1].records, loaded.rows[1].records, strict=True):
-        assert (before.divergences is None) == (after.divergences is None)
-        if before.divergences is not None and after.divergences is not None:
-            torch.testing.assert_close(after.divergences, before.divergences)
+    saved = json.loads(trace.save(tmp_path / "trace.json").read_text())
+    assert saved["method"]["name"] == trace.method["name"]
+    assert saved["summary"] == trace.summary()
+    records = trace.rows[1].records
+    assert any(record.divergences is not None for record in records)
+    for before, after in zip(records, saved["rows"][1]["records"], strict=True):
+        assert after["ids"] == before.ids
+        assert after["final"] == before.final
+        assert after["divergences"] == (None if before.divergences is None else before.divergences.tolist())
 
 
-def test_a_chain_keeps_its_links(tmp_path: Path) -> None:
+def test_a_chain_keeps_its_links() -> None:
     model, _ = families.build("llava")
     inputs = families.inputs("llava", ["What is it?"], [[families.picture(1)]])
     trace = Trace()
     revisit.generate(model, **inputs, method="chain:methods=vcd,revisit", trace=trace, **OPTIONS)
-    loaded = Trace.load(trace.save(tmp_path / "trace.json"))
-    assert [link.method["name"] for link in loaded.links] == ["vcd", "revisit"]
-    assert [link.summary()["steps"] for link in loaded.links] == [4, 4]
-    assert loaded.summary()["steps"] == 4
+    assert [link.method["name"] for link in trace.links] == ["vcd", "revisit"]
+    assert [link["rows"][0]["steps"] for link in trace.to_dict()["links"]] == [4, 4]
+    assert trace.summary()["steps"] == 4
 
 
 def test_the_table_of_steps(decoded: tuple[Any, Trace]) -> None:
@@ -103,60 +105,7 @@ def test_the_table_of_steps(decoded: tuple[Any, Trace]) -> None:
     assert table.loc[0, "favorite"] == first.favorite
 
 
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        ("not json", "it is not JSON"),
-        ("[]", "not a saved trace"),
-        ('{"rows": []}', "not a saved trace"),
-        (json.dumps({**Trace().to_dict(), "schema": 99}), "format 99"),
-        (json.dumps({**Trace().to_dict(), "schema": "1"}), "no `schema`, the number of its format"),
-        ("[" * 100_000 + "]" * 100_000, "it is not JSON"),
-    ],
-)
-def test_what_is_no_trace(tmp_path: Path, content: str, sentence: str) -> None:
-    path = tmp_path / "trace.json"
-    path.write_text(content)
-    with pytest.raises(RevisitError, match=sentence):
-        Trace.load(path)
-
-
-DAMAGES: list[tuple[str, Any, str]] = [  # of the trace, its first row, or that row's first step
-    ("method", 3, "method: Input should be"),
-    ("layers", ["1"], "layers.0: Input should be"),
-    ("links", [3], "links.0: Input should be"),
-    ("steps", "3", "rows.0.steps: Input should be"),
-    ("vision_tokens", None, "rows.0.vision_tokens: Input should be"),
-    ("set_sizes", 3, "rows.0.set_sizes: Input should be"),
-    ("base", None, "rows.0.records.0.base: Input should be"),
-    ("base", [], "step 1 has lists of different lengths"),
-    ("ids", [], "step 1 has lists of different lengths"),
-    ("texts", [], "step 1 has lists of different lengths"),
-    ("vision", [0.5], "step 1 has lists of different lengths"),
-    ("divergences", [[1.0, 2.0], [1.0]], "rows.0.records.0.divergences: Value error, its lines"),
-    ("divergences", [], "rows.0.records.0.divergences: Value error, its lines"),
-]
-
-
-@pytest.mark.parametrize(("name", "value", "said"), DAMAGES, ids=[f"{d[0]}={d[1]}" for d in DAMAGES])
-def test_a_damaged_trace_is_refused_when_it_is_read(
-    decoded: tuple[Any, Trace], tmp_path: Path, name: str, value: Any, said: str
-) -> None:
-    data = json.loads(json.dumps(decoded[1].to_dict()))
-    row = data["rows"][0]
-    place = next(part for part in (data, row, row["records"][0]) if name in part)
-    place[name] = value
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps(data))
-    with pytest.raises(RevisitError, match=said) as raised:
-        Trace.load(path)
-    assert str(path) in str(raised.value)
-    assert len(str(raised.value).splitlines()) == 1
-
-
-def test_files_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(RevisitError, match="could not be read: No such file"):
-        Trace.load(tmp_path / "nothing.json")
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(RevisitError, match="could not be written to"):
         Trace().save(tmp_path / "no folder" / "trace.json")
 

@@ -57,7 +57,6 @@ def test_it_saves_itself_in_each_format(answer: revisit.Answer, tmp_path: Path) 
     page = answer.save(tmp_path / "page.html").read_text("utf-8")
     assert page.startswith("<!doctype html>")
     assert json.loads(answer.save(tmp_path / "trace.json").read_text())["method"]["name"] == "revisit"
-    assert revisit.Trace.load(tmp_path / "trace.json").summary() == answer.trace.summary()
     with Image.open(answer.save(tmp_path / "figure.png")) as figure:
         assert figure.width > 500
 

@@ -56,7 +56,7 @@ def test_without_images(processor: Any) -> None:
         ([], None, "no prompt"),
         (["a", "b"], families.picture(0), "2 prompts came with images for 1"),
         (["a", "b"], [families.picture(0)], "2 prompts came with images for 1"),
-        ("hi <image>", None, "stands for an image in this model"),
+        ("hi <image>", None, "marks an image in this model"),
         ("hi", 7, "must be a path, bytes, an array or a PIL.Image, not int"),
         ("hi", "no-such-file.png", "There is no image file"),
     ],

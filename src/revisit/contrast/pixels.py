@@ -226,42 +226,20 @@ def _change(picture: Tensor, change: Change, seed: int, size: list[int] | None =
 def item_digests(run: Run, mask: Tensor) -> list[str]:
     """One name per item for the content of its images: equal pixels, equal name, whatever the batch.
 
-    Where it is unknown which pixels belong to which item, the name also holds the rest of the batch.
+    Unless every item has one picture, the name also holds the rest of the batch.
     """
-    counts = mask[:: run.copies].sum(-1).tolist()  # vision tokens of each item
-    digests = [hashlib.blake2b(digest_size=16) for _ in counts]
+    items = len(mask) // run.copies
+    digests = [hashlib.blake2b(digest_size=16) for _ in range(items)]
     for name in PIXELS:
         pixels = run.inputs.get(name)
         if not isinstance(pixels, Tensor):
             continue
         pictures = pixels.split(units(pixels, run.inputs.get(PACKED.get(name, ""))))
-        owners = _owners(pictures, counts)
+        one_each = len(pictures) == items
         for number, picture in enumerate(pictures):
             tiles = [tile for tile in picture[0] if tile.any()] if picture.ndim == 5 else [picture]  # without padding
             content = b"".join(tile.detach().to("cpu", torch.float32).contiguous().numpy().tobytes() for tile in tiles)
             for item, digest in enumerate(digests):
-                if owners is None or owners[number] == item:
-                    digest.update(content if owners is not None else content + str(item).encode())
+                if not one_each or number == item:
+                    digest.update(content if one_each else content + str(item).encode())
     return [digest.hexdigest() for digest in digests]
-
-
-def _owners(pieces: tuple[Tensor, ...], counts: list[int]) -> list[int] | None:
-    """Which item each picture belongs to, from the number of vision tokens of the items; None if it is unknown.
-
-    Pictures have vision tokens in proportion to their patches, so items own pictures in proportion to their tokens.
-    """
-    sizes = [len(piece) for piece in pieces]
-    if not pieces or not sum(counts) or pieces[0].ndim == 5:
-        return list(range(len(pieces))) if len(pieces) == len(counts) else None
-    owners: list[int] = []
-    per_patch = sum(counts) / sum(sizes)
-    for item, count in enumerate(counts):
-        have = 0.0
-        while have < count - 1e-6:
-            if len(owners) == len(sizes):
-                return None
-            have += sizes[len(owners)] * per_patch
-            owners.append(item)
-        if have > count + 1e-6:
-            return None
-    return owners if len(owners) == len(sizes) else None

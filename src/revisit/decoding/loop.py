@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from traceback import walk_tb
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -62,6 +62,28 @@ NOT_REPEATABLE = (
 )
 
 
+@overload
+def generate(
+    model: Model,
+    *args: Tensor,
+    method: MethodLike = "revisit",
+    trace: Trace | Literal[False] | None = None,
+    processor: Processor | None = None,
+    **kwargs: Any,
+) -> GenerateOutput | Tensor: ...
+
+
+@overload
+def generate(
+    model: Model,
+    *args: Tensor,
+    method: MethodLike = "revisit",
+    trace: Literal[True],
+    processor: Processor | None = None,
+    **kwargs: Any,
+) -> tuple[GenerateOutput | Tensor, Trace]: ...
+
+
 def generate(
     model: Model,
     *args: Tensor,
@@ -69,7 +91,7 @@ def generate(
     trace: Trace | bool | None = None,
     processor: Processor | None = None,
     **kwargs: Any,
-) -> Any:
+) -> GenerateOutput | Tensor | tuple[GenerateOutput | Tensor, Trace]:
     """Generate text with a decoding method: `model.generate(...)` with one more argument, `method`.
 
     Example:
@@ -122,7 +144,7 @@ def generate(
     if processor is not None:
         extra["processor"] = processor
     try:
-        output = model.generate(*args, custom_generate=chosen, **extra, **kwargs)
+        output: GenerateOutput | Tensor = model.generate(*args, custom_generate=chosen, **extra, **kwargs)
     except (ValueError, TypeError, ImportError, IndexError) as error:
         if isinstance(error, RevisitError):
             raise
@@ -140,7 +162,7 @@ def generate(
         raise RevisitError(
             f"transformers cannot generate with these arguments, or with the model's generation_config.json: {brief(error)}"
         ) from error
-    return (output, made) if trace is True else output
+    return (output, made) if trace is True and made else output
 
 
 def _check_drawing(model: Model, kwargs: Mapping[str, Any]) -> None:

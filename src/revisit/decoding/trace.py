@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any, cast
-
-from pydantic import AfterValidator, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, Any, cast
 
 from revisit.errors import RevisitError, as_path, need
 
@@ -18,23 +15,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from revisit.models.types import Processor, Tokenizer
-
-SCHEMA = 1  # of saved traces
-
-
-def _read_table(value: object) -> Tensor:
-    import torch  # here, because settings and traces can be made without it
-
-    table = TypeAdapter(list[list[float]]).validate_python(value, strict=True)
-    if len({len(line) for line in table}) != 1:
-        raise ValueError("its lines have different lengths, or there are none")
-    return torch.tensor(table, dtype=torch.float32)
-
-
-if TYPE_CHECKING:
-    Table = Tensor
-else:
-    Table = Annotated[Any, PlainValidator(_read_table), PlainSerializer(lambda table: table.tolist())]
 
 
 @dataclass(repr=False)
@@ -51,7 +31,7 @@ class StepRecord:
     layer: int | None = None  # index into the decoder's hidden states: 0 is the projector's output
     index: int | None = None  # which vision token of the row, 0-based
     divergence: float | None = None
-    divergences: Table | None = None  # (layers, vision tokens), float32 on the CPU
+    divergences: Tensor | None = None  # (layers, vision tokens), float32 on the CPU
     weight: float | None = None  # of the vision side in the fusion
     text: str | None = None  # of the chosen token, where the tokenizer is known
     texts: list[str] | None = None  # of `ids`
@@ -72,13 +52,6 @@ class StepRecord:
         return f"StepRecord({self.step}: {chosen} of {self.set_size}{where}{', changed' if self.changed else ''})"
 
 
-def _check_lengths(record: StepRecord) -> StepRecord:
-    lists = [values for values in (record.base, record.vision, record.final, record.texts) if values is not None]
-    if not record.ids or any(len(values) != len(record.ids) for values in lists):
-        raise ValueError(f"step {record.step} has lists of different lengths, or none")
-    return record
-
-
 @dataclass(repr=False)
 class RowTrace:
     """Counters of one row (one beam of one item, in beam search)."""
@@ -88,7 +61,7 @@ class RowTrace:
     applied: int = 0  # steps where the method had something to decide and decided it
     changed: int = 0  # steps where its arg-max differs from the model's
     set_sizes: list[int] = field(default_factory=list)
-    records: list[Annotated[StepRecord, AfterValidator(_check_lengths)]] = field(default_factory=list)
+    records: list[StepRecord] = field(default_factory=list)
 
     def __repr__(self) -> str:
         counts = (
@@ -146,28 +119,7 @@ class Trace:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in JSON-ready form."""
-        return {"schema": SCHEMA, **_adapter().dump_python(self), "summary": self.summary()}
-
-    @classmethod
-    def from_dict(cls, data: object) -> Trace:
-        """The trace that `to_dict` wrote.
-
-        Raises:
-            RevisitError: If the data is not a trace, or a value has the wrong type.
-        """
-        schema = data.get("schema") if isinstance(data, dict) else None
-        if type(schema) is not int:
-            raise RevisitError("This is not a saved trace: it has no `schema`, the number of its format.")
-        if schema != SCHEMA:
-            raise RevisitError(f"This trace has format {schema}, and only {SCHEMA} is known: decode again.")
-        try:
-            return _adapter().validate_json(json.dumps(data), strict=True)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise RevisitError(f"This is not a saved trace, or it is damaged: {where}: {first['msg']}.") from None
-        except (TypeError, ValueError, RecursionError) as error:
-            raise RevisitError(f"This is not a saved trace ({type(error).__name__}: {error}).") from None
+        return {**asdict(self, dict_factory=_with_lists), "summary": self.summary()}
 
     def save(self, path: str | Path) -> Path:
         """Write the trace as JSON; returns the path."""
@@ -180,21 +132,6 @@ class Trace:
             raise RevisitError(f"The trace could not be written to {path}: {why}.") from None
         return path
 
-    @classmethod
-    def load(cls, path: str | Path) -> Trace:
-        """Read a trace that `save` wrote."""
-        path = as_path(path)
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise RevisitError(f"The trace {path} could not be read: {error.strerror}.") from None
-        except (ValueError, RecursionError) as error:
-            raise RevisitError(f"{path} is not a saved trace: it is not JSON ({error}).") from None
-        try:
-            return cls.from_dict(data)
-        except RevisitError as error:
-            raise RevisitError(f"{path}: {error}") from None
-
     def to_pandas(self) -> pandas.DataFrame:
         """A table with one line per recorded step, counted from 1 in each row; needs pandas and `Trace(record=True)`."""
         need("pandas")
@@ -206,6 +143,11 @@ class Trace:
             )
         lines = [_line(number, record) for number, row in enumerate(self.rows) for record in row.records]
         return pandas.DataFrame(lines, columns=list(_line(0, _EMPTY)))
+
+
+def _with_lists(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The fields of a dataclass, tensors as lists."""
+    return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in fields}
 
 
 _EMPTY = StepRecord(1, None, [0], [1.0], None, [1.0], 1)
@@ -230,9 +172,3 @@ def _line(row: int, record: StepRecord) -> dict[str, Any]:
         "divergence": record.divergence,
         "weight": record.weight,
     }
-
-
-@cache
-def _adapter() -> TypeAdapter[Trace]:
-    """Reads and writes traces by the annotations of their dataclasses."""
-    return TypeAdapter(Trace)

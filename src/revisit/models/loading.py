@@ -5,15 +5,11 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, AutoModelForImageTextToText
-from transformers.utils import logging as bars
 from transformers.utils.hub import cached_file
 
 from revisit.errors import RevisitError, did_you_mean
@@ -196,10 +192,9 @@ def _from_pretrained(name: str, *, device_map: Any, **kwargs: Any) -> tuple[Any,
         device_map, move_to = None, device_map  # only accelerate loads straight onto a device
     loaded: Any
     try:
-        with _no_bar_in_pipes():
-            loaded = AutoModelForImageTextToText.from_pretrained(
-                name, device_map=device_map, use_safetensors=True, output_loading_info=True, **kwargs
-            )
+        loaded = AutoModelForImageTextToText.from_pretrained(
+            name, device_map=device_map, use_safetensors=True, output_loading_info=True, **kwargs
+        )
     except Exception as error:  # transformers, safetensors and torch raise many kinds
         wrong = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if wrong and wrong[1] in kwargs:
@@ -210,16 +205,3 @@ def _from_pretrained(name: str, *, device_map: Any, **kwargs: Any) -> tuple[Any,
         raise RevisitError(f"The weights of {name!r} could not be loaded: {why}") from error
     model, loading = loaded
     return model if move_to is None else model.to(move_to), loading
-
-
-@contextmanager
-def _no_bar_in_pipes() -> Iterator[None]:
-    """Keeps transformers' progress bar out of logs and pipes."""
-    hide = bars.is_progress_bar_enabled() and not sys.stderr.isatty()
-    if hide:
-        bars.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if hide:
-            bars.enable_progress_bar()

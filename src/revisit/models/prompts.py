@@ -58,7 +58,7 @@ def prepare(
         check_device(device, "device", "cpu, cuda or model.device")
     for token in vision_texts(processor):
         if any(token in prompt for prompt in prompts):
-            raise RevisitError(f"The prompt contains {token!r}, which stands for an image in this model; leave it out.")
+            raise RevisitError(f"The prompt contains {token!r}, which marks an image in this model; leave it out.")
     pictures = [[open_image(image) for image in own] for own in given]
     texts = [chat_text(processor, prompt, len(own)) for prompt, own in zip(prompts, pictures, strict=True)]
     return encode(processor, texts, pictures, device)

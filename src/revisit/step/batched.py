@@ -49,7 +49,7 @@ class Candidates(NamedTuple):
     ids: Tensor  # (B, K)
     inside: Tensor  # (B, K) whether it is plausible
     log_p: Tensor  # (B, K) the output distribution over the plausible ones, -inf elsewhere
-    sizes: Tensor  # (B,) how many are plausible, also beyond K; 0 where the logits are no distribution or the row has ended
+    sizes: Tensor  # (B,) how many are plausible, also beyond K; 0 where the logits are not a distribution or the row has ended
 
 
 @torch.no_grad()

@@ -186,7 +186,7 @@ class Refined(NamedTuple):
     """What a step gives; everything stays on the device."""
 
     scores: Tensor  # (B, V), -inf outside the plausible set; the logits themselves where a row is left as it is
-    sizes: Tensor  # (B,) plausible tokens; 0 where the logits are no distribution or the row has ended
+    sizes: Tensor  # (B,) plausible tokens; 0 where the logits are not a distribution or the row has ended
     applied: Tensor  # (B,) whether a vision token was used
     changed: Tensor  # (B,) whether the likeliest token was not the likeliest before
     states: Tensor  # (B,) the selected vision state, where one was used

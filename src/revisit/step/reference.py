@@ -225,7 +225,7 @@ def vision_weight(log_p: Tensor, log_q: Tensor, weight: float | str) -> Tensor:
 def fuse(log_p: Tensor, log_q: Tensor, fusion: Fusion, weight: float | Tensor, normalize: bool = True) -> Tensor:
     """The fused log-scores: log P + w·log Q ("poe") or log((1−w)·P + w·Q) ("interpolation").  (..., k), (...) -> (..., k)"""
     if fusion == "poe" and not isinstance(weight, Tensor):
-        fused = torch.add(log_p, log_q, alpha=weight) if weight else log_p  # 0 · log 0 is no constraint
+        fused = torch.add(log_p, log_q, alpha=weight) if weight else log_p  # 0 · log 0 excludes nothing
     else:
         w = (weight if isinstance(weight, Tensor) else log_p.new_full(log_p.shape[:-1], weight)).unsqueeze(-1)
         mixed = torch.logaddexp(log_p + torch.log1p(-w), log_q + w.log())
