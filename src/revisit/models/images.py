@@ -184,7 +184,7 @@ def _to_rgb(image: Image) -> Image:
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         values = np.asarray(image).astype("float32")
         if not np.isfinite(values).all():
-            raise RevisitError("The image holds NaN or infinite values.")
+            raise RevisitError("The image holds values that are no numbers, or infinite.")
         top = 65535.0 if image.mode.startswith("I;16") else max(float(values.max(initial=0.0)), 255.0)
         values.clip(0, top, out=values)  # in place: large pictures are many megabytes
         values /= top

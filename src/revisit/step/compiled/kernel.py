@@ -10,6 +10,7 @@ import ctypes
 import functools
 import hashlib
 import math
+import struct
 import warnings
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -43,6 +44,7 @@ def _load(folder: str) -> Any | None:
         return None
     try:
         source = hashlib.sha256(Path(folder, "kernel.c").read_bytes()).hexdigest()
+        _check_whole(built[0])
         loaded = ctypes.CDLL(str(built[0]))
         loaded.revisit_source.restype = ctypes.c_char_p
         if loaded.revisit_source().decode() != source:
@@ -62,6 +64,19 @@ def _load(folder: str) -> Any | None:
     ]  # fmt: skip
     loaded.revisit_step.restype = count
     return loaded
+
+
+def _check_whole(path: Path) -> None:
+    """OSError unless the file is as long as its own headers say: loading a truncated library can kill the process."""
+    data = path.read_bytes()
+    if len(data) < 64:
+        raise OSError(f"{path.name} is empty or cut off")
+    if data[:4] == b"\x7fELF" and data[4] == 2:
+        order = "<" if data[5] == 1 else ">"
+        (start,) = struct.unpack(f"{order}Q", data[40:48])  # of the section headers, which lie at the end
+        size, count = struct.unpack(f"{order}HH", data[58:62])
+        if len(data) < start + size * count:
+            raise OSError(f"{path.name} is cut off")
 
 
 def suits(head: Projection, rule: Rule) -> bool:
