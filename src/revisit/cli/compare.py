@@ -16,7 +16,6 @@ def compare(
     metric: list[str] = typer.Option(
         [], help="Only these metrics; patterns such as 'coco_*/F1' work. May be repeated."
     ),
-    test: str = typer.Option("permutation", help="permutation or bootstrap, paired by item."),
     resamples: int = typer.Option(4999, min=99, help="Draws of the tests."),
     intersect: bool = typer.Option(False, "--intersect", help="Compare on the items that all methods answered."),
     format_: str = typer.Option(None, "--format", "-f", help="markdown, csv, latex or html."),
@@ -37,8 +36,6 @@ def compare(
     from revisit.report.terminal import print_section
 
     need("scipy", "statsmodels")
-    if test not in ("permutation", "bootstrap"):
-        raise unknown("test", test, ("permutation", "bootstrap"))
     kind = format_ or (SUFFIXES.get(out.suffix.lower()) if out else "markdown")
     if kind is None:
         raise RevisitError(f"{out} does not say a format: end its name in {', '.join(SUFFIXES)}, or give --format.")
@@ -49,7 +46,7 @@ def compare(
     if notice := unfinished(read_results(folder)):
         print(notice, file=sys.stdout if format_ is None and out is None else sys.stderr)
     wanted = [part.strip() for entry in metric for part in entry.split(",")]
-    tables = compare_folder(folder, baseline, wanted, intersect, test, resamples)  # type: ignore[arg-type]
+    tables = compare_folder(folder, baseline, wanted, intersect, resamples)
     if out is None and format_ is None:
         for table in tables:
             print_section(comparison_section(table))

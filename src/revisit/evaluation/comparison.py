@@ -12,15 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import stdev
-from typing import Any, Literal
+from typing import Any
 
 from revisit.benchmarks.base import Metric, ratio
 from revisit.decoding.method import value_text
 from revisit.errors import RevisitError, unknown
 from revisit.evaluation import statistics
 from revisit.evaluation.store import partial_text, read_results, read_scores, unfinished
-
-Test = Literal["permutation", "bootstrap"]
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,6 @@ def compare_folder(
     baseline: str | None = None,
     metrics: Sequence[str] = (),
     intersect: bool = False,
-    test: Test = "permutation",
     resamples: int = statistics.RESAMPLES,
     problems: list[str] | None = None,
     keys: Collection[str] | None = None,
@@ -141,7 +138,7 @@ def compare_folder(
     tables = []
     for group, cells in groups.items():
         try:
-            table = _table(cells, baseline, metrics, intersect, test, resamples)
+            table = _table(cells, baseline, metrics, intersect, resamples)
         except RevisitError as error:
             if problems is None:
                 raise
@@ -187,22 +184,20 @@ def _scored(output: Path, entry: Mapping[str, Any]) -> Scored:
     )
 
 
-def _table(
-    cells: list[Scored], baseline: str | None, wanted: Sequence[str], intersect: bool, test: Test, resamples: int
-) -> Table:
+def _table(cells: list[Scored], baseline: str | None, wanted: Sequence[str], intersect: bool, resamples: int) -> Table:
     entry = cells[0].entry
     notes = _same_items(cells, intersect)
     methods, seeds = _by_method(cells, intersect)
     metrics = _metrics(cells, wanted)
     base = _baseline(methods, baseline)
-    rows = _rows(methods, metrics, base, test, resamples)
+    rows = _rows(methods, metrics, base, resamples)
     if len(seeds) > 1:
         notes.append(
             f"Mean ± standard deviation over the seeds {', '.join(map(str, seeds))}; intervals and tests resample items, an item with its "
             "answers under all seeds together."
         )
     if base is not None and len(methods) > 1:
-        notes += _about_tests(rows, base.label, test)
+        notes += _about_tests(rows, base.label)
     notes += list(dict.fromkeys(note for cell in cells for note in cell.entry.get("notes", [])))
     skipped = sorted({s["id"] for cell in cells for s in cell.entry["skipped"]})
     if skipped:
@@ -238,17 +233,17 @@ def _by_method(cells: Sequence[Scored], intersect: bool) -> tuple[list[Runs], li
     return [Runs(label, tuple(runs[seed] for seed in common)) for label, runs in found.items()], common
 
 
-def _about_tests(rows: Sequence[Row], baseline: str, test: Test) -> list[str]:
+def _about_tests(rows: Sequence[Row], baseline: str) -> list[str]:
     values = [(row.method, name, value) for row in rows for name, value in row.values.items()]
     tested = [(method, name, value) for method, name, value in values if not math.isnan(value.p)]
     family = "1 test" if len(tested) == 1 else f"{len(tested)} tests"
     notes = [
-        f"Differences are to {baseline} on the same items, p-values by a two-sided {test} test, corrected by Holm for the {family} of "
+        f"Differences are to {baseline} on the same items, p-values by a two-sided permutation test, corrected by Holm for the {family} of "
         "this table (metrics that have a better direction). In brackets: the bootstrap interval of the difference, widened by the same "
         "correction, so that one without zero means a corrected p below 0.05. * below 0.05, ** below 0.01, *** below 0.001."
     ]
     means = sorted({name for _, name, value in tested if value.paired and math.isnan(value.paired.p_permutation)})
-    if means and test == "permutation":
+    if means:
         notes.append(f"Means over settings ({', '.join(means)}) are tested by the bootstrap.")
     split = [f"{name} of {method}" for method, name, value in tested if _at_odds(value)]
     if split:
@@ -327,9 +322,7 @@ def _baseline(methods: Sequence[Runs], named: str | None) -> Runs | None:
     return methods[0] if named is None else None
 
 
-def _rows(
-    methods: Sequence[Runs], metrics: Sequence[Metric], base: Runs | None, test: Test, resamples: int
-) -> tuple[Row, ...]:
+def _rows(methods: Sequence[Runs], metrics: Sequence[Metric], base: Runs | None, resamples: int) -> tuple[Row, ...]:
     found: dict[tuple[str, str], Value] = {}
     for metric in metrics:
         means = [_mean(method.values(metric.name)) for method in methods]
@@ -344,7 +337,7 @@ def _rows(
                 high=high,
                 rank=rank,
                 paired=pair,
-                p=_p(pair, test) if tested and pair else math.nan,
+                p=_p(pair) if tested and pair else math.nan,
                 std=_std(method.values(metric.name)),
             )
     raw = [value.p for value in found.values()]
@@ -399,10 +392,9 @@ def _paired(base: Runs, method: Runs, metric: str, resamples: int) -> statistics
     return statistics.paired_runs(theirs, ours, resamples=resamples)
 
 
-def _p(paired: statistics.Paired, test: Test) -> float:
-    if test == "bootstrap" or math.isnan(paired.p_permutation):
-        return paired.p_bootstrap
-    return paired.p_permutation
+def _p(paired: statistics.Paired) -> float:
+    """The permutation test's p-value; a mean over settings has only the bootstrap's."""
+    return paired.p_bootstrap if math.isnan(paired.p_permutation) else paired.p_permutation
 
 
 def ranks(values: Sequence[float], metric: Metric) -> list[int]:

@@ -25,7 +25,7 @@ from revisit.evaluation import presets
 from revisit.evaluation.engines.base import ENGINES
 from revisit.evaluation.places import DEFAULT_SCENES, parse_data, resolve_data, scene_packages
 from revisit.evaluation.plan import Plan
-from revisit.models.config import OF_SCENES
+from revisit.models.config import OF_SCENES, describe_model
 from revisit.registry import Beams, Count, PositiveShare, Seed, Settings, Temperature, parse_entry, parse_list
 
 YAML_BRACKETS = 1000
@@ -78,7 +78,6 @@ class EvalConfig(Settings):
         if not self.sample and (self.temperature != 1 or self.top_p != 1):
             raise RevisitError("temperature and top_p act on sampling only: add --sample, or leave them out.")
         data = self._data(models, [b.name for b in chosen])
-        from revisit.models.config import describe_model
         from revisit.models.loading import as_dtype
 
         if self.dtype not in (None, "auto"):

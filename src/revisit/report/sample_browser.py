@@ -15,9 +15,11 @@ from typing import Any
 
 from revisit.benchmarks import registry
 from revisit.benchmarks.base import Item
+from revisit.decoding.method import value_text
 from revisit.errors import RevisitError
 from revisit.evaluation.records import ScoresRecord
 from revisit.evaluation.store import make_folder, read_answers, read_results, read_scores, unfinished
+from revisit.models.images import open_image
 from revisit.pages.document import check_writable, script_page, write_page
 
 log = logging.getLogger(__name__)
@@ -182,8 +184,6 @@ def is_wrong(terms: Mapping[str, tuple[float, float]], metrics: Mapping[str, Any
 
 def copy_pictures(samples: Sequence[Sample], folder: Path) -> dict[Path, str]:
     """A small copy of every picture; returns its address relative to the page."""
-    from revisit.models.images import open_image
-
     paths = dict.fromkeys(path for sample in samples for path in sample.item.images)
     addresses: dict[Path, str] = {}
     for number, path in enumerate(paths):
@@ -227,8 +227,6 @@ def _truth(item: Item) -> str:
 
 def command(sample: Sample, columns: Columns) -> str:
     """The command that makes the decode page of a sample."""
-    from revisit.methods import value_text
-
     last = columns.methods[max(sample.answers)]
     images = list(_relative(sample.item.images))
     together = ["--together"] if len(images) > 1 else []

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lmms_eval.api.model import lmms
+from PIL import Image
+from tqdm import tqdm
 
 from revisit import methods
 from revisit.decoding.settings import Decoding
@@ -16,6 +18,7 @@ from revisit.evaluation.engines.base import Job
 from revisit.evaluation.engines.local import LocalEngine
 from revisit.evaluation.runner import job_seed
 from revisit.models.config import describe_model
+from revisit.models.images import upright
 from revisit.models.prompts import vision_texts
 from revisit.settings import world_size
 
@@ -55,7 +58,7 @@ class Revisit(lmms):
         self.engine = LocalEngine(
             pretrained, dtype=dtype, device_map=device_map or device, trust_remote_code=trust_remote_code
         )
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     @property
     def device(self) -> Any:
@@ -64,8 +67,6 @@ class Revisit(lmms):
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """One text per request, in their order."""
-        from tqdm import tqdm
-
         answers: dict[int, str] = {}
         bar = tqdm(total=len(requests), desc=f"revisit ({self.method.name})", disable=not requests)
         for numbers, arguments in self._batches(requests):
@@ -109,8 +110,8 @@ class Revisit(lmms):
 
     def _decoding(self, arguments: Mapping[str, Any]) -> Decoding:
         """The request's generation arguments; those that mean nothing here are named once in the log."""
-        for name in sorted(arguments.keys() - OBEYED - self._told):
-            self._told.add(name)
+        for name in sorted(arguments.keys() - OBEYED - self._warned):
+            self._warned.add(name)
             logger.warning("generation argument %r is not used by the model `revisit`", name)
         temperature = float(arguments.get("temperature") or 0)
         sampling = temperature > 0 and arguments.get("do_sample", True)
@@ -133,10 +134,6 @@ def cut(text: str, until: Any) -> str:
 
 def _upright(picture: Any) -> Any:
     """A picture as `open_image` would give it."""
-    from PIL import Image
-
-    from revisit.models.images import upright
-
     if not isinstance(picture, Image.Image):
         raise RevisitError(f"The model `revisit` answers about images; this task gave a {type(picture).__name__}.")
     return upright(picture).convert("RGB")
