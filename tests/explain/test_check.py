@@ -14,7 +14,7 @@ import families
 import revisit
 from revisit.embedded.samples import sample
 from revisit.errors import RevisitError
-from revisit.explain.check import THRESHOLD, check_many, encode_text, is_content, settings_of, spellings, word_places
+from revisit.explain.check import THRESHOLD, check_many, encode_text, first_tokens, is_content, settings_of, word_places
 from revisit.models import DESCRIBE
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import prepare
@@ -130,7 +130,7 @@ def test_capital_letters_do_not_take_support_away(pair: Any) -> None:
     )
     assert upper == pytest.approx(lower)
     tokenizer = pair[1].tokenizer
-    assert len(spellings(tokenizer, "Dog", tokenizer.encode("Dog", add_special_tokens=False))) == 2
+    assert len(first_tokens(tokenizer, "Dog", tokenizer.encode("Dog", add_special_tokens=False)[0])) == 2
 
 
 def test_tokens_are_joined_to_words(pair: Any) -> None:

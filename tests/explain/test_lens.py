@@ -10,7 +10,7 @@ import torch
 
 import families
 from revisit import RevisitError
-from revisit.explain import lens, lens_page
+from revisit.explain import lens, lens_page, prefill
 from revisit.models.prompts import prepare
 
 
@@ -36,8 +36,7 @@ def whole() -> torch.Tensor:
 def test_the_best_of_the_vocabulary(seen: lens.Lens, whole: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """In slices much smaller than the table, the same tokens and probabilities come out."""
     model, processor = families.build("llava")
-    monkeypatch.setattr(lens, "ROWS", 7)
-    monkeypatch.setattr(lens, "COLUMNS", 50)
+    monkeypatch.setattr(prefill, "CHUNK_NUMBERS", 2000)
     sliced = lens.read_vision_tokens(model, processor, [families.picture(1, (90, 60))], best=3)
     chance, top = whole.softmax(-1).topk(3, dim=-1)
     for made in (seen.readings[0], sliced.readings[0]):

@@ -11,7 +11,7 @@ from revisit.benchmarks.chair_words import WORDS
 from revisit.evaluation.runner import Reporter
 from revisit.paper.check import CANDIDATES, auroc, average_precision, best_threshold, check_study, f1, foil
 from revisit.paper.pointing import BoxedPictures
-from revisit.paper.sections import study_section
+from revisit.paper.studies import study_section
 
 SCORES = np.array([0.1, 0.2, 0.2, 0.4, 0.9])
 PRESENT = np.array([False, False, True, True, True])

@@ -81,9 +81,9 @@ def test_an_ablation_then_the_report(measured: Path, command: Callable[..., str]
     before = [path.stat().st_mtime_ns for path in measured.glob("grid/cells/*/answers.jsonl")]
     command(*words, "--out", str(measured / "grid"), "-q")
     assert [path.stat().st_mtime_ns for path in measured.glob("grid/cells/*/answers.jsonl")] == before  # asked once
-    command("report", str(measured), "--published", "--resamples", "99")
+    command("report", str(measured), "--resamples", "99")
     page = (measured / "report.html").read_text()
-    for words_of_page in ("What single vision tokens say", "(c) Selection metric", "Published", "scenes:unusual:4:7"):
+    for words_of_page in ("What single vision tokens say", "(c) Selection metric", "scenes:unusual:4:7"):
         assert words_of_page in page
 
 
@@ -92,7 +92,8 @@ def test_an_ablation_then_the_report(measured: Path, command: Callable[..., str]
     [
         (["analyze", "projection", "--model", "nowhere/none"], "Say where the pictures are"),
         (["analyze", "projecton"], "Did you mean 'projection'"),
-        (["analyze", "projection", "--set", "alpha=1"], "--set has no meaning for projection"),
+        (["analyze", "projection", "--method", "greedy"], "--method has no meaning for projection"),
+        (["analyze", "case-study", "--method", "vcd", "--data", SCENES], "what ReVisiT changed, not vcd"),
         (["ablate", "e"], "Unknown panel 'e'"),
         (["analyze", "projection", "--data", "scenes:unsual:3"], "Did you mean 'unusual'"),
         (["report", "nowhere"], "is not a folder"),
@@ -108,7 +109,7 @@ def test_case_studies_with_an_adaptive_weight_print_the_weight_of_each_step(
 ) -> None:
     out = root / "cases"
     command(
-        *("analyze", "case-study", "--set", "weight=agreement", "--set", "alpha=0.1", "--data", SCENES),
+        *("analyze", "case-study", "--method", "revisit:weight=agreement,alpha=0.1", "--data", SCENES),
         *("--out", str(out), "--max-new-tokens", "40", "--count", "1000", "-q"),
     )
     (path,) = out.glob("studies/*.json")

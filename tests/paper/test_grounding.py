@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import rankdata
 
-from revisit.paper.grounding import Maxima, compare, maxima, signed_rank
+from revisit.paper.grounding import compare, maxima, signed_rank
 
 
 def test_maxima_by_hand() -> None:
@@ -24,27 +24,25 @@ def test_signed_rank_with_zeros_ranked_and_left_out() -> None:
     """Pratt: zeros take part in the ranking, then drop out of the sums; here n is small enough to do it by hand."""
     d = np.array([0.0, 0.0, 1.0, -2.0, 3.0, 4.0, -5.0, 6.0, 7.0, 8.0, 9.0, 10.0])
     ranks = rankdata(np.abs(d))
-    positive, negative = ranks[d > 0].sum(), ranks[d < 0].sum()
-    statistic, p = signed_rank(d)
-    assert statistic == min(positive, negative) == 4 + 7
+    positive = ranks[d > 0].sum()
+    assert ranks[d < 0].sum() == 4 + 7
     n, zeros = len(d), 2
     mean = n * (n + 1) / 4 - zeros * (zeros + 1) / 4
     variance = (n * (n + 1) * (2 * n + 1) - zeros * (zeros + 1) * (2 * zeros + 1)) / 24
     z = (positive - mean) / math.sqrt(variance)
-    assert p == pytest.approx(math.erfc(abs(z) / math.sqrt(2)), rel=0.05)
+    assert signed_rank(d) == pytest.approx(math.erfc(abs(z) / math.sqrt(2)), rel=0.05)
 
 
 def test_nothing_to_rank() -> None:
-    assert all(math.isnan(x) for x in signed_rank(np.zeros(5)))
-    assert all(math.isnan(x) for x in signed_rank(np.zeros(0)))
+    assert math.isnan(signed_rank(np.zeros(5)))
+    assert math.isnan(signed_rank(np.zeros(0)))
 
 
 def test_compare_averages_medians_and_holm() -> None:
     rng = np.random.default_rng(0)
     values = rng.uniform(0, 100, (200, 4))
     values[:, 0] += 10  # the image favours GT
-    sets = {"all": Maxima(values), "some": Maxima(values[:60]), "few": Maxima(values[:12])}
-    rows = compare(sets)
+    rows = compare({"all": values, "some": values[:60], "few": values[:12]})
     assert [row["n"] for row in rows] == [200, 60, 12]
     first = rows[0]
     assert [first[k] for k in ("gt_with", "hal_with", "gt_without", "hal_without")] == pytest.approx(values.mean(0))
@@ -60,8 +58,8 @@ def test_compare_averages_medians_and_holm() -> None:
 
 
 def test_an_empty_set_of_tokens_says_nothing() -> None:
-    rows = compare({"all": Maxima(np.ones((3, 4)) * [4, 3, 2, 1.5]), "none": Maxima(np.zeros((0, 4)))})
+    rows = compare({"all": np.ones((3, 4)) * [4, 3, 2, 1.5], "none": np.zeros((0, 4))})
     assert rows[1]["n"] == 0
-    assert math.isnan(rows[1]["gt_with"])
-    assert math.isnan(rows[1]["delta"]["p_holm"])
+    assert rows[1]["gt_with"] is None
+    assert rows[1]["delta"]["p_holm"] is None
     assert rows[0]["delta"]["median"] == pytest.approx(0.5)

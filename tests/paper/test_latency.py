@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,7 @@ from typer.testing import CliRunner
 from perf.random_models import Profile, random_inputs, random_model
 from revisit import ReVisiT, RevisitError, methods
 from revisit.cli.main import app
-from revisit.decoding.method import Method
 from revisit.evaluation.runner import Reporter
-from revisit.methods.greedy import Greedy
 from revisit.paper import latency
 from revisit.paper.latency import Timing
 from revisit.paper.pointing import BoxedPictures
@@ -103,10 +102,14 @@ def test_unknown_shape_is_one_sentence() -> None:
 
 def test_a_measurement_resumes_picture_by_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency, "PROTOCOL", {"warmups": 1, "repeats": 2, "max_new_tokens": 6})
-    timed: dict[str, Method] = {"greedy": Greedy(), "revisit": ReVisiT()}
-    about = {"data": "scenes:unusual:2:7", "output": str(tmp_path)}
-    found = latency.time_methods(BoxedPictures(**about, limit=1), timed, Reporter())
+    about: dict[str, Any] = {
+        "data": "scenes:unusual:2:7",
+        "output": str(tmp_path),
+        "methods": ("greedy", "revisit"),
+        "limit": 1,
+    }
+    found = latency.time_methods(BoxedPictures(**about), Reporter())
     assert [(row["method"], row["images"]) for row in found["rows"]] == [("greedy", 1), ("revisit", 1)]
     assert all(row["ms"] > 0 and row["first"] > 0 for row in found["rows"])
     monkeypatch.setattr(latency, "measure", lambda *_, **__: pytest.fail("measured again"))
-    assert latency.time_methods(BoxedPictures(**about, limit=1), timed, Reporter()) == found
+    assert latency.time_methods(BoxedPictures(**about), Reporter()) == found

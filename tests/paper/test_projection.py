@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import families
-from revisit.models.parts import Head
+from revisit.explain import prefill
+from revisit.models.parts import Head, ModelParts
 from revisit.paper.objects import ObjectVocabulary
-from revisit.paper.projection import Counts, States, chance, ranks
+from revisit.paper.projection import Counts, chance, ranks
 from revisit.paper.words import choose, log_probabilities
 
 
@@ -29,13 +30,14 @@ class Spy(torch.nn.Linear):
         return logits
 
 
-def test_ranks_agree_with_sorting_in_bounded_slices() -> None:
+def test_ranks_agree_with_sorting_in_bounded_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill, "CHUNK_NUMBERS", 300 * 7)
     torch.manual_seed(0)
     module = Spy(8, 300)
     states = torch.randn(50, 8)
     objects, truth = torch.tensor([3, 50, 120, 299, 7]), [1, 3]
     with torch.no_grad():
-        parts = list(ranks(Head(module), states, objects, truth, numbers=300 * 7))
+        parts = list(ranks(Head(module), states, objects, truth))
         logits = states @ module.weight.T
     assert module.largest <= 300 * 16  # a head without a plain weight is read sixteen states at a time
     full, over_objects = (torch.cat([part[i] for part in parts]).tolist() for i in (0, 1))
@@ -50,9 +52,10 @@ def test_a_plain_head_never_makes_more_logits_than_allowed(monkeypatch: pytest.M
     head = Head(torch.nn.Linear(4, 1000, bias=False))
     made: list[int] = []
     real = torch.nn.Linear.forward
+    monkeypatch.setattr(prefill, "CHUNK_NUMBERS", 5500)
     monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, x: made.append(len(x) * 1000) or real(self, x))
     with torch.no_grad():
-        found = list(ranks(head, torch.randn(100, 4), torch.arange(10), [0], numbers=5500))
+        found = list(ranks(head, torch.randn(100, 4), torch.arange(10), [0]))
     assert sum(len(full) for full, _ in found) == 100
     assert max(made) == 5000
 
@@ -66,27 +69,22 @@ def test_counts_by_hand() -> None:
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
-def test_states_are_the_models_own_with_and_without_the_norm(family: str) -> None:
+def test_states_are_the_models_own(family: str) -> None:
     model, _ = families.build(family)
     inputs = families.inputs(family, ["what is it?"], [[families.picture(2)]])
-    states = States(model)
+    parts = ModelParts.of(model)
     projected: list[int] = []  # positions that the model itself projects onto the vocabulary
     handle = model.get_output_embeddings().register_forward_hook(
         lambda _m, _a, out: projected.append(out[..., 0].numel())
     )
-    by_layer, raw = states.of(inputs)
+    _, seen = prefill.prefill_states(model, inputs, range(parts.depth + 1))
     handle.remove()
     assert projected == [1]
     with torch.inference_mode():
         hidden = model(**inputs, output_hidden_states=True).hidden_states
-        mask = torch.isin(inputs["input_ids"][0], torch.tensor(states.parts.vision_ids))
-        found = dict(states.readings(by_layer, raw))
-    depth = states.parts.depth
-    assert sorted(found) == [(layer, norm) for layer in range(depth + 1) for norm in (False, True)]
-    for layer in range(depth + 1):
-        mine = found[layer, layer == depth]  # the last hidden state comes after the norm, the others before
-        torch.testing.assert_close(mine, hidden[layer][0, mask], atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(states.parts.final_norm(raw), found[depth, True], atol=1e-5, rtol=1e-5)
+    mask = torch.isin(inputs["input_ids"][0], torch.tensor(parts.vision_ids))
+    for layer, states in enumerate(seen.states):
+        torch.testing.assert_close(states, hidden[layer][0, mask], atol=1e-5, rtol=1e-5)
 
 
 def test_chance_by_hand() -> None:

@@ -21,10 +21,12 @@ from revisit.cli import analyze
 from revisit.evaluation.records import AblationRecord, sealed
 from revisit.evaluation.runner import Reporter, run
 from revisit.evaluation.store import write_record
-from revisit.paper import published, sections, studies
+from revisit.paper import studies
 from revisit.paper.folder_report import build, gather
 from revisit.paper.objects import recalls
-from revisit.paper.study import Subject, save
+from revisit.paper.published import published_tables
+from revisit.paper.studies import save
+from revisit.paper.study import Subject
 from revisit.report.document import Cell, Document, Section, Table, Text, to_html, to_markdown, write
 from revisit.report.run_report import provenance_of_cells
 
@@ -53,7 +55,7 @@ POINTED = {
     for name, share in (("touches", 0.51), ("touches_chance", 0.21), ("inside", 0.41), ("inside_chance", 0.11))
 }
 CHECKED = {"auroc": 0.88, "low": 0.8, "high": 0.95, "ap": 0.7, "f1": 0.6}
-CUTS = {"thresholds": {"recommended": 0.1}, "f1": {"recommended": 0.6}, "auroc": 0.88}
+CUTS = {"f1": {"recommended": 0.6}, "auroc": 0.88}
 STUDIES: dict[str, dict[str, Any]] = {
     "hallucinated-steps": {
         "captions": 50,
@@ -67,8 +69,7 @@ STUDIES: dict[str, dict[str, Any]] = {
         },
         "vocabulary": {"full": 2048, "words": 80, "categories": 66},
         "greedy_agreement": 1.0,
-        "recall": recalls([10, 20], 25, [50, 100]),
-        "curve": recalls([1, 10, 20], 25, [1, 50, 100]),
+        "recall": recalls([1, 10, 20], 25, [1, 50, 100]),
         "steps": [],
     },
     "gt-vs-hal": {
@@ -106,6 +107,7 @@ STUDIES: dict[str, dict[str, Any]] = {
         "depth": 6,
         "settings": {"layer": 4},
         "chosen": "patch",
+        "thresholds": {"recommended": 0.1},
         "rows": [{"name": "patch", "validation": 0.9, "captions": CHECKED, "foils": CHECKED}],
         "check": {kind: {"words": 9, "absent": 3, **CUTS} for kind in ("captions", "foils")},
         "several_tokens": {"words": 0},
@@ -161,12 +163,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     about = {"command": "revisit ablate a", "settings": results["settings"], "panels": [panel]}
     write_record(grid / "ablation.json", {**about, "environment": ENVIRONMENT}, AblationRecord)
 
-    class Fixed(Subject):
-        def settings(self) -> dict[str, Any]:
-            return {"model": "m1", "data": "scenes", "items": 5}
-
     for name, result in STUDIES.items():
-        save(Fixed(model="m1", output=str(root / "out")), name, result)
+        save(name, Subject(model="m1", output=str(root / "out")), {"model": "m1", "data": "scenes", "items": 5}, result)
     return root / "out"
 
 
@@ -203,7 +201,7 @@ def test_every_part_is_there_with_its_command(document: Document, folder: Path) 
         assert wanted in titles
     text = to_markdown(document)
     for shown in (
-        "40.0 %", "[23.4, 59.3]",  # 10 of 25 with its interval
+        "40.0", "[23.4, 59.3]",  # 10 of 25 with its interval
         "**24.49**", "<u>", "<1e-300", "0.03", "absent → shown", "-1.10", "revisit ablate a",
     ):  # fmt: skip
         assert shown in text, shown
@@ -213,10 +211,10 @@ def test_every_part_is_there_with_its_command(document: Document, folder: Path) 
 
 
 def test_every_stored_study_is_drawn(document: Document) -> None:
-    assert set(STUDIES) == set(sections.STUDIES) == {*studies.STUDIES, "latency"} == {*analyze.OPTIONS, "latency"}
+    assert set(STUDIES) == set(studies.STUDIES) == set(analyze.OPTIONS)
     titles = [section.title for section in document.sections]
-    for title, _ in sections.STUDIES.values():
-        assert f"{title} · m1 · scenes" in titles
+    for study in studies.STUDIES.values():
+        assert f"{study.title} · m1 · scenes" in titles
     text = to_markdown(document)
     assert "| revisit:layers=0 | 12 | 51.0 [46.0, 56.0] |" in text
 
@@ -273,16 +271,12 @@ def test_figures_are_written_in_both_formats(document: Document, tmp_path: Path)
     assert all((tmp_path / link).exists() for link in linked)
 
 
-def test_published_figures_are_marked_and_only_on_request(document: Document, folder: Path) -> None:
-    assert not any(block.published for s in document.sections for block in s.blocks if isinstance(block, Table))
-    printed = build(folder, with_published=True, resamples=99)
-    marked = [block for s in printed.sections for block in s.blocks if isinstance(block, Table) and block.published]
-    assert len(marked) >= 6
-    text = to_markdown(printed)
-    assert text.count("Published, not measured here") == len(marked)
-    assert published.source() in text
+def test_published_tables_are_marked() -> None:
+    shown = published_tables("hallucinated_steps", "Recall")
+    text = to_markdown(Document("T", "", [Section("S", list(shown))], "a paper"))
+    assert "Published, not measured here (a paper)" in text
     assert "| 50 | 63.2 | 56.0 | 70.0 |" in text  # as printed
-    assert to_html(printed).count('class="badge"') == len(marked)
+    assert to_html(Document("T", "", [Section("S", list(shown))], "a paper")).count('class="badge"') == 1
 
 
 def test_a_folder_with_nothing_in_it_is_refused(tmp_path: Path) -> None:

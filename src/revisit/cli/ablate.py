@@ -51,8 +51,7 @@ def ablate(
     """
     from revisit.evaluation.config import EvalConfig
     from revisit.paper.ablation import ablate as run
-    from revisit.paper.ablation import paper_panels, read_ablation
-    from revisit.paper.sections import ablation_sections
+    from revisit.paper.ablation import ablation_sections, paper_panels, read_ablation
     from revisit.paper.study import command
     from revisit.report.terminal import print_section
 

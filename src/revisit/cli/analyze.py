@@ -15,11 +15,12 @@ from revisit.errors import RevisitError, need, unknown
 CAPTIONED = ("method", "max_new_tokens", "batch_size")
 # Options that only some studies read, by study.
 OPTIONS: dict[str, tuple[str, ...]] = {
+    "latency": ("method",),
     "hallucinated-steps": CAPTIONED,
     "gt-vs-hal": CAPTIONED,
     "projection": (),
     "vision-words": (),
-    "case-study": ("set_", "count", "max_new_tokens"),
+    "case-study": CAPTIONED,
     "pointing": CAPTIONED,
     "check": CAPTIONED,
 }
@@ -38,13 +39,9 @@ def analyze(
     output: Path = typer.Option(Path("results"), "--out", "-o", help="Where captions and results are kept."),
     method: list[str] = typer.Option(
         None,
-        help="How captions are decoded, such as revisit:alpha=0.01 (default: greedy). For pointing: ReVisiT with settings, may be "
-        "repeated (default: one setting changed at a time).",
+        help="How captions are decoded, such as revisit:alpha=0.01 (default: greedy). Of case-study, pointing (both: ReVisiT with "
+        "settings) and latency: what is studied; of the last two it may be repeated.",
     ),
-    set_: list[str] = typer.Option(
-        [], "--set", help="For case-study: a setting of ReVisiT, key=value; may be repeated."
-    ),
-    count: int = typer.Option(4, min=1, help="For case-study: number of steps printed in full."),
     max_new_tokens: int = typer.Option(512, min=1, help="Longest caption, for the studies that decode."),
     batch_size: int = typer.Option(8, min=1, help="Captions decoded together."),
     dtype: str = options.DTYPE,
@@ -61,6 +58,8 @@ def analyze(
 
     vision-words: three vision tokens of one picture, word by word.
 
+    latency: time per token and to the first token, by the paper's protocol.
+
     case-study: every step that ReVisiT changed, by kind, and some of them candidate by candidate.
 
     pointing: does the selected patch lie on the object that is named? The data folder must hold boxes: COCO's instances
@@ -73,36 +72,33 @@ def analyze(
 
       revisit analyze projection --data scenes:unusual:300 --out runs/studies
 
-      revisit analyze case-study --set alpha=1e-3 --data scenes:unusual:100 --out runs/studies
+      revisit analyze case-study --method revisit:alpha=1e-3 --data scenes:unusual:100 --out runs/studies
     """
     if study not in OPTIONS:
         raise unknown("study", study, OPTIONS)
     for name in sorted({name for names in OPTIONS.values() for name in names} - set(OPTIONS[study])):
         if typed(context, name):
             raise RevisitError(f"--{name.strip('_').replace('_', '-')} has no meaning for {study}; leave it out.")
-    if method and len(method) > 1 and study != "pointing":
+    if method and len(method) > 1 and study not in ("pointing", "latency"):
         raise RevisitError(f"{study} reads the captions of one method, not of {len(method)}: give --method once.")
     from revisit.evaluation.places import DEFAULT_SCENES, scene_packages
     from revisit.evaluation.store import make_folder
     from revisit.models.config import OF_SCENES
-    from revisit.paper.pointing import SETTINGS, check_settings
-    from revisit.paper.sections import study_section
-    from revisit.paper.studies import Choices, run_study, subject_of
-    from revisit.paper.study import read_study
-    from revisit.registry import parse_assignments
+    from revisit.paper.pointing import check_settings
+    from revisit.paper.studies import STUDIES, read_study, run_study, study_section
     from revisit.report.terminal import print_section
 
     if data is None and model not in OF_SCENES:
         raise RevisitError(f"Say where the pictures are: --data DIR, or --data {DEFAULT_SCENES} for generated scenes.")
-    pointed = tuple(method or SETTINGS) if study == "pointing" else SETTINGS
-    check_settings(pointed)
-    choices = Choices(parse_assignments(set_), count, pointed)
-    subject = subject_of(study)(
+    methods = tuple(method or STUDIES[study].methods)
+    if study == "pointing":
+        check_settings(methods)
+    subject = STUDIES[study].subject(
         model=model,
         data=data or DEFAULT_SCENES,
         limit=limit,
         output=str(output),
-        method=method[0] if method and study != "pointing" else "greedy",
+        methods=methods,
         max_new_tokens=max_new_tokens,
         batch_size=batch_size,
         dtype=dtype,
@@ -112,6 +108,6 @@ def analyze(
     _ = subject.items  # bad data is reported before a folder is created
     make_folder(output)
     with reporter(quiet) as progress:
-        path = run_study(study, subject, choices, progress)
+        path = run_study(study, subject, progress)
     print_section(study_section(read_study(path)))
     print(f"Stored in {path}; `revisit report {quote(str(output))}` draws it.")

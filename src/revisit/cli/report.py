@@ -14,22 +14,19 @@ def report(
     out: Path = typer.Option(
         None, "--out", "-o", help="Where to write report.html, report.md and figures/; the folder itself."
     ),
-    published: bool = typer.Option(
-        False, "--published", help="Also print the paper's own numbers, marked as published."
-    ),
     title: str = typer.Option("ReVisiT: results", help="Heading of the report."),
     resamples: int = typer.Option(4999, min=99, help="Draws of the paired tests."),
 ) -> None:
     """Write report.html (self-contained), report.md and the figures as SVG and PNG.
 
-    Example: revisit report runs --published
+    Example: revisit report runs
     """
     need("scipy", "statsmodels", "matplotlib")
     from revisit.evaluation.store import make_folder
     from revisit.paper.folder_report import build
     from revisit.report.document import write
 
-    document = build(folder, with_published=published, title=title, resamples=resamples)
+    document = build(folder, title=title, resamples=resamples)
     files = write(document, make_folder(out or folder))
     print(
         f"Wrote {files[0]} ({files[0].stat().st_size / 1e6:.2g} MB) and {files[1]}; figures: {len(document.figures())}."

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -20,17 +19,17 @@ from torch import Tensor
 from revisit.benchmarks.chair_words import object_words
 from revisit.embedded.familiar import NOTICE, advice, unlike_scenes
 from revisit.errors import RevisitError, as_path
-from revisit.explain.tokens import Span, token_spans, token_text
+from revisit.explain.forcing import force
+from revisit.explain.prefill import logit_slices
+from revisit.explain.tokens import Span, token_spans, token_text, word_tokens, writers
 from revisit.models import DESCRIBE
 from revisit.models.config import is_embedded, name_of
 from revisit.models.geometry import Layout, layout
 from revisit.models.images import open_image
 from revisit.models.loading import loaded_pair
-from revisit.models.parts import Head, ModelParts, describe
+from revisit.models.parts import Head, ModelParts
 from revisit.models.prompts import chat_text, prepare, vision_texts
-from revisit.step.reference import CHUNK_NUMBERS
-from revisit.taps.forcing import forced_inputs, last_logits, last_states
-from revisit.taps.states import Capture, no_image, saved_positions, vision_mask
+from revisit.taps.states import vision_mask
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -237,11 +236,20 @@ def check_many(
         pictures.append([open_image(image) for image in several])
     loaded, processor = loaded_pair(model, "check")
     settings, notes = settings_of(loaded, threshold)
-    found: list[Check] = []
+    head, name, found = ModelParts.of(loaded).head, name_of(loaded), list[Check]()
     for start in range(0, len(texts), batch_size):
         part = slice(start, start + batch_size)
-        for forced in force(loaded, processor, pictures[part], texts[part], prompt or DESCRIBE, [settings["layer"]]):
-            found.append(_checked(loaded, processor.tokenizer, forced, settings, notes, asked))
+        layers = [0, settings["layer"]]
+        for own, read in zip(
+            pictures[part],
+            read_texts(loaded, processor, pictures[part], texts[part], prompt or DESCRIBE, layers),
+            strict=True,
+        ):
+            strange = is_embedded(name) and unlike_scenes(head, read.vision[0], len(own))
+            seen = [*notes, f"{NOTICE} {advice('This picture', flag='')}"] if strange else list(notes)
+            states = read.vision[settings["layer"]]
+            checked = support(head, processor.tokenizer, read.written(head, asked), states, read.layout, asked)
+            found.append(Check(read.text, checked, settings["threshold"], name, own, seen))
     return found
 
 
@@ -271,56 +279,63 @@ def settings_of(model: Model, threshold: float | None = None) -> tuple[CheckSett
     return {"layer": layer, "threshold": recommended if threshold is None else threshold}, notes
 
 
-@dataclass
-class ForcedText:
-    """A text that a model was made to write, with the states that the pass left."""
+@dataclass(frozen=True)
+class Written:
+    """A text as the model saw it: its tokens, and what the model itself would have written."""
+
+    text: str
+    tokens: Sequence[int]
+    words: Sequence[tuple[int, int, list[int]]]  # start, end and numbers of the tokens of each word
+    logs: Sequence[float | None]  # log-probability of each token, where it is known
+    likely: Mapping[int, Sequence[tuple[int, float]]]  # by token number: the likeliest tokens there, with probabilities
+
+
+@dataclass(frozen=True)
+class ReadText:
+    """A text that a model read after its pictures, with the states that the pass left."""
 
     text: str
     tokens: list[int]
     spans: list[Span]  # of each token in the text
-    vision: dict[int, Tensor]  # layer -> (vision tokens, d)
     states: Tensor  # (tokens, d), each of which predicts a token
-    images: list[Image]
+    vision: dict[int, Tensor]  # layer -> (vision tokens, d)
     layout: Layout
 
+    @torch.no_grad()
+    def written(self, head: Head, asked: Callable[[str], bool]) -> Written:
+        """The text with the model's own view of it: its likeliest tokens where a word that is asked for begins."""
+        words = word_places(self.text, self.spans)
+        starts = {own[0] for start, end, own in words if asked(self.text[start:end])}
+        logs: list[float] = []
+        likely: dict[int, list[tuple[int, float]]] = {}
+        for logits in logit_slices(head, self.states):
+            for row in logits.log_softmax(-1):
+                if len(logs) in starts:
+                    best = row.topk(min(CANDIDATES, len(row)))
+                    likely[len(logs)] = list(zip(best.indices.tolist(), best.values.exp().tolist(), strict=True))
+                logs.append(float(row[self.tokens[len(logs)]]))
+        return Written(self.text, self.tokens, words, logs, likely)
 
-@torch.no_grad()
-def force(
+
+def read_texts(
     model: Model,
     processor: Processor,
     images: Sequence[Sequence[Image]],
     texts: Sequence[str],
     prompt: str,
     layers: Sequence[int],
-) -> list[ForcedText]:
-    """One forward pass over pictures and texts: the vision tokens' states at these layers, and the text's final states."""
-    parts = ModelParts.of(model)
-    written = [encode_text(processor, prompt, len(own), text) for own, text in zip(images, texts, strict=True)]
-    inputs = prepare(processor, [prompt] * len(texts), [list(own) for own in images], model.device)
-    start = inputs["input_ids"].shape[1]
-    longest = max(range(len(texts)), key=lambda row: len(written[row][0]))
-    _check_length(model, start + len(written[longest][0]))
-    if any(bool(vision_mask(torch.tensor(tokens), parts.vision_ids).any()) for tokens, _ in written):
+) -> list[ReadText]:
+    """One forward pass over pictures and texts; the vision tokens' states are kept at these layers."""
+    vision_ids = ModelParts.of(model).vision_ids
+    encoded = [encode_text(processor, prompt, len(own), text) for own, text in zip(images, texts, strict=True)]
+    if any(bool(vision_mask(torch.tensor(tokens), vision_ids).any()) for tokens, _ in encoded):
         raise RevisitError("The text contains a token that stands for an image in this model; leave it out.")
-    longer = forced_inputs(dict(inputs), [tokens for tokens, _ in written])
-    mask = vision_mask(inputs["input_ids"], parts.vision_ids)  # of the prompt; the text has no vision tokens
-    mask = torch.nn.functional.pad(mask, (0, longer["input_ids"].shape[1] - start))
-    if not bool(mask.any(-1).all()):
-        raise no_image(model)
-    with ExitStack() as stack:
-        stack.enter_context(saved_positions(model, clear=True))
-        seen = stack.enter_context(last_states(parts))
-        wanted = tuple(sorted({0, *layers}))
-        capture = Capture(parts, mask, wanted, 1, stack)
-        outputs = model(**longer, use_cache=False, **last_logits(model))
-    assert capture.last is not None
-    parts.head.calibrate(capture.last[longest], outputs.logits[longest, -1], describe(model))
-    found = []
-    for row, (text, (tokens, spans), own) in enumerate(zip(texts, written, images, strict=True)):
-        states = seen[0][row, start - 1 : start - 1 + len(tokens)].to(parts.head.device)
-        place = _row_layout(model, processor, inputs, row, images, int(mask[row].sum()))
-        found.append(ForcedText(text, tokens, spans, capture.items[row].by_layer, states, list(own), place))
-    return found
+    inputs = prepare(processor, [prompt] * len(texts), [list(own) for own in images], model.device)
+    forced = force(model, inputs, [tokens for tokens, _ in encoded], layers)
+    return [
+        ReadText(text, *own, read.states, read.vision, _row_layout(model, processor, inputs, row, images, read.vision))
+        for row, (text, own, read) in enumerate(zip(texts, encoded, forced, strict=True))
+    ]
 
 
 def encode_text(processor: Processor, prompt: str, images: int, text: str) -> tuple[list[int], list[Span]]:
@@ -329,16 +344,11 @@ def encode_text(processor: Processor, prompt: str, images: int, text: str) -> tu
     for token in vision_texts(processor):
         if token in text:
             raise RevisitError(f"The text contains {token!r}, which stands for an image in this model; leave it out.")
-    # An answer begins with a blank after "ASSISTANT:", but not after a line break or a special token.
-    blank = "" if before[-1:] in ("", ">", "]") or before[-1].isspace() or text[0].isspace() else " "
     tokenizer = processor.tokenizer
     if not getattr(tokenizer, "is_fast", False):
-        tokens = tokenizer.encode(text, add_special_tokens=False)
-        written, spans = token_spans(tokenizer, tokens)
-        if written.strip() != text.strip():
-            raise RevisitError("The model's tokenizer cannot write this text and say which characters a token covers.")
-        shift = (len(text) - len(text.lstrip())) - (len(written) - len(written.lstrip()))
-        return tokens, [(a + shift, b + shift) for a, b in spans]
+        raise RevisitError("The model's tokenizer does not say which characters a token covers; load a fast tokenizer.")
+    # An answer begins with a space after "ASSISTANT:", but not after a line break or a special token.
+    blank = "" if before[-1:] in ("", ">", "]") or before[-1].isspace() or text[0].isspace() else " "
     whole = tokenizer(before + blank + text, add_special_tokens=False, return_offsets_mapping=True)
     at = len(before) + len(blank)
     pairs = [
@@ -349,14 +359,13 @@ def encode_text(processor: Processor, prompt: str, images: int, text: str) -> tu
     return [token for token, _ in pairs], [span for _, span in pairs]
 
 
-def _check_length(model: Model, length: int) -> None:
-    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if isinstance(most, int) and length > most:
-        raise RevisitError(f"Prompt, picture and text are {length} tokens, but the model reads {most}: split the text.")
-
-
 def _row_layout(
-    model: Model, processor: Processor, inputs: Inputs, row: int, images: Sequence[Sequence[Image]], tokens: int
+    model: Model,
+    processor: Processor,
+    inputs: Inputs,
+    row: int,
+    images: Sequence[Sequence[Image]],
+    vision: Mapping[int, Tensor],
 ) -> Layout:
     """The layout of one row of a batch, from its own part of what the processor says about each image."""
     total, first = sum(map(len, images)), sum(map(len, images[:row]))
@@ -365,29 +374,8 @@ def _row_layout(
         for name, value in inputs.items()
     }
     sizes = [image.size for image in images[row]]
+    tokens = len(next(iter(vision.values())))
     return layout(model.config, getattr(processor, "image_processor", None), sizes, tokens, own)
-
-
-def _checked(
-    model: Model,
-    tokenizer: Tokenizer,
-    forced: ForcedText,
-    settings: CheckSettings,
-    notes: Sequence[str],
-    asked: Callable[[str], bool],
-) -> Check:
-    """The check of a text from its forward pass."""
-    head = ModelParts.of(model).head
-    name = name_of(model)
-    seen = list(notes)
-    if is_embedded(name) and unlike_scenes(head, forced.vision[0], len(forced.images)):
-        seen.append(f"{NOTICE} {advice('This picture', flag='')}")
-    places = word_places(forced.text, forced.spans)
-    starts = [own[0] for start, end, own in places if asked(forced.text[start:end])]
-    logs, likely = _own_view(head, forced, starts)
-    evidence = Evidence(head, tokenizer, forced.vision[settings["layer"]], forced.layout)
-    words = evidence.words(forced.text, forced.tokens, places, logs, likely, asked)
-    return Check(forced.text, words, settings["threshold"], name, forced.images, seen)
 
 
 def check_answer(decode: Decode, words: Words = "objects") -> Check:
@@ -399,44 +387,22 @@ def check_answer(decode: Decode, words: Words = "objects") -> Check:
     asked = word_test(words)
     settings, notes = settings_of(model)
     tokens = [step.token for step in answer.steps]
-    written, spans = token_spans(tokenizer, tokens)
-    shift = len(written) - len(written.lstrip())
+    decoded, spans = token_spans(tokenizer, tokens)
+    shift = len(decoded) - len(decoded.lstrip())
     likely = {n: [(c.token, c.base) for c in step.candidates] for n, step in enumerate(answer.steps)}
     chances = [dict(likely[n]).get(token) for n, token in enumerate(tokens)]
-    evidence = Evidence(head, tokenizer, vision.at(vision.layers.index(settings["layer"]))[0], decode.layout)
-    places = word_places(answer.text, [(a - shift, b - shift) for a, b in spans])
     logs = [math.log(chance) if chance else None for chance in chances]
-    found = evidence.words(answer.text, tokens, places, logs, likely, asked)
+    places = word_places(answer.text, [(a - shift, b - shift) for a, b in spans])
+    states = vision.at(vision.layers.index(settings["layer"]))[0]
+    written = Written(answer.text, tokens, places, logs, likely)
+    found = support(head, tokenizer, written, states, decode.layout, asked)
     return Check(answer.text, found, settings["threshold"], decode.model, decode.images, notes)
-
-
-@torch.no_grad()
-def _own_view(
-    head: Head, forced: ForcedText, asked: Iterable[int]
-) -> tuple[list[float], dict[int, list[tuple[int, float]]]]:
-    """The model's log-probability of each token, and its likeliest tokens at the `asked` places."""
-    wanted = set(asked)
-    logs: list[float] = []
-    likely: dict[int, list[tuple[int, float]]] = {}
-    for part in forced.states.split(max(1, CHUNK_NUMBERS // head.vocabulary)):
-        table = head.all_logits(part).log_softmax(-1)
-        best = table.topk(min(CANDIDATES, table.shape[-1]), dim=-1)
-        for row, values, ids in zip(table, best.values.exp().tolist(), best.indices.tolist(), strict=True):
-            if len(logs) in wanted:
-                likely[len(logs)] = list(zip(ids, values, strict=True))
-            logs.append(float(row[forced.tokens[len(logs)]]))
-    return logs, likely
 
 
 def word_places(text: str, spans: Sequence[Span]) -> list[tuple[int, int, list[int]]]:
     """(start, end, numbers of the tokens that write it) of each word of a text."""
-    found = []
-    for match in WORD.finditer(text):
-        start, end = match.span()
-        writers = [number for number, (a, b) in enumerate(spans) if a < end and b > start]
-        if writers:
-            found.append((start, end, writers))
-    return found
+    found = [(*match.span(), writers(spans, *match.span())) for match in WORD.finditer(text)]
+    return [place for place in found if place[2]]
 
 
 def word_test(words: Words) -> Callable[[str], bool]:
@@ -463,94 +429,69 @@ def is_content(word: str) -> bool:
 def say(head: Head, states: Tensor, ids: Sequence[int]) -> Tensor:
     """The probability, over the whole vocabulary, that each vision token gives to some tokens.  (n, d) -> (n, ids)"""
     columns = torch.tensor(list(ids), device=head.device)
-    parts = []
-    for part in states.to(head.device).split(max(1, CHUNK_NUMBERS // head.vocabulary)):
-        logits = head.all_logits(part)
-        parts.append((logits[:, columns] - logits.logsumexp(-1, keepdim=True)).exp())
+    parts = [(logits[:, columns] - logits.logsumexp(-1, keepdim=True)).exp() for logits in logit_slices(head, states)]
     return torch.cat(parts)
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """What the vision tokens of one prompt say."""
-
-    head: Head
-    tokenizer: Tokenizer
-    states: Tensor  # (vision tokens, d)
-    layout: Layout
-
-    def words(
-        self,
-        text: str,
-        tokens: Sequence[int],
-        places: Sequence[tuple[int, int, list[int]]],
-        logs: Sequence[float | None],
-        likely: Mapping[int, Sequence[tuple[int, float]]],
-        asked: Callable[[str], bool],
-    ) -> list[Word]:
-        """The words of a text with their support.
-
-        Args:
-            text: The text.
-            tokens: Its tokens.
-            places: Start, end and numbers of the tokens of each word.
-            logs: The model's log-probability of each token, where it is known.
-            likely: The model's likeliest tokens and their probabilities at the first tokens of words.
-            asked: Whether a word is to be checked.
-        """
-        spelled = []
-        for start, end, own in places:
-            written = [tokens[n] for n in own]
-            word = text[start:end]
-            spelled.append(spellings(self.tokenizer, word, written) if asked(word) else [written])
-        rivals = [self._rivals(likely.get(own[0], ()), tokens[own[0]], asked) for _, _, own in places]
-        ids = sorted({t for ways in spelled for way in ways for t in way} | {t for some in rivals for t in some})
-        number = {token: n for n, token in enumerate(ids)}
-        table = say(self.head, self.states, ids)  # (vision tokens, ids)
-        support = table.topk(min(TOP, len(table)), dim=0).values.mean(0).tolist()  # of each token
-        best = table.argmax(0).tolist()
-        words = []
-        for (start, end, own), ways, others in zip(places, spelled, rivals, strict=True):
-            # A word of several tokens has the support of its first, which tells most words apart.
-            value, way = max((support[number[way[0]]], way) for way in ways)
-            patch = best[number[way[0]]]
-            region = self.layout.region(patch)
-            known = [log for n in own if (log := logs[n]) is not None]
-            chance = math.exp(sum(known)) if len(known) == len(own) else None
-            scores = {t: support[number[t]] * p for t, p in others.items()}
-            rival = max(scores, key=scores.__getitem__, default=None)
-            beaten = rival is not None and chance is not None and scores[rival] > value * math.exp(known[0])
-            words.append(
-                Word(
-                    text=text[start:end],
-                    start=start,
-                    end=end,
-                    support=value,
-                    checkable=asked(text[start:end]),
-                    probability=chance,
-                    instead=token_text(self.tokenizer, rival).strip() if rival is not None and beaten else None,
-                    token=patch,
-                    image=0 if region is None else region.image,
-                    row=None if region is None else region.row,
-                    column=None if region is None else region.column,
-                    box=None if region is None else [round(edge, 1) for edge in region.box],
-                )
+def support(
+    head: Head,
+    tokenizer: Tokenizer,
+    written: Written,
+    states: Tensor,
+    places: Layout,
+    asked: Callable[[str], bool],
+) -> list[Word]:
+    """The words of a text with their support by the vision tokens' states (n, d), which lie on the picture at `places`."""
+    text, tokens = written.text, written.tokens
+    # A word of several tokens has the support of its first, which distinguishes most words.
+    firsts = [
+        first_tokens(tokenizer, text[start:end], tokens[own[0]]) if asked(text[start:end]) else [tokens[own[0]]]
+        for start, end, own in written.words
+    ]
+    rivals = [_rivals(tokenizer, written.likely.get(own[0], ()), tokens[own[0]], asked) for _, _, own in written.words]
+    ids = sorted({token for group in (*firsts, *rivals) for token in group})
+    number = {token: n for n, token in enumerate(ids)}
+    table = say(head, states, ids)  # (vision tokens, ids)
+    supports = table.topk(min(TOP, len(table)), dim=0).values.mean(0).tolist()
+    best = table.argmax(0).tolist()
+    found = []
+    for (start, end, own), ways, others in zip(written.words, firsts, rivals, strict=True):
+        value, first = max((supports[number[token]], token) for token in ways)
+        region = places.region(best[number[first]])
+        known = [log for n in own if (log := written.logs[n]) is not None]
+        chance = math.exp(sum(known)) if len(known) == len(own) else None
+        scores = {token: supports[number[token]] * p for token, p in others.items()}
+        rival = max(scores, key=scores.__getitem__, default=None)
+        beaten = rival is not None and chance is not None and scores[rival] > value * math.exp(known[0])
+        found.append(
+            Word(
+                text=text[start:end],
+                start=start,
+                end=end,
+                support=value,
+                checkable=asked(text[start:end]),
+                probability=chance,
+                instead=token_text(tokenizer, rival).strip() if rival is not None and beaten else None,
+                token=best[number[first]],
+                image=0 if region is None else region.image,
+                row=None if region is None else region.row,
+                column=None if region is None else region.column,
+                box=None if region is None else [round(edge, 1) for edge in region.box],
             )
-        return words
-
-    def _rivals(
-        self, likely: Iterable[tuple[int, float]], token: int, asked: Callable[[str], bool]
-    ) -> dict[int, float]:
-        """The words of the asked kind among the model's plausible tokens."""
-        pairs = dict(likely)
-        least = PLAUSIBLE * max(pairs.values(), default=0)
-        texts = {t: token_text(self.tokenizer, t) for t, chance in pairs.items() if chance >= least and t != token}
-        return {t: pairs[t] for t, text in texts.items() if text[:1].isspace() and asked(text.strip())}
+        )
+    return found
 
 
-def spellings(tokenizer: Tokenizer, word: str, tokens: list[int]) -> list[list[int]]:
-    """The tokens as written, and those of the word in lower case inside a sentence, which is how vision tokens say it."""
-    head = tokenizer.encode("a", add_special_tokens=False)
-    whole = tokenizer.encode(f"a {word.lower()}", add_special_tokens=False)
-    plain = whole[len(head) :] if whole[: len(head)] == head else []
-    return [tokens, plain] if plain and plain != tokens else [tokens]
+def _rivals(
+    tokenizer: Tokenizer, likely: Iterable[tuple[int, float]], token: int, asked: Callable[[str], bool]
+) -> dict[int, float]:
+    """The words that are asked for among the model's plausible tokens, with their probabilities."""
+    pairs = dict(likely)
+    least = PLAUSIBLE * max(pairs.values(), default=0)
+    texts = {t: token_text(tokenizer, t) for t, chance in pairs.items() if chance >= least and t != token}
+    return {t: pairs[t] for t, text in texts.items() if text[:1].isspace() and asked(text.strip())}
+
+
+def first_tokens(tokenizer: Tokenizer, word: str, token: int) -> list[int]:
+    """The first token as written, and that of the word in lower case inside a sentence, which is how vision tokens say it."""
+    return list(dict.fromkeys([token, *word_tokens(tokenizer, word.lower())[:1]]))

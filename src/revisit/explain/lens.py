@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError
-from revisit.explain.prefill import unfamiliar_images, watch_prefill
+from revisit.explain.prefill import logit_slices, prefill_states, unfamiliar_images
 from revisit.explain.tokens import token_text
 from revisit.models.config import name_of
 from revisit.models.families import resolve_layers
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from revisit.models.parts import Head
     from revisit.models.types import Model, Processor, Tokenizer
 
-ROWS, COLUMNS = 512, 8192  # vision states × vocabulary entries that are projected at a time
 MOST_MAPS = 32  # words of one set whose heat maps are kept
 
 
@@ -99,10 +98,7 @@ def read_vision_tokens(
     parts = ModelParts.of(model)
     chosen = resolve_layers(range(parts.depth + 1) if layers is None else layers, parts.depth, parts.tied)
     inputs = prepare(processor, [prompt], [list(images)], model.device)
-    with watch_prefill(model, inputs, chosen, final_norm=norm == "final") as seen:
-        model(**inputs, logits_to_keep=1, use_cache=False)
-    head = seen.head()
-    assert head is not None  # the caller holds the model
+    head, seen = prefill_states(model, inputs, chosen, final_norm=norm == "final")
     tokenizer = processor.tokenizer
     notes: list[str] = []
     readings = [whole_vocabulary(head, seen.states, tokenizer, best)]
@@ -125,31 +121,15 @@ def read_vision_tokens(
 
 @torch.no_grad()
 def whole_vocabulary(head: Head, states: Tensor, tokenizer: Tokenizer, best: int) -> Reading:
-    """The best entries of the whole vocabulary, found slice by slice; states are (layers, tokens, d)."""
-    layers, tokens, _ = states.shape
-    flat = states.flatten(0, 1).to(head.device)  # (layers·tokens, d)
-    vocabulary = head.vocabulary
-    best = min(best, vocabulary)
+    """The best entries of the whole vocabulary; states are (layers, tokens, d)."""
     ids, chances = [], []
-    for start in range(0, len(flat), ROWS):
-        rows = flat[start : start + ROWS]
-        total = torch.full((len(rows),), -torch.inf, device=head.device)
-        top = torch.empty((len(rows), 0), device=head.device)
-        which = torch.empty((len(rows), 0), dtype=torch.long, device=head.device)
-        for left in range(0, vocabulary, COLUMNS):
-            columns = torch.arange(left, min(left + COLUMNS, vocabulary), device=head.device)
-            logits = head.logits(rows, columns).float()  # (rows, columns)
-            total = torch.logaddexp(total, logits.logsumexp(-1))
-            top = torch.cat([top, logits], -1)
-            which = torch.cat([which, columns.expand(len(rows), -1)], -1)
-            top, order = top.topk(min(best, top.shape[-1]), dim=-1)
-            which = which.gather(-1, order)
-        ids.append(which.cpu())
-        chances.append((top - total[:, None]).exp().cpu())
-    all_ids = torch.cat(ids)  # (layers·tokens, k)
-    used, numbers = all_ids.unique(return_inverse=True)
+    for logits in logit_slices(head, states.flatten(0, 1)):  # (part, V)
+        top = logits.topk(min(best, logits.shape[-1]), dim=-1)
+        ids.append(top.indices.cpu())
+        chances.append((top.values - logits.logsumexp(-1, keepdim=True)).exp().cpu())
+    used, numbers = torch.cat(ids).unique(return_inverse=True)  # numbers: (layers·tokens, k)
     entries = [token_text(tokenizer, int(i)) for i in used]
-    shape = (layers, tokens, best)
+    shape = (*states.shape[:2], -1)
     return Reading("all tokens", entries, numbers.view(shape), torch.cat(chances).view(shape))
 
 
@@ -159,12 +139,9 @@ def _among(head: Head, states: Tensor, name: str, variants: dict[str, list[int]]
     words = list(variants)
     ids = torch.tensor([i for word in words for i in variants[word]], device=head.device)
     owner = torch.tensor([n for n, word in enumerate(words) for _ in variants[word]], device=head.device)
-    flat = states.flatten(0, 1)  # (layers·tokens, d)
-    parts = []
-    for start in range(0, len(flat), ROWS):
-        shares = head.logits(flat[start : start + ROWS], ids).float().softmax(-1)  # (rows, spellings)
-        parts.append(torch.zeros(len(shares), len(words), device=head.device).index_add_(-1, owner, shares).cpu())
-    table = torch.cat(parts).view(*states.shape[:2], len(words))  # (layers, tokens, words)
+    shares = head.logits(states.flatten(0, 1), ids).float().softmax(-1)  # (layers·tokens, spellings)
+    table = torch.zeros(len(shares), len(words), device=head.device).index_add_(-1, owner, shares)
+    table = table.view(*states.shape[:2], len(words)).cpu()  # (layers, tokens, words)
     chance, top = table.topk(min(best, len(words)), dim=-1)
     kept = list(range(len(words)))
     if len(words) > MOST_MAPS:

@@ -14,6 +14,8 @@ from revisit.embedded.familiar import unlike_scenes
 from revisit.errors import RevisitError
 from revisit.models.config import is_embedded
 from revisit.models.parts import Head, ModelParts, describe
+from revisit.step.reference import CHUNK_NUMBERS
+from revisit.taps.forcing import last_logits
 from revisit.taps.states import Capture, no_image, vision_mask
 
 if TYPE_CHECKING:
@@ -89,6 +91,22 @@ def watch_prefill(
 
         capture.after_forward(model, finish)
         yield found
+
+
+@torch.no_grad()
+def prefill_states(
+    model: Model, inputs: Inputs, layers: Sequence[int], *, final_norm: bool = False
+) -> tuple[Head, PrefillStates]:
+    """Run one prompt; returns the model's head and the vision tokens' states at these layers."""
+    with watch_prefill(model, inputs, layers, final_norm=final_norm) as seen:
+        model(**inputs, use_cache=False, **last_logits(model))
+    return ModelParts.of(model).head, seen
+
+
+def logit_slices(head: Head, states: Tensor) -> Iterator[Tensor]:
+    """The logits of states over the whole vocabulary, some states at a time, so that memory stays bounded.  (n, d) -> (part, V)"""
+    for part in states.to(head.device).split(max(1, CHUNK_NUMBERS // head.vocabulary)):
+        yield head.all_logits(part)
 
 
 def unfamiliar_images(model_name: str, seen: PrefillStates, images: int) -> tuple[int, ...]:

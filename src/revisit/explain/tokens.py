@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,30 +49,32 @@ def printable(text: str) -> str:
     return (bare if bare.isprintable() else repr(bare)[1:-1]) or repr(text)
 
 
-def decode(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """The text of generated tokens as the runner stores it, apart from blanks at its ends."""
-    text: str = tokenizer.decode(list(tokens), skip_special_tokens=True)
-    return text
+def word_tokens(tokenizer: Tokenizer, word: str) -> list[int]:
+    """The tokens that write a word inside a sentence, after a space; empty if they cannot be separated from what is before.
+
+    Taken from "a word", because some tokenizers put a space of their own before a text.
+    """
+    before = tokenizer.encode("a", add_special_tokens=False)
+    whole = tokenizer.encode(f"a {word}", add_special_tokens=False)
+    return whole[len(before) :] if whole[: len(before)] == before else []
 
 
 def token_spans(tokenizer: Tokenizer, tokens: Sequence[int]) -> tuple[str, list[Span]]:
-    """The decoded text and the characters of it that each token added; the spans follow each other without gaps.
+    """The decoded text, without special tokens, and the characters of it that each token added.
 
-    A token that adds only some bytes of a character has an empty span; the token that completes it has the character.
+    The spans follow each other without gaps. A token that adds only some bytes of a character has an empty span; the token that
+    completes it has the character.
     """
-    text = decode(tokenizer, tokens)
-    if not tokens:
-        return text, []
-    ends = _ends(tokenizer, tokens, text)
-    return text, list(zip([0, *ends[:-1]], ends, strict=True))
-
-
-def _ends(tokenizer: Tokenizer, tokens: Sequence[int], text: str) -> list[int]:
-    """Ends found by decoding every prefix: as far as it agrees with the whole text, it is final."""
+    text: str = tokenizer.decode(list(tokens), skip_special_tokens=True)
     ends: list[int] = []
-    for number in range(1, len(tokens) + 1):
-        pairs = zip(decode(tokenizer, tokens[:number]), text, strict=False)
-        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    for number in range(1, len(tokens) + 1):  # as far as a decoded prefix agrees with the whole text, it is final
+        prefix = tokenizer.decode(list(tokens[:number]), skip_special_tokens=True)
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prefix, text, strict=False)))
         ends.append(max(shared, ends[-1] if ends else 0))
-    ends[-1] = len(text)
-    return ends
+    ends[-1:] = [len(text)] if ends else []
+    return text, list(zip([0, *ends[:-1]], ends, strict=True)) if ends else []
+
+
+def writers(spans: Sequence[Span], start: int, end: int) -> list[int]:
+    """The numbers of the tokens that wrote these characters."""
+    return [number for number, (a, b) in enumerate(spans) if a < end and b > start]

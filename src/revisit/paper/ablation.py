@@ -7,13 +7,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from revisit.benchmarks.base import Metric
 from revisit.decoding.method import Method
 from revisit.evaluation.plan import Plan, label
-from revisit.evaluation.records import AblationRecord
+from revisit.evaluation.records import AblationRecord, Stored
 from revisit.evaluation.runner import Reporter, run
-from revisit.evaluation.store import read_record, write_record
+from revisit.evaluation.store import read_record, slug, write_record
 from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
+from revisit.paper.figures import Panel as Plot
+from revisit.paper.figures import Series, bars, curves
+from revisit.paper.studies import provenance
+from revisit.report.comparisons import heading, ranked, stored_value
+from revisit.report.document import Block, Cell, Section, Table
 
 FILE = "ablation.json"
 ALPHAS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
@@ -125,3 +131,81 @@ def ablate(plan: Plan, panels: Mapping[str, Panel], reporter: Reporter, command:
 def read_ablation(folder: Path) -> dict[str, Any]:
     """The ablation.json of a folder as plain data; raises RevisitError if it is damaged."""
     return read_record(folder / FILE, AblationRecord).model_dump(mode="json", by_alias=True)
+
+
+# -- drawing -------------------------------------------------------------------------------------------------------
+
+INTRODUCTION = "Each panel varies some settings of ReVisiT and keeps the others at the main configuration."
+
+
+def ablation_sections(about: Stored, results: Stored, name: str) -> list[Section]:
+    """Every panel of an ablation, for each model and benchmark it was run on."""
+    groups: dict[tuple[str, str], dict[str, Stored]] = {}
+    for cell in results["cells"]:
+        if cell["status"] == "complete":
+            key = (cell["model"]["name"], cell["benchmark"]["label"])
+            groups.setdefault(key, {})[cell["method"]["label"]] = cell
+    sections = []
+    for (model, benchmark), cells in groups.items():
+        for panel in about["panels"]:
+            if not all(row["method"] in cells for row in panel["rows"]):
+                continue
+            blocks = _blocks(panel, cells, f"{name}-{slug(panel['key'])}-{slug(benchmark)}-{slug(model)}")
+            named = panel["title"] if panel["title"] == panel["key"] else f"({panel['key']}) {panel['title']}"
+            title = f"{named} · {benchmark} · {model}"
+            sections.append(Section(title, [*blocks, provenance(panel.get("made") or about)], level=3))
+    return sections
+
+
+def chosen_metrics(cell: Stored) -> list[Metric]:
+    """The metrics of a cell that have a direction, sub-settings left out."""
+    records = cell["metrics"].items()
+    return [Metric.from_record(name, found) for name, found in records if "/" not in name and found["better"]]
+
+
+def _blocks(panel: Stored, cells: Mapping[str, Stored], name: str) -> list[Block]:
+    rows = panel["rows"]
+    own = [cells[row["method"]] for row in rows]
+    metrics = chosen_metrics(own[0])
+    columns = [ranked(own, metric, intervals=True) for metric in metrics]
+    lines: list[list[Cell | str]] = [[*row["cells"], *(c[n] for c in columns)] for n, row in enumerate(rows)]
+    greedy = cells.get("greedy")
+    if greedy is not None:
+        values = [ranked([greedy], metric)[0] for metric in metrics]
+        lines.append(["greedy", *[""] * (len(panel["columns"]) - 1), *values])
+    main = [" ".join(row["cells"]) for row in rows if row["main"]]
+    caption = f"Best in bold, second underlined, 95 % intervals in brackets; {own[0]['answers']} items."
+    table = Table(
+        (*panel["columns"], *(heading(m) for m in metrics)),
+        lines,
+        caption + (f" Main configuration: {main[0]}." if main else ""),
+        marked=frozenset(place for place, row in enumerate(rows) if row["main"]),
+        left=len(panel["columns"]),
+    )
+    return [table, _figure(panel, cells, metrics, name)]
+
+
+def _figure(panel: Stored, cells: Mapping[str, Stored], metrics: Sequence[Metric], name: str) -> Block:
+    """Curves over alpha where it varies, one for each value of the other settings; otherwise bars."""
+    sweep = "alpha" in panel["settings"] and len(panel["rows"]) > 3
+    at = panel["settings"].index("alpha") if sweep else -1
+    lines: dict[str, list[Stored]] = {}
+    for row in panel["rows"]:
+        others = ", ".join(text for place, text in enumerate(row["cells"]) if place != at)
+        lines.setdefault(others if sweep and others else "ReVisiT", []).append(row)
+    panels = []
+    known = [m for m in metrics if m.name in ("CHAIRi", "F1", "accuracy", "macro", "token_max", "qAcc")]
+    for metric in (known or metrics)[:3]:
+        series = []
+        for name_of_line, rows in lines.items():
+            found = [stored_value(cells[row["method"]], metric) for row in rows]
+            y, low, high = ([values[place] for values in found] for place in range(3))
+            series.append(
+                Series(name_of_line, y, [float(row["values"][at]) for row in rows] if sweep else (), low, high)
+            )
+        greedy = stored_value(cells["greedy"], metric)[0] if "greedy" in cells else None
+        panels.append(Plot(series, heading(metric), "α" if sweep else "", log=sweep, baseline=greedy))
+    caption = f"{panel['title']}; with 95 % intervals, the dashed line is plain decoding."
+    if sweep:
+        return curves(name, caption, panels)
+    return bars(name, caption, [" · ".join(filter(None, row["cells"])) for row in panel["rows"]], panels)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from revisit.benchmarks.chair import lemmas, merge_pairs
 from revisit.benchmarks.chair_words import WORDS
 from revisit.errors import RevisitError
-from revisit.explain.tokens import Span, token_spans
+from revisit.explain.tokens import Span, token_spans, writers
 
 if TYPE_CHECKING:
     from revisit.models.types import Tokenizer
@@ -93,8 +93,8 @@ def mentions(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[Mention]:
     found = []
     for word, (start, stop) in word_mentions(text.strip()):
         place = (start + blank, stop + blank)
-        writers = [number for number, (a, b) in enumerate(spans) if a < place[1] and b > place[0]]
-        a, b = spans[writers[0]][0], spans[writers[-1]][1]
-        alone = len(writers) == 1 and text[a:b].strip() == text[slice(*place)]
-        found.append(Mention(word, WORDS[word], text[slice(*place)], place, writers[0], writers[-1], alone))
+        own = writers(spans, *place)
+        a, b = spans[own[0]][0], spans[own[-1]][1]
+        alone = len(own) == 1 and text[a:b].strip() == text[slice(*place)]
+        found.append(Mention(word, WORDS[word], text[slice(*place)], place, own[0], own[-1], alone))
     return found

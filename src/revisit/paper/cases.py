@@ -9,40 +9,41 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from revisit.decoding.loop import generate
-from revisit.decoding.trace import StepRecord, Trace
+from revisit.decoding.trace import StepRecord
+from revisit.errors import RevisitError
+from revisit.evaluation.records import Stored
 from revisit.evaluation.runner import Reporter
+from revisit.methods import as_method
 from revisit.methods.revisit import ReVisiT
-from revisit.models.prompts import new_tokens
 from revisit.models.types import Tokenizer
-from revisit.paper.study import Result, Subject, track
+from revisit.paper.study import Result, Subject, percent
+from revisit.report.document import Block, Table, Text
 
-ROWS = 20
+CANDIDATES = 20  # of a case that are listed
+CASES = 4  # that are printed in full
 
 
-def case_studies(subject: Subject, method: ReVisiT, count: int, reporter: Reporter) -> Result:
-    """How often each kind of change happened, and the `count` corrections in which the model alone was surest."""
+def case_studies(subject: Subject, reporter: Reporter) -> Result:
+    """How often each kind of change happened, and the corrections in which the model alone was surest."""
     model, processor = subject.loaded
+    method = as_method(subject.methods[0], model)
+    if not isinstance(method, ReVisiT):
+        raise RevisitError(f"A case study shows what ReVisiT changed, not {method.name}.")
     vocabulary = subject.vocabulary
-    names = dict(zip(vocabulary.ids, vocabulary.words, strict=True))
     changes: Counter[str] = Counter()
     steps = 0
     found: list[tuple[bool, float, Result]] = []
-    for item in track(reporter, "case studies", subject.items):
+    for item, row, tokens in subject.decode(method, reporter, "case studies"):
         shown = {vocabulary.ids[place] for place in vocabulary.places(item.meta["ground_truth"])}
-        inputs = subject.inputs([item])
-        trace = Trace(record=True)
-        output = generate(
-            model, **inputs, method=method, trace=trace, do_sample=False, max_new_tokens=subject.max_new_tokens
-        )
-        tokens = new_tokens(output, inputs)[0].tolist()
-        records = trace.rows[0].records
-        steps += len(records)
-        for number, record in enumerate(records):
+        steps += len(row.records)
+        for number, record in enumerate(row.records):
             if not record.changed:
                 continue
-            before, after = record.favorite, record.ids[0]
-            kind = f"{_kind(before, shown, names)} → {_kind(after, shown, names)}"
+            kinds = [
+                "shown" if token in shown else "absent" if token in vocabulary.ids else "other"
+                for token in (record.favorite, record.ids[0])
+            ]
+            kind = " → ".join(kinds)
             changes[kind] += 1
             about = {
                 "image": item.id,
@@ -64,12 +65,8 @@ def case_studies(subject: Subject, method: ReVisiT, count: int, reporter: Report
         "images": len(subject.items),
         "steps": steps,
         "changes": dict(changes.most_common()),
-        "cases": [about for _, _, about in found[:count]],
+        "cases": [about for _, _, about in found[:CASES]],
     }
-
-
-def _kind(token: int, shown: set[int], names: dict[int, str]) -> str:
-    return "shown" if token in shown else "absent" if token in names else "other"
 
 
 def rows_of(record: StepRecord, method: ReVisiT, tokenizer: Tokenizer) -> list[Result]:
@@ -78,7 +75,7 @@ def rows_of(record: StepRecord, method: ReVisiT, tokenizer: Tokenizer) -> list[R
     The fused score is printed as in the paper, before it is normalized: log base + weight · log vision.
     """
     rows = []
-    for place, token in list(enumerate(record.ids))[:ROWS]:
+    for place, token in list(enumerate(record.ids))[:CANDIDATES]:
         base, final = record.base[place], record.final[place]
         vision = record.vision[place] if record.vision is not None else math.nan
         fused = _log(base) + (record.weight or 0.0) * _log(vision) if method.fusion == "poe" else _log(final)
@@ -95,3 +92,37 @@ def rows_of(record: StepRecord, method: ReVisiT, tokenizer: Tokenizer) -> list[R
 
 def _log(p: float) -> float:
     return math.log(p) if p > 0 else -999.0
+
+
+def draw(result: Stored, name: str) -> list[Block]:
+    """Changes by kind, and a table for each case."""
+    changed = sum(result["changes"].values())
+    text = (
+        f"{result['steps']:,} steps over {result['images']} pictures, {changed:,} of them changed. What the model alone "
+        "would have written, and what was written instead, by kind of word: shown (names something in the picture), "
+        "absent (names something that is not), other."
+    )
+    kinds = [(kind, f"{n:,}", f"{percent(n / changed, 1)} %") for kind, n in result["changes"].items()]
+    blocks: list[Block] = [Text(text), Table(("Change", "steps", "share of changes"), kinds, "Changed steps by kind.")]
+    for case in result["cases"]:
+        where = f"layer {case['layer']}, vision token {case['vision_token']}"
+        lines = [
+            (
+                str(rank),
+                row["token"],
+                *(
+                    text
+                    for log, p in (row["base"], row["vision"], row["final"])
+                    for text in ("−∞" if log <= -998 else f"{log:.2f}", f"{p:.2f}")
+                ),
+            )
+            for rank, row in enumerate(case["rows"], 1)
+        ]
+        caption = (
+            f"Picture {case['image']}, step {case['step']} after “…{case['so_far'][-60:]}” ({case['change']}; "
+            f"{where if case['layer'] is not None else 'no vision token'}; {case['set_size']} plausible tokens). "
+            f"In the picture: {', '.join(case['ground_truth'])}."
+        )
+        groups = (("base", 2), ("vision token", 2), ("final", 2))
+        blocks.append(Table(("Rank", "Token", *("log-prob", "%") * 3), lines, caption, groups=groups, left=2))
+    return blocks

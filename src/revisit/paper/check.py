@@ -19,15 +19,14 @@ from torch import Tensor
 
 from revisit.benchmarks.base import Item
 from revisit.benchmarks.chair_words import WORDS, object_words
-from revisit.decoding.loop import generate
+from revisit.evaluation.records import Stored
 from revisit.evaluation.runner import Reporter
-from revisit.explain.check import TOP, ForcedText, force, say, settings_of, spellings, word_places
+from revisit.explain.check import TOP, ReadText, first_tokens, read_texts, say, settings_of, word_places
 from revisit.methods import as_method
-from revisit.models.images import open_image
 from revisit.models.parts import ModelParts
-from revisit.models.prompts import answers
 from revisit.paper.pointing import read_boxes
-from revisit.paper.study import Subject, track
+from revisit.paper.study import Subject, images, number, track
+from revisit.report.document import Block, Table, Text
 from revisit.step.reference import jsd, plausible
 
 ALPHA = 1e-5  # of the plausible set
@@ -77,6 +76,15 @@ CANDIDATES: dict[str, Callable[[Reading], float]] = {
 }
 
 
+CHECK = "revisit.check"  # support as it gives it
+OTHER = "another picture"  # the same from the vision tokens of another picture
+JOINED: dict[str, Callable[[list[float]], float]] = {  # ways to join the tokens of a word
+    "first": lambda each: each[0],
+    "mean": lambda each: sum(each) / len(each),
+    "least": min,
+}
+
+
 @dataclass(frozen=True)
 class Unit:
     """One object word of a text."""
@@ -84,10 +92,7 @@ class Unit:
     picture: int
     present: bool
     tokens: int  # how many write it
-    scores: dict[str, float]
-    default: float  # support as `revisit.check` gives it
-    other: float  # the same from the vision tokens of another picture
-    joined: dict[str, float]  # rules for words of several tokens
+    scores: dict[str, float]  # of the candidates, CHECK, OTHER and JOINED
 
 
 Floats = NDArray[np.float64]
@@ -125,8 +130,7 @@ def best_threshold(scores: Floats, present: NDArray[np.bool_]) -> float:
 def interval(units: Sequence[Unit], name: str) -> tuple[float, float]:
     """95 % bootstrap interval of the AUROC, pictures being resampled."""
     rng = np.random.default_rng(0)
-    scores = np.array([unit.scores[name] for unit in units])
-    present = np.array([unit.present for unit in units])
+    scores, present = _columns(units, name)
     pictures = np.array([unit.picture for unit in units])
     groups = [np.flatnonzero(pictures == picture) for picture in np.unique(pictures)]
     drawn = []
@@ -139,92 +143,60 @@ def interval(units: Sequence[Unit], name: str) -> tuple[float, float]:
 
 def check_study(subject: Subject, reporter: Reporter) -> dict[str, Any]:
     """The study; see the module."""
-    captions = list(_captions(subject, reporter))
+    model, processor = subject.loaded
+    method = as_method(subject.methods[0], model)
     boxes = read_boxes(subject.folder)
     truth = {item.id: set(boxes.get(item.id, ())) for item in subject.items}
-    foils = [(n, item, text) for n, item in enumerate(subject.items) if (text := foil(n, sorted(truth[item.id])))]
+    decoded = subject.decode(method, reporter, "captions")
+    captions = [processor.tokenizer.decode(tokens, skip_special_tokens=True).strip() for _, _, tokens in decoded]
+    foils = [foil(place, sorted(truth[item.id])) for place, item in enumerate(subject.items)]
     texts = {"captions": captions, "foils": foils}
-    units = {kind: list(_units(subject, rows, truth, reporter, kind)) for kind, rows in texts.items()}
+    units = {kind: list(_units(subject, found, truth, reporter, kind)) for kind, found in texts.items()}
     half = len(subject.items) // 2
-    model = subject.loaded[0]
     settings, _ = settings_of(model)
     chosen_on = [unit for unit in units["captions"] if unit.picture < half]
+    measured = {kind: [unit for unit in found if unit.picture >= half] for kind, found in units.items()}
     validation = {name: auroc(*_columns(chosen_on, name)) for name in CANDIDATES}
     chosen = max(validation, key=validation.__getitem__)
-    threshold = best_threshold(*_columns(chosen_on, chosen))
-    free = float(np.quantile([unit.other for unit in chosen_on], QUANTILE))
-    measured = {kind: [unit for unit in found if unit.picture >= half] for kind, found in units.items()}
     rows = []
     for name in CANDIDATES:
         row: dict[str, Any] = {"name": name, "validation": validation[name]}
         cut = best_threshold(*_columns(chosen_on, name))
         for kind, found in measured.items():
-            scores, present = _columns(found, name)
+            columns = _columns(found, name)
             low, high = interval(found, name)
-            area, precision = auroc(scores, present), average_precision(scores, present)
-            row[kind] = {"auroc": area, "low": low, "high": high, "ap": precision, "f1": f1(scores, present, cut)}
+            precision = average_precision(*columns)
+            row[kind] = {"auroc": auroc(*columns), "low": low, "high": high, "ap": precision, "f1": f1(*columns, cut)}
         rows.append(row)
-    defaults = {}
-    for kind, found in measured.items():
-        scores, present = np.array([unit.default for unit in found]), np.array([unit.present for unit in found])
-        labels = {
-            "settings": settings["threshold"],
-            "validation": best_threshold(*_default(chosen_on)),
-            "label-free": free,
-        }
-        defaults[kind] = {
-            "auroc": auroc(scores, present),
-            "f1": {name: f1(scores, present, cut) for name, cut in labels.items()},
-            "thresholds": labels,
-            "words": len(found),
-            "absent": int((~present).sum()),
-        }
+    thresholds = {
+        "settings": settings["threshold"],
+        "validation": best_threshold(*_columns(chosen_on, CHECK)),
+        "label-free": float(np.quantile(_columns(chosen_on, OTHER)[0], QUANTILE)),
+    }
+    several = [unit for found in units.values() for unit in found if unit.tokens > 1]
     return {
         "pictures": len(subject.items),
         "depth": ModelParts.of(model).depth,
         "settings": dict(settings),
         "chosen": chosen,
-        "threshold": threshold,
+        "threshold": best_threshold(*_columns(chosen_on, chosen)),
         "rows": rows,
-        "check": defaults,
-        "several_tokens": _several([unit for found in units.values() for unit in found]),
+        "thresholds": thresholds,
+        "check": {
+            kind: {
+                "auroc": auroc(*_columns(found, CHECK)),
+                "f1": {rule: f1(*_columns(found, CHECK), cut) for rule, cut in thresholds.items()},
+                "words": len(found),
+                "absent": sum(not unit.present for unit in found),
+            }
+            for kind, found in measured.items()
+        },
+        "several_tokens": {"words": len(several), **{rule: auroc(*_columns(several, rule)) for rule in JOINED}},
     }
 
 
-def _captions(subject: Subject, reporter: Reporter) -> Iterator[tuple[int, Item, str]]:
-    """The model's own descriptions. They are not scored, so NLTK is not needed."""
-    model, processor = subject.loaded
-    method = as_method(subject.method, model)
-    starts = range(0, len(subject.items), subject.batch_size)
-    for start in track(reporter, "captions", list(starts)):
-        items = subject.items[start : start + subject.batch_size]
-        inputs = subject.inputs(items)
-        output = generate(
-            model,
-            **inputs,
-            method=method,
-            processor=processor,
-            max_new_tokens=subject.max_new_tokens,
-            do_sample=False,
-        )
-        for number, (item, text) in enumerate(zip(items, answers(processor, output, inputs), strict=True), start):
-            yield number, item, text
-
-
 def _columns(units: Sequence[Unit], name: str) -> tuple[Floats, NDArray[np.bool_]]:
-    return np.array([unit.scores[name] for unit in units]), np.array([unit.present for unit in units])
-
-
-def _default(units: Sequence[Unit]) -> tuple[Floats, NDArray[np.bool_]]:
-    return np.array([unit.default for unit in units]), np.array([unit.present for unit in units])
-
-
-def _several(units: Sequence[Unit]) -> dict[str, Any]:
-    """AUROC of the rules that join the tokens of a word, on words of several tokens."""
-    found = [unit for unit in units if unit.tokens > 1]
-    present = np.array([unit.present for unit in found], bool)
-    rules = found[0].joined if found else {}
-    return {"words": len(found), **{rule: auroc(np.array([u.joined[rule] for u in found]), present) for rule in rules}}
+    return np.array([unit.scores[name] for unit in units]), np.array([unit.present for unit in units], bool)
 
 
 def foil(number: int, truth: Sequence[str]) -> str:
@@ -241,59 +213,81 @@ def foil(number: int, truth: Sequence[str]) -> str:
 
 
 def _units(
-    subject: Subject,
-    rows: Sequence[tuple[int, Item, str]],
-    truth: Mapping[str, set[str]],
-    reporter: Reporter,
-    kind: str,
+    subject: Subject, texts: Sequence[str], truth: Mapping[str, set[str]], reporter: Reporter, kind: str
 ) -> Iterator[Unit]:
-    """Every object word of some texts, with its scores."""
+    """Every object word of some texts, one text for each item, with its scores."""
     model, processor = subject.loaded
     parts = ModelParts.of(model)
-    layers = range(parts.depth + 1)
     chosen = settings_of(model)[0]["layer"]
-    other: ForcedText | None = None
-    for number, item, text in track(reporter, kind, [row for row in rows if object_words().search(row[2])]):
-        pictures = [open_image(path) for path in item.images]
-        gray = [Image.new("RGB", picture.size, (127, 127, 127)) for picture in pictures]
-        forced, blank = (force(model, processor, [own], [text], item.prompt, layers)[0] for own in (pictures, gray))
-        for start, end, own in word_places(text, forced.spans):
+    other: ReadText | None = None
+    rows = [(*row, texts[row[0]]) for row in enumerate(subject.items) if object_words().search(texts[row[0]])]
+    for place, item, text in track(reporter, kind, rows):
+        read, blank = (_read(subject, item, text, gray) for gray in (False, True))
+        for start, end, own in word_places(text, read.spans):
             found = object_words().fullmatch(text[start:end])
             if found is None:
                 continue
-            written = [forced.tokens[n] for n in own]
-            reading = _reading(parts, forced, blank, own[0])
-            ways = spellings(processor.tokenizer, text[start:end], written)
-            yield Unit(
-                picture=number,
-                present=WORDS[found.group(1).lower()] in truth[item.id],
-                tokens=len(own),
-                scores={name: score(reading) for name, score in CANDIDATES.items()},
-                default=_support(parts, forced.vision[chosen], ways),
-                other=_support(parts, (other or blank).vision[chosen], ways),
-                joined=_joined(parts, forced.vision[chosen], written),
-            )
-        other = forced
+            written = [read.tokens[n] for n in own]
+            firsts = first_tokens(processor.tokenizer, text[start:end], written[0])
+            each = [top(column) for column in say(parts.head, read.vision[chosen], written).T]
+            reading = _reading(parts, read, blank, own[0])
+            scores = {name: score(reading) for name, score in CANDIDATES.items()}
+            scores |= {rule: join(each) for rule, join in JOINED.items()}
+            for name, states in ((CHECK, read.vision[chosen]), (OTHER, (other or blank).vision[chosen])):
+                scores[name] = max(top(column) for column in say(parts.head, states, firsts).T)
+            yield Unit(place, WORDS[found.group(1).lower()] in truth[item.id], len(own), scores)
+        other = read
 
 
-def _support(parts: ModelParts, states: Tensor, ways: Sequence[Sequence[int]]) -> float:
-    return max(top(column) for column in say(parts.head, states, [way[0] for way in ways]).T)
-
-
-def _joined(parts: ModelParts, states: Tensor, tokens: Sequence[int]) -> dict[str, float]:
-    each = [top(column) for column in say(parts.head, states, tokens).T]
-    return {"first": each[0], "mean": sum(each) / len(each), "least": min(each)}
+def _read(subject: Subject, item: Item, text: str, gray: bool) -> ReadText:
+    """One pass over a text and its pictures, or gray ones in their place."""
+    model, processor = subject.loaded
+    pictures = images(item)
+    if gray:
+        pictures = [Image.new("RGB", picture.size, (127, 127, 127)) for picture in pictures]
+    return read_texts(model, processor, [pictures], [text], item.prompt, range(ModelParts.of(model).depth + 1))[0]
 
 
 @torch.no_grad()
-def _reading(parts: ModelParts, forced: ForcedText, blank: ForcedText, place: int) -> Reading:
-    head, token = parts.head, forced.tokens[place]
-    log_p = head.all_logits(forced.states[place][None]).log_softmax(-1)[0]
+def _reading(parts: ModelParts, read: ReadText, blank: ReadText, place: int) -> Reading:
+    head, token = parts.head, read.tokens[place]
+    log_p = head.all_logits(read.states[place][None]).log_softmax(-1)[0]
     log_p_blank = float(head.all_logits(blank.states[place][None]).log_softmax(-1)[0, token])
     keep = plausible(log_p, ALPHA)
     keep[token] = True
-    last = head.all_logits(forced.vision[parts.depth])[:, keep].log_softmax(-1)  # (vision tokens, plausible)
+    last = head.all_logits(read.vision[parts.depth])[:, keep].log_softmax(-1)  # (vision tokens, plausible)
     divergence = jsd(log_p[keep].log_softmax(-1), last)
     near = last[:, int(keep[:token].sum())].exp()
-    chances = torch.stack([say(head, forced.vision[layer], [token])[:, 0] for layer in sorted(forced.vision)])
+    chances = torch.stack([say(head, read.vision[layer], [token])[:, 0] for layer in sorted(read.vision)])
     return Reading(log_p, log_p_blank, token, chances, near, divergence)
+
+
+def draw(result: Stored, name: str) -> list[Block]:
+    """One row per candidate, measured on the second half of the pictures; the paper has no such study."""
+    kinds = ("captions", "foils")
+    lines = []
+    for row in result["rows"]:
+        cells = [row["name"], number(row["validation"], 3)]
+        for found in (row[kind] for kind in kinds):
+            area, low, high, precision, score = (number(found[key], 3) for key in ("auroc", "low", "high", "ap", "f1"))
+            cells += [f"{area} [{low}, {high}]", precision, score]
+        lines.append(cells)
+    measured = {kind: result["check"][kind] for kind in kinds}
+    counts = " and ".join(f"{m['words']} object words of {kind}, {m['absent']} absent" for kind, m in measured.items())
+    caption = (
+        f"How well a number tells present from absent objects: {counts}, in the second half of {result['pictures']} pictures. The first "
+        f"half sets each threshold of F1 and chooses: {result['chosen']}. AUROC with 95 % intervals over pictures."
+    )
+    heads = ("Number", "validation AUROC", *("AUROC", "average precision", "F1") * 2)
+    marked = frozenset(place for place, row in enumerate(result["rows"]) if row["name"] == result["chosen"])
+    table = Table(heads, lines, caption, (("", 1), ("captions", 3), ("foils", 3)), marked)
+    cuts = [
+        (f"{kind}: {rule}", number(cut, 4), number(m["f1"][rule], 3), number(m["auroc"], 3))
+        for kind, m in measured.items()
+        for rule, cut in result["thresholds"].items()
+    ]
+    about = f"`revisit.check` as it is (layer {result['settings']['layer']} of {result['depth']}), by how its threshold is set."
+    several = result["several_tokens"]
+    rules = ", ".join(f"{rule} {number(several.get(rule), 3)}" for rule in JOINED)
+    note = f"Words of several tokens: {several['words']}" + (f"; AUROC {rules}." if several["words"] else ".")
+    return [table, Table(("Threshold", "value", "F1", "AUROC"), cuts, about), Text(note)]

@@ -9,13 +9,11 @@ from typing import Any
 from revisit.errors import RevisitError
 from revisit.evaluation.records import Stored
 from revisit.evaluation.store import slug
-from revisit.paper import published
 from revisit.paper.ablation import FILE as ABLATION
-from revisit.paper.ablation import read_ablation
-from revisit.paper.catalog import ROWS
-from revisit.paper.sections import ABLATION_TEXT, ablation_sections, published_tables, study_sections
-from revisit.paper.study import CAPTIONS, FOLDER, read_study
-from revisit.report.document import Document, Section, Table, Text
+from revisit.paper.ablation import INTRODUCTION, ablation_sections, read_ablation
+from revisit.paper.studies import FOLDER, read_study, study_sections
+from revisit.paper.study import CAPTIONS
+from revisit.report.document import Document, Section, Text
 from revisit.report.run_report import Run, main_sections, provenance_section, read_runs, unfinished_section
 
 
@@ -48,42 +46,29 @@ def gather(folder: Path) -> ReportInputs:
     return ReportInputs(runs, ablations, studies)
 
 
-def build(
-    folder: Path, *, with_published: bool = False, title: str = "ReVisiT: results", resamples: int = 4999
-) -> Document:
+def build(folder: Path, *, title: str = "ReVisiT: results", resamples: int = 4999) -> Document:
     """The report of a folder.
 
     Args:
         folder: Where `revisit eval`, `ablate`, `analyze` or `reproduce` wrote.
-        with_published: Also print the paper's own numbers, marked as published.
         title: The heading.
         resamples: Draws of the paired tests.
     """
     found = gather(folder)
     panels = {run.place: about for run, about in found.ablations}
     shown = [_main_cells(run, panels.get(run.place)) for run in found.runs if not _captions_only(run.place)]
-    sections = unfinished_section(found.runs)
-    sections += main_sections(shown, resamples, _published if with_published else lambda benchmark: ())
+    sections = unfinished_section(found.runs) + main_sections(shown, resamples)
     if found.ablations:
-        sections.append(Section("Ablations", [Text(ABLATION_TEXT)]))
+        sections.append(Section("Ablations", [Text(INTRODUCTION)]))
         for run, about in found.ablations:
-            sections += ablation_sections(about, run.results, f"ablation-{slug(run.name)}", with_published)
-    sections += study_sections(found.studies, with_published)
+            sections += ablation_sections(about, run.results, f"ablation-{slug(run.name)}")
+    sections += study_sections(found.studies)
     sources: dict[str, Stored] = {f"run {run.name}": run.results for run in found.runs}
     sections.append(provenance_section(sources | {f"study {study['name']}": study for study in found.studies}))
-    return Document(title, _lead(found, with_published), sections, published.source())
-
-
-def _published(benchmark: str) -> list[Table]:
-    rows = [row for row in ROWS.values() if row.benchmark == benchmark and row.kind == "grid"]
-    return [table for row in rows for table in published_tables(row)]
-
-
-def _lead(found: ReportInputs, with_published: bool) -> str:
     models = {cell["model"]["name"] for run in found.runs for cell in run.results["cells"]}
     models = models or {study["settings"]["model"] for study in found.studies}
-    text = f"Models: {', '.join(sorted(models))}. Everything was measured by the commands printed below each table"
-    return text + (", except what is marked as published." if with_published else ".")
+    lead = f"Models: {', '.join(sorted(models))}. Everything was measured by the commands printed below each table."
+    return Document(title, lead, sections)
 
 
 def _captions_only(place: Path) -> bool:

@@ -8,8 +8,6 @@ forcing with every vision token removed, and both are taken again.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,35 +15,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from revisit.errors import RevisitError
+from revisit.evaluation.records import Stored
 from revisit.evaluation.runner import Reporter
 from revisit.evaluation.statistics import holm
-from revisit.paper.forcing import Forced
+from revisit.models.parts import ModelParts
+from revisit.paper.figures import Panel, Series, bars
 from revisit.paper.steps import select
-from revisit.paper.study import Result, Subject, images, spoken, track
+from revisit.paper.study import Result, Subject, captions_text, number, track
+from revisit.report.comparisons import p_value
+from revisit.report.document import Block, Cell, Table, Text
 
 Floats = NDArray[np.float64]
-
-
-@dataclass
-class Maxima:
-    """Per token, in percent: columns are GT with the image, Hal with it, GT without it, Hal without it."""
-
-    values: Floats  # (tokens, 4)
-
-    @property
-    def with_image(self) -> Floats:
-        """GT minus Hal with the image."""
-        return self.values[:, 0] - self.values[:, 1]
-
-    @property
-    def without_image(self) -> Floats:
-        """GT minus Hal without it."""
-        return self.values[:, 2] - self.values[:, 3]
-
-    @property
-    def delta(self) -> Floats:
-        """What the image adds to the difference."""
-        return self.with_image - self.without_image
+# Per token, in percent: GT and Hal with the image, GT and Hal without it. What is tested are differences of these columns.
+COLUMNS = {"gt_with": "GT, with image", "hal_with": "Hal, with image"}
+COLUMNS |= {"gt_without": "GT, without", "hal_without": "Hal, without"}
+TESTED = {"with_image": (1, -1, 0, 0), "without_image": (0, 0, 1, -1), "delta": (1, -1, -1, 1)}
 
 
 def maxima(logits: Tensor, shown: Tensor) -> Tensor:
@@ -54,101 +38,121 @@ def maxima(logits: Tensor, shown: Tensor) -> Tensor:
     return torch.stack([p[:, shown].amax(-1), p[:, ~shown].amax(-1)], dim=-1)
 
 
-def signed_rank(differences: Floats) -> tuple[float, float]:
-    """(statistic, p-value) of the two-sided Wilcoxon signed-rank test with Pratt's treatment of zeros.
-
-    NaN where no difference is other than zero: there is then nothing to rank.
-    """
+def signed_rank(differences: Floats) -> float:
+    """The p-value of the two-sided Wilcoxon signed-rank test with Pratt's treatment of zeros; NaN if all are zero."""
     from scipy.stats import wilcoxon
 
     if not np.any(differences):
-        return math.nan, math.nan
-    result = wilcoxon(differences, zero_method="pratt", alternative="two-sided")
-    return float(result.statistic), float(result.pvalue)
+        return math.nan
+    return float(wilcoxon(differences, zero_method="pratt", alternative="two-sided").pvalue)
 
 
-def compare(settings: dict[str, Maxima]) -> list[Result]:
-    """One row per set of tokens: averages, medians, tests; Holm's correction is over the sets, for each quantity."""
-    quantities = ("with_image", "without_image", "delta")
-    tests = {q: [signed_rank(getattr(m, q)) for m in settings.values()] for q in quantities}
-    adjusted = {q: holm([p for _, p in found]) for q, found in tests.items()}
+def compare(sets: dict[str, Floats]) -> list[Result]:
+    """One row per set of tokens (n, 4): averages, medians, tests; Holm's correction is over the sets, for each quantity."""
+    differences = {q: [values @ np.array(signs) for values in sets.values()] for q, signs in TESTED.items()}
+    tests = {q: [signed_rank(d) for d in found] for q, found in differences.items()}
+    adjusted = {q: holm(found) for q, found in tests.items()}
     rows = []
-    for number, (name, found) in enumerate(settings.items()):
-        averages = found.values.mean(0) if len(found.values) else np.full(4, math.nan)
-        row: Result = {
-            "setting": name,
-            "n": len(found.values),
-            "gt_with": float(averages[0]),
-            "hal_with": float(averages[1]),
-            "gt_without": float(averages[2]),
-            "hal_without": float(averages[3]),
-        }
-        for q in quantities:
-            differences = getattr(found, q)
-            row[q] = {
-                "median": float(np.median(differences)) if len(differences) else math.nan,
-                "statistic": tests[q][number][0],
-                "p": tests[q][number][1],
-                "p_holm": adjusted[q][number],
-            }
+    for place, (name, values) in enumerate(sets.items()):
+        row: Result = {"setting": name, "n": len(values)}
+        row |= {key: _mean(values[:, column]) for column, key in enumerate(COLUMNS)}
+        for q in TESTED:
+            found = differences[q][place]
+            median = float(np.median(found)) if len(found) else None
+            row[q] = {"median": median, "p": _known(tests[q][place]), "p_holm": _known(adjusted[q][place])}
         rows.append(row)
     return rows
+
+
+def _mean(values: Floats) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def gt_vs_hal(subject: Subject, reporter: Reporter) -> Result:
     """The study: all tokens, tokens of hallucinated captions, hallucinated steps; with the image and without it."""
     captions = subject.captions(reporter)
     model, processor = subject.loaded
-    vocabulary, end = subject.vocabulary, subject.end
-    chosen = select(captions, processor.tokenizer, vocabulary, end)
-    steps: dict[str, list[int]] = {}
-    for caption, mention in chosen.kept:
-        steps.setdefault(caption.item.id, []).append(mention.first)
-    forced = Forced(model, processor)
-    everywhere, hallucinated, at_steps = [], [], []
-    skipped = 0
+    vocabulary, head = subject.vocabulary, ModelParts.of(model).head
+    chosen = select(captions, processor.tokenizer, vocabulary)
+    steps = {caption.item.id: [mention.first for mention in kept] for caption, kept in chosen.kept}
+    nothing = [np.zeros((0, 4))]
+    everywhere, hallucinated, at_steps = list(nothing), list(nothing), list(nothing)
     for caption in track(reporter, "with and without the image", captions):
         shown = vocabulary.mask(caption.truth)
-        tokens = spoken(caption, end)
-        if not bool(shown.any()) or bool(shown.all()) or not tokens:
-            skipped += 1
+        if not bool(shown.any()) or bool(shown.all()) or not caption.tokens:
             continue
-        ids = vocabulary.tensor(forced.parts.head.device)
+        ids = vocabulary.tensor(head.device)
         parts = []
         for vision in (True, False):
-            states = forced.states(caption.item.prompt, images(caption.item), tokens, vision=vision)
+            states = subject.forced_states(caption, vision=vision)
             with torch.no_grad():
-                parts.append(maxima(forced.parts.head.logits(states, ids).cpu(), shown).numpy())
+                parts.append(maxima(head.logits(states, ids).cpu(), shown).numpy())
         rows = np.concatenate(parts, axis=1)  # (tokens, 4)
         everywhere.append(rows)
         if caption.item.id in chosen.hallucinated:
             hallucinated.append(rows)
         at_steps.append(rows[steps.get(caption.item.id, [])])
-    if not everywhere:
+    if len(everywhere) == 1:
         raise RevisitError("No picture shows an object whose word is a single token, so GT and Hal cannot be compared.")
-    settings = {
-        "All tokens": _joined(everywhere),
-        "All tokens in hallucinated captions": _joined(hallucinated),
-        "Hallucinated steps": _joined(at_steps),
+    sets = {
+        "All tokens": np.concatenate(everywhere),
+        "All tokens in hallucinated captions": np.concatenate(hallucinated),
+        "Hallucinated steps": np.concatenate(at_steps),
     }
     return {
         "captions": len(captions),
         "hallucinated_captions": len(chosen.hallucinated),
-        "captions_without_ground_truth_word": skipped,
+        "captions_without_ground_truth_word": len(captions) + 1 - len(everywhere),
         "selection": chosen.counts,
         "vocabulary": vocabulary.summary(),
-        "rows": _without_nan(compare(settings)),
+        "rows": compare(sets),
     }
 
 
-def _joined(parts: list[Floats]) -> Maxima:
-    return Maxima(np.concatenate(parts) if parts else np.zeros((0, 4)))
+def draw(result: Stored, name: str) -> list[Block]:
+    """The averages, the tests, and the averages as bars."""
+    text = "Averages of the largest probability (%) of a shown (GT) and of an absent (Hal) object's word, over the object words."
+    rows = [row for row in result["rows"] if row["n"]]
+    series = [Series(label, [row[key] for row in rows]) for key, label in COLUMNS.items()]
+    caption = "GT Max Avg and Hal Max Avg over the object words, with the image and without it (teacher forcing)."
+    labels = [row["setting"].replace(" in ", "\nin ") for row in rows]
+    return [
+        Text(captions_text(result) + text),
+        _averages(result["rows"]),
+        _tests(result["rows"]),
+        bars(name, caption, labels, [Panel(series, xlabel="average maximum (%)")]),
+    ]
 
 
-def _without_nan(value: Any) -> Any:
-    """NaN as null: JSON has no other word for "nothing to say"."""
-    if isinstance(value, dict):
-        return {key: _without_nan(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(inner) for inner in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+def _averages(rows: list[Result]) -> Table:
+    lines = []
+    for row in rows:
+        for condition, key in (("with image", "with"), ("without image", "without")):
+            gt, hal = row[f"gt_{key}"], row[f"hal_{key}"]
+            bold = [0, 0] if gt is None or hal is None else [int(gt > hal), int(hal > gt)]
+            pair = (Cell(number(gt), bold[0]), Cell(number(hal), bold[1]))
+            lines.append((row["setting"], condition, f"{row['n']:,}", *pair))
+    heads = ("Tokens", "Condition", "N", "GT Max Avg", "Hal Max Avg")
+    return Table(heads, lines, "GT Max Avg and Hal Max Avg (%); the larger is bold.", left=2)
+
+
+def _tests(rows: list[Result]) -> Table:
+    lines = [
+        (
+            row["setting"],
+            f"{row['n']:,}",
+            *(text for q in TESTED for text in (number(row[q]["median"], 3), p_value(row[q]["p_holm"]))),
+        )
+        for row in rows
+    ]
+    return Table(
+        ("Tokens", "N", *("median", "p (Holm)") * 3),
+        lines,
+        "Wilcoxon signed-rank tests (two-sided, Pratt) of d = GT − Hal with the image, without it, and of their difference Δ; "
+        "medians in points of percent, Holm's correction over the three sets of tokens.",
+        groups=(("", 1), ("d with image", 2), ("d without image", 2), ("Δ", 2)),
+    )

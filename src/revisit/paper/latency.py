@@ -13,13 +13,12 @@ import contextlib
 import ctypes
 import gc
 import json
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -31,12 +30,14 @@ from revisit.decoding.loop import generate
 from revisit.decoding.method import Method
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
-from revisit.evaluation.records import checksum, compact
+from revisit.evaluation.config import EvalConfig
+from revisit.evaluation.records import Stored, checksum, compact
 from revisit.evaluation.runner import Reporter
 from revisit.evaluation.store import digest, disk_error, make_folder
 from revisit.models.types import Model
-from revisit.paper.study import Result, Subject, track
-from revisit.report.document import Table
+from revisit.paper.published import NAMES
+from revisit.paper.study import Result, Subject, number, track
+from revisit.report.document import Block, Table
 
 if TYPE_CHECKING:
     from revisit.decoding.method import Refine
@@ -133,8 +134,8 @@ class Timing:
     @property
     def per_token(self) -> tuple[float, float]:
         """Mean and standard deviation over the repeats of a run's seconds per further token."""
-        means = [statistics.fmean(run) for run in self.intervals]
-        return statistics.fmean(means), statistics.stdev(means) if len(means) > 1 else 0.0
+        means = [fmean(run) for run in self.intervals]
+        return fmean(means), stdev(means) if len(means) > 1 else 0.0
 
     @property
     def quick(self) -> float:
@@ -231,26 +232,26 @@ def _trim() -> None:
 def table(timings: Sequence[Timing]) -> list[Result]:
     """One row per method, in milliseconds and MiB, with ratios to the first."""
     base = timings[0]
-    base_first = statistics.median(base.first)
+    base_first = median(base.first)
     rows = []
     for timing in timings:
         mean, deviation = timing.per_token
-        own = statistics.fmean(timing.own)
+        own = fmean(timing.own)
         # what greedy does, in the same minutes
-        rest = statistics.fmean(t for run in timing.intervals for t in run) - own
+        rest = fmean(t for run in timing.intervals for t in run) - own
         rows.append(
             {
                 "method": timing.label,
-                "first_token_ms": 1e3 * statistics.median(timing.first),
-                "first_token_ratio": statistics.median(timing.first) / base_first,
+                "first_token_ms": 1e3 * median(timing.first),
+                "first_token_ratio": median(timing.first) / base_first,
                 "ms_per_token": 1e3 * mean,
                 "ms_per_token_std": 1e3 * deviation,
                 "tokens_per_second": timing.rows / mean,
                 "ratio": timing.quick / base.quick,
-                "own_first_ms": 1e3 * statistics.median(timing.own_first),
+                "own_first_ms": 1e3 * median(timing.own_first),
                 "own_ms_per_step": 1e3 * own,
                 "own_ratio": 1 + own / rest,
-                "own_cpu_ratio": 1 + statistics.fmean(timing.own_busy) / statistics.fmean(base.busy),
+                "own_cpu_ratio": 1 + fmean(timing.own_busy) / fmean(base.busy),
                 "extra_memory_mib": (timing.peak - base.peak) / 2**20,
                 "median_set_size": timing.counters.get("median_set_size"),
                 "largest_set_size": timing.counters.get("largest_set_size"),
@@ -287,14 +288,18 @@ def bench_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
 # -- over many pictures --------------------------------------------------------------------------------------------
 
 
+METHODS = ("greedy", "dola", "vcd", "m3id", "code", "sid", "revisit")  # of the paper
 PROTOCOL = {"warmups": 6, "repeats": 3, "max_new_tokens": 512}  # of the paper
 
 
-def time_methods(subject: Subject, methods: Mapping[str, Method], reporter: Reporter) -> Result:
+def time_methods(subject: Subject, reporter: Reporter) -> Result:
     """Milliseconds per token and to the first token of every method: mean and deviation over the pictures.
 
-    Every picture is stored when it is measured, so a killed measurement resumes with the next one.
+    Methods have the settings of the paper's protocol. Every picture is stored when it is measured, so a killed measurement
+    resumes with the next one.
     """
+    config = EvalConfig(model=(subject.model,), method=subject.methods, data=subject.data, preset="paper")
+    methods = dict(zip(subject.methods, config.plan().methods_for(subject.model), strict=True))
     about = {"protocol": PROTOCOL, "methods": {name: [m.name, m.settings()] for name, m in methods.items()}}
     path = make_folder(Path(subject.output) / "latency") / f"{digest([about, subject.settings()])[:12]}.jsonl"
     done = _stored(path)
@@ -357,3 +362,23 @@ def _summary(rows: list[Result], methods: list[str]) -> list[Result]:
             }
         )
     return found
+
+
+def draw(result: Stored, name: str) -> list[Block]:
+    """A row per method, with the ratio to plain decoding."""
+    rows, protocol = result["rows"], result["protocol"]
+    base = next((row["ms"] for row in rows if row["method"] == "greedy"), rows[0]["ms"])
+    lines = [
+        (
+            NAMES.get(row["method"], row["method"]),
+            f"{number(row['ms'])} ± {number(row['sd'])}",
+            f"{number(row['ms'] / base)}×" if row["ms"] and base else "–",
+            f"{row['first']:.1f} ± {row['first_sd']:.1f}",
+        )
+        for row in rows
+    ]
+    caption = (
+        f"Milliseconds per token without the prefill, mean ± deviation over {result['images']} pictures "
+        f"({protocol['warmups']} warm-ups, {protocol['repeats']} repeats of each; methods take turns)."
+    )
+    return [Table(("Method", "ms/token", "to greedy", "first token, ms"), lines, caption)]

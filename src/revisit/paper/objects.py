@@ -11,19 +11,14 @@ from torch import Tensor
 from revisit.benchmarks.chair_words import WORDS
 from revisit.errors import RevisitError
 from revisit.evaluation.statistics import wilson
+from revisit.explain.tokens import word_tokens
 from revisit.models.types import Tokenizer
 
 
 def word_token(tokenizer: Tokenizer, word: str) -> int | None:
-    """The token that writes `word` inside a sentence, after a blank; None if it takes more than one.
-
-    Read off "a word", because some tokenizers put a blank of their own before the text they are given.
-    """
-    head = tokenizer.encode("a", add_special_tokens=False)
-    whole = tokenizer.encode(f"a {word}", add_special_tokens=False)
-    if len(whole) != len(head) + 1 or whole[: len(head)] != head:
-        return None
-    return int(whole[-1]) if tokenizer.decode(whole[-1:]).strip() == word else None
+    """The token that writes `word` inside a sentence, after a space; None if it takes more than one."""
+    tokens = word_tokens(tokenizer, word)
+    return int(tokens[0]) if len(tokens) == 1 and tokenizer.decode(tokens).strip() == word else None
 
 
 @dataclass(frozen=True)

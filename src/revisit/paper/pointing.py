@@ -19,10 +19,9 @@ from revisit.benchmarks.base import Item
 from revisit.benchmarks.chair import PROMPT
 from revisit.benchmarks.chair_words import WORDS
 from revisit.benchmarks.io.files import find_image, read_json
-from revisit.decoding.loop import generate
-from revisit.decoding.method import Method
-from revisit.decoding.trace import RowTrace, Trace
+from revisit.decoding.trace import RowTrace
 from revisit.errors import RevisitError
+from revisit.evaluation.records import Stored
 from revisit.evaluation.runner import Reporter
 from revisit.evaluation.statistics import mean_interval
 from revisit.methods import as_method
@@ -30,7 +29,8 @@ from revisit.methods.revisit import ReVisiT
 from revisit.models.geometry import Layout, layout_of
 from revisit.models.parts import ModelParts
 from revisit.paper.objects import ObjectVocabulary
-from revisit.paper.study import Result, Subject, images, track
+from revisit.paper.study import Result, Subject, images, share, track
+from revisit.report.document import Block, Cell, Table, Text
 
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels of the original image
 Boxes = dict[str, list[Box]]  # category -> its boxes in one picture
@@ -118,29 +118,29 @@ class BoxedPictures(Subject):
         return found[: self.limit]
 
 
-def pointing(subject: Subject, settings: Sequence[str], reporter: Reporter) -> Result:
+def pointing(subject: Subject, reporter: Reporter) -> Result:
     """The study: one row per setting, and one per layer for the steps of a decode that looks at every layer."""
     boxes = read_boxes(subject.folder)
     model = subject.loaded[0]
     depth = ModelParts.of(model).depth
-    every_layer = ReVisiT.recommended(model, layers=tuple(range(depth + 1)))
     vocabulary = subject.vocabulary
-    methods: dict[str, Method] = {text: as_method(text, model) for text in settings}
-    counts = {text: Count() for text in methods}
-    layers = [Count() for _ in range(depth + 1)]
     boxed = [item for item in subject.items if boxes.get(item.id)]
-    for batch in track(reporter, "pointing", batches(boxed, subject.batch_size)):
-        layouts = [picture_layout(subject, item) for item in batch]
-        criteria = [{name: Criteria.of(layout, here) for name, here in boxes[item.id].items()}
-                    for item, layout in zip(batch, layouts, strict=True)]  # fmt: skip
-        for text, method in [*methods.items(), ("", every_layer)]:
-            for item, known, row in zip(batch, criteria, decode(subject, batch, method), strict=True):
-                for category, selected, nearest in object_steps(row, vocabulary, known):
-                    if text:
-                        counts[text].add(item.id, selected, known[category])
-                        continue
-                    for layer, index in enumerate(nearest):
-                        layers[layer].add(item.id, index, known[category])
+    criteria: dict[str, dict[str, Criteria]] = {}
+    for item in track(reporter, "boxes", boxed):
+        layout = picture_layout(subject, item)
+        criteria[item.id] = {name: Criteria.of(layout, here) for name, here in boxes[item.id].items()}
+    methods = {text: as_method(text, model) for text in subject.methods}
+    counts = {text: Count() for text in methods}
+    for text, method in methods.items():
+        for item, row, _ in subject.decode(method, reporter, text, boxed):
+            for category, selected, _ in object_steps(row, vocabulary, criteria[item.id]):
+                counts[text].add(item.id, selected, criteria[item.id][category])
+    layers = [Count() for _ in range(depth + 1)]
+    every_layer = ReVisiT.recommended(model, layers=tuple(range(depth + 1)))
+    for item, row, _ in subject.decode(every_layer, reporter, "every layer", boxed):
+        for category, _, nearest in object_steps(row, vocabulary, criteria[item.id]):
+            for layer, index in enumerate(nearest):
+                layers[layer].add(item.id, index, criteria[item.id][category])
     if not any(count.steps for count in counts.values()):
         raise RevisitError(
             f"No step could be measured: in {subject.folder} no boxed object was named by a word of one token."
@@ -189,20 +189,6 @@ def _instances(folder: Path) -> dict[Path, Result]:
     return files
 
 
-def batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
-    """The items in groups of at most `size`."""
-    return [items[start : start + size] for start in range(0, len(items), size)]
-
-
-def decode(subject: Subject, batch: Sequence[Item], method: Method) -> list[RowTrace]:
-    """What the method did on each picture of a batch."""
-    trace = Trace(record=True)
-    model, processor = subject.loaded
-    inputs, length = subject.inputs(batch), subject.max_new_tokens
-    generate(model, **inputs, method=method, processor=processor, trace=trace, do_sample=False, max_new_tokens=length)
-    return trace.rows
-
-
 def picture_layout(subject: Subject, item: Item) -> Layout:
     """Where the vision tokens of one picture lie; raises RevisitError if that is not known."""
     found = layout_of(*subject.loaded, images(item), subject.inputs([item]))
@@ -221,3 +207,23 @@ def object_steps(
         if category is not None and category in boxes and record.index is not None and record.divergences is not None:
             nearest = record.divergences.nan_to_num(nan=float("inf")).argmin(-1)  # (layers, tokens) -> (layers,)
             yield category, record.index, nearest.tolist()
+
+
+def draw(result: Stored, name: str) -> list[Block]:
+    """A table by setting and one by layer; the paper has no such study."""
+
+    def table(rows: Sequence[Stored], head: str, caption: str) -> Table:
+        heads = (head, "steps", "touches (%)", "by chance", "middle inside (%)", "by chance")
+        lines: list[tuple[Cell | str, ...]] = [
+            (str(row[head.lower()]), str(row["steps"]), *(share(row[m], "share") for m in MEASURES)) for row in rows
+        ]
+        return Table(heads, lines, caption)
+
+    text = (
+        f"{result['pictures']} pictures. A step counts if the written token is the word of a boxed object; the selected patch "
+        "touches one of its boxes, or has its middle inside one. By chance: the share of all patches that do. Brackets: "
+        "95 % intervals over pictures."
+    )
+    by_layer = "The nearest patch of each layer alone, at the steps of a decode over every layer."
+    settings = table(result["settings"], "Setting", "The selected patch, by setting.")
+    return [Text(text), settings, table(result["layers"], "Layer", by_layer)]

@@ -1,34 +1,32 @@
 """Vision-token projection: does a single vision token, read through the LM head, name something in its picture?
 
 Every vision token of every picture is one unit. Its hidden state at each layer is projected over the whole vocabulary
-and over the object vocabulary, with the decoder's final norm and without it, and recall@k counts whether a word of any
-object of the picture is among the k likeliest. Only counts are kept: states live for one picture, logits for a slice.
+and over the object vocabulary, below the last layer with the decoder's final norm and without it, and recall@k counts whether a
+word of any object of the picture is among the k likeliest. Only counts are kept: states live for one picture, logits for a slice.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from revisit.evaluation.records import Stored
 from revisit.evaluation.runner import Reporter
-from revisit.models.parts import Head, ModelParts, describe
+from revisit.explain.prefill import logit_slices, prefill_states
+from revisit.models.parts import Head, ModelParts
+from revisit.paper.figures import Panel, Series, curves
 from revisit.paper.objects import ObjectVocabulary, best_rank, recalls
-from revisit.paper.study import Result, Subject, track
-from revisit.step.reference import CHUNK_NUMBERS
-from revisit.taps.forcing import last_logits
-from revisit.taps.states import Capture, Hooks, no_image, normed, vision_mask
+from revisit.paper.study import Result, Subject, percent, recall_curve, share, track
+from revisit.report.document import Block, Cell, Table, Text
+from revisit.taps.states import normed
 
-if TYPE_CHECKING:
-    from revisit.models.types import Inputs, Model
-
-KS = (1, 5, 10, 30)
+KS = (1, 5, 10, 30)  # in the table
 CURVE = (1, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50, 70, 100)
+VOCABULARIES = {"full": "whole vocabulary", "objects": "object words"}
 
 
 @dataclass
@@ -50,91 +48,51 @@ class Counts:
         self.objects += (objects.cpu()[:, None] < ks).sum(0)
 
 
-def ranks(
-    head: Head, states: Tensor, objects: Tensor, truth: Sequence[int], numbers: int = CHUNK_NUMBERS
-) -> Iterator[tuple[Tensor, Tensor]]:
+def ranks(head: Head, states: Tensor, objects: Tensor, truth: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
     """Ranks of the best word of the picture over all tokens and over the object words, some states at a time.
 
-    `objects` (words,) are the ids of the object vocabulary, `truth` indices into it. At most `numbers` logits exist
-    at once.
+    `objects` (words,) are the ids of the object vocabulary, `truth` indices into it.
     """
     places = torch.tensor(list(truth), device=objects.device, dtype=torch.long)
-    for part in states.split(max(1, numbers // head.vocabulary)):
-        logits = head.all_logits(part)  # (b, V)
+    for logits in logit_slices(head, states):  # (part, V)
         yield best_rank(logits, objects[places]), best_rank(logits[:, objects], places)
 
 
-class States:
-    """The vision states of one picture at every layer, and of the last layer before its norm too."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self.parts = ModelParts.of(model)
-
-    @torch.inference_mode()
-    def of(self, inputs: Inputs) -> tuple[dict[int, Tensor], Tensor]:
-        """(hidden state index -> (tokens, d), the last layer's output before the final norm (tokens, d))."""
-        mask = vision_mask(inputs["input_ids"], self.parts.vision_ids)
-        if not bool(mask.any()):
-            raise no_image(self.model)
-        depth, raw = self.parts.depth, []
-
-        def keep(hidden: Tensor) -> None:
-            raw.append(hidden[0, mask[0].to(hidden.device)])
-
-        with ExitStack() as stack:
-            capture = Capture(self.parts, mask, tuple(range(depth + 1)), 1, stack)
-            Hooks(stack).after(self.parts.layers[-1], keep)
-            outputs = self.model(**inputs, use_cache=False, **last_logits(self.model))
-        assert capture.last is not None
-        if self.parts.head.transform is None:
-            self.parts.head.calibrate(capture.last[0], outputs.logits[0, -1], describe(self.model))
-        return capture.items[0].by_layer, raw[0].to(self.parts.head.device)
-
-    def readings(self, by_layer: dict[int, Tensor], raw: Tensor) -> Iterator[tuple[tuple[int, bool], Tensor]]:
-        """((layer, whether the final norm was applied), states) for every way of reading the tokens."""
-        depth, norm = self.parts.depth, self.parts.final_norm
-        for layer, states in by_layer.items():
-            if layer == depth:
-                yield (layer, False), raw
-                yield (layer, True), states
-            else:
-                yield (layer, False), states
-                yield (layer, True), normed(norm, states).to(states.device)
-
-
 def projection(subject: Subject, reporter: Reporter) -> Result:
-    """The study: recall@k per layer, with and without the final norm, over both vocabularies, with Wilson intervals."""
-    items, vocabulary, states = subject.items, subject.vocabulary, States(subject.loaded[0])
+    """The study: recall@k per layer, below the last with the final norm and without it, over both vocabularies."""
+    items, vocabulary, parts = subject.items, subject.vocabulary, ModelParts.of(subject.loaded[0])
     counts: dict[tuple[int, bool], Counts] = {}
     units = empty = 0
     for item in track(reporter, "vision tokens", items):
         truth = vocabulary.places(item.meta["ground_truth"])
-        by_layer, raw = states.of(subject.inputs([item]))
-        units += len(raw)
+        head, seen = prefill_states(subject.loaded[0], subject.inputs([item]), range(parts.depth + 1))
+        units += seen.states.shape[1]
         if not truth:  # nothing to be found: all its tokens are misses
-            empty += len(raw)
+            empty += seen.states.shape[1]
             continue
-        head = states.parts.head
         with torch.inference_mode():
-            for key, rows in states.readings(by_layer, raw):
-                for full, objects in ranks(head, rows, vocabulary.tensor(head.device), truth):
-                    counts.setdefault(key, Counts(CURVE)).add(full, objects)
+            for layer, states in enumerate(seen.states):
+                readings = (
+                    {True: states} if layer == parts.depth else {False: states, True: normed(parts.final_norm, states)}
+                )
+                for norm, read in readings.items():
+                    for full, objects in ranks(head, read, vocabulary.tensor(head.device), truth):
+                        counts.setdefault((layer, norm), Counts(CURVE)).add(full, objects)
     return {
         "images": len(items),
         "tokens": units,
         "tokens_without_ground_truth_word": empty,
-        "vocabulary": {"full": states.parts.head.vocabulary, **vocabulary.summary()},
+        "vocabulary": {"full": parts.head.vocabulary, **vocabulary.summary()},
         "chance": chance(subject, vocabulary),
-        "final_layer": states.parts.depth,
+        "final_layer": parts.depth,
         "layers": [
             {
                 "layer": layer,
-                "norm": with_norm,
+                "norm": norm,
                 "full": recalls(found.full.tolist(), units, CURVE),
                 "objects": recalls(found.objects.tolist(), units, CURVE),
             }
-            for (layer, with_norm), found in sorted(counts.items())
+            for (layer, norm), found in sorted(counts.items())
         ],
     }
 
@@ -148,3 +106,49 @@ def chance(subject: Subject, vocabulary: ObjectVocabulary) -> list[dict[str, flo
         for k in CURVE
         if k <= words
     ]
+
+
+def last_layer(result: Stored, kind: str) -> dict[int, Stored]:
+    """Recall at the final layer over one vocabulary, by k."""
+    last = next(row for row in result["layers"] if row["layer"] == result["final_layer"])
+    return {row["k"]: row for row in last[kind]}
+
+
+def draw(result: Stored, name: str) -> list[Block]:
+    """Recall at the final layer as table and curves, and by hidden state."""
+    last = {kind: last_layer(result, kind) for kind in VOCABULARIES}
+    by_chance = {row["k"]: row["recall"] for row in result["chance"]}
+    lines: list[tuple[Cell | str, ...]] = [
+        (f"top-{k}", *(share(last[kind][k], decimals=2) for kind in VOCABULARIES), percent(by_chance.get(k)))
+        for k in KS
+    ]
+    text = (
+        f"{result['tokens']:,} vision tokens of {result['images']} pictures; a hit is a word for any object of the "
+        f"picture. Whole vocabulary: {result['vocabulary']['full']:,} tokens; object vocabulary: "
+        f"{result['vocabulary']['words']} words of {result['vocabulary']['categories']} categories."
+    )
+    ordered = [recall_curve(label, list(last[kind].values())) for kind, label in VOCABULARIES.items()]
+    ordered.append(Series("object words, random order", [100 * y for y in by_chance.values()], list(by_chance)))
+    by_layer = []
+    for kind, label in VOCABULARIES.items():
+        for norm, how in ((True, "final norm"), (False, "no norm")):
+            rows = [row for row in result["layers"] if row["norm"] is norm]
+            found = [100 * row[kind][0]["recall"] for row in rows]
+            by_layer.append(Series(f"{label}, {how}", found, [row["layer"] for row in rows]))
+    panels = [
+        Panel(ordered, "final layer", "k", "recall@k (%)", log=True),
+        Panel(by_layer, "by layer", "hidden state (0: projector output)", "recall@1 (%)"),
+    ]
+    layers: list[tuple[Cell | str, ...]] = []
+    for row in result["layers"]:
+        cells = [next(r for r in row[kind] if r["k"] == k) for kind in VOCABULARIES for k in (1, 10)]
+        layers.append((str(row["layer"]), "final" if row["norm"] else "none", *(percent(c["recall"]) for c in cells)))
+    heads = ("Top-k", *VOCABULARIES.values(), "object words, random order")
+    caption = "At-least-one recall@k (%) of single vision tokens at the final layer, with 95 % Wilson intervals."
+    drawn = "Single vision tokens read through the LM head: recall@k at the final layer (left), and recall@1 at every hidden state (right)."
+    listed = "Recall (%) by hidden state (0 is the projector's output), with the decoder's final norm and without it."
+    groups = [(label, 2) for label in VOCABULARIES.values()]
+    by_state = Table(
+        ("Hidden state", "Norm", *("@1", "@10") * 2), layers, listed, groups, left=2, folded=len(layers) > 20
+    )
+    return [Text(text), Table(heads, lines, caption), curves(name, drawn, panels), by_state]

@@ -20,15 +20,14 @@ from revisit.evaluation.runner import Reporter, run
 from revisit.evaluation.store import read_answers, read_results, read_scores, slug
 from revisit.methods.revisit import ReVisiT
 from revisit.paper import catalog, figures, published
-from revisit.paper.ablation import Panel, ablate, paper_panels, read_ablation
+from revisit.paper.ablation import Panel, ablate, ablation_sections, chosen_metrics, paper_panels, read_ablation
 from revisit.paper.catalog import Row
 from revisit.paper.figures import Panel as Plot
 from revisit.paper.figures import Series
-from revisit.paper.latency import time_methods
-from revisit.paper.published import NAMES, Measured, comparison_table
-from revisit.paper.sections import ablation_sections, chosen_metrics, provenance, study_section
-from revisit.paper.studies import Choices, run_study
-from revisit.paper.study import Subject, command, read_study, save
+from revisit.paper.projection import last_layer
+from revisit.paper.published import NAMES, Measured, comparison_table, published_tables
+from revisit.paper.studies import STUDIES, provenance, read_study, run_study, study_section
+from revisit.paper.study import Subject, command
 from revisit.report.comparisons import ranked
 from revisit.report.document import Block, Cell, Document, Section, Table, Text
 
@@ -79,17 +78,23 @@ class Setup:
         )
         return config.plan()
 
-    def subject(self, row: Row, name: str) -> Subject:
-        """The model and pictures of a study."""
-        return Subject(
+    def study(self, row: Row, name: str, reporter: Reporter) -> tuple[Stored, Section]:
+        """Runs a row's study with one model; returns its file and its section, with the paper's own tables."""
+        study = "case-study" if row.key == "token-tables" else row.key
+        subject = Subject(
             model=self.models[name],
             data=self.data[row.benchmark],
             limit=self.limit_of(row),
             output=str(self.out / "analyses"),
+            methods=STUDIES[study].methods,
             batch_size=self.batch_size,
             dtype=self.options.get("dtype"),
             device_map=self.options.get("device_map"),
         )
+        found = read_study(run_study(study, subject, reporter))
+        section = study_section(found)
+        section.blocks += published_tables(row.published, f"{row.title} ({row.where})")
+        return found, section
 
 
 def reproduce(rows: Sequence[Row], setup: Setup, reporter: Reporter) -> Document:
@@ -209,12 +214,12 @@ def _run_ablation(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
         results = ablate(plan, panels, reporter, command())
         about = read_ablation(plan.output)
         own = {**results, "cells": [c for c in results["cells"] if c["model"]["name"] == plan.models[0]]}
-        sections += ablation_sections(about, own, f"{row.key}-{slug(name)}", with_published=True)
+        sections += ablation_sections(about, own, f"{row.key}-{slug(name)}")
         sections.append(Section(f"Verdicts · {name}", _panel_verdicts(row, panels, own, name), level=3))
     return sections
 
 
-def _vqav2_panel(base: Any) -> Panel:
+def _vqav2_panel(base: ReVisiT) -> Panel:
     """Layer scope by threshold, as the paper's VQAv2 ablation has them."""
     rows = published.table("ablation_vqav2")
     methods = tuple(base.replace(layers=row["layers"], alpha=row["alpha"]) for row in rows)
@@ -247,9 +252,7 @@ def _panel_verdicts(row: Row, panels: Mapping[str, Panel], results: Stored, mode
 def _run_study(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
     sections = []
     for name in setup.names(row):
-        name_of_study = "case-study" if row.key == "token-tables" else row.key
-        study = read_study(run_study(name_of_study, setup.subject(row, name), Choices(), reporter))
-        section = study_section(study, with_published=True)
+        study, section = setup.study(row, name, reporter)
         section.blocks += _study_verdicts(row, study["result"])
         sections.append(section)
     return sections
@@ -263,8 +266,8 @@ def _study_verdicts(row: Row, result: Stored) -> list[Block]:
         ours = {f"top-{r['k']}": {"recall@k": _share(r)} for r in result["recall"]}
     elif row.key == "projection":
         values = {f"top-{r['k']}": {kind: r[kind][0] for kind in ("full", "objects")} for r in paper["recall"]}
-        last = next(r for r in result["layers"] if r["layer"] == result["final_layer"] and r["norm"])
-        ours = {f"top-{k}": {kind: _share(_at(last[kind], k)) for kind in ("full", "objects")} for k in (1, 5, 10, 30)}
+        last = {kind: last_layer(result, kind) for kind in ("full", "objects")}
+        ours = {f"top-{r['k']}": {kind: _share(last[kind][r["k"]]) for kind in last} for r in paper["recall"]}
     elif row.key == "gt-vs-hal":
         columns = ("gt_with", "hal_with", "gt_without", "hal_without")
         values = {r["setting"]: {c: r[c] for c in columns} for r in paper["rows"]}
@@ -272,10 +275,6 @@ def _study_verdicts(row: Row, result: Stored) -> list[Block]:
     else:
         return []
     return [comparison_table(values, ours, "Verdicts (%).", first="What")]
-
-
-def _at(rows: Sequence[Stored], k: int) -> Stored:
-    return next(row for row in rows if row["k"] == k)
 
 
 def _share(row: Mapping[str, float]) -> Measured:
@@ -289,12 +288,9 @@ def _run_latency(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
     paper, chair = published.table("latency"), published.table("chair")
     sections, panels = [], []
     for name in setup.names(row):
-        subject, plan = setup.subject(row, name), setup.plan(row, name)
-        methods = {method.name: method for method in plan.methods_for(plan.models[0])}
-        path = save(subject, "latency", time_methods(subject, methods, reporter))
-        study = read_study(path)
-        sections.append(study_section(study, with_published=True))
-        cells = _cells(plan, reporter)
+        study, section = setup.study(row, name, reporter)
+        sections.append(section)
+        cells = _cells(setup.plan(row, name), reporter)
         f1 = {m: own.value for m, cell in cells.items() if (own := _values(cell, ["F1"]).get("F1")) is not None}
         panels.append(_against_f1(f"{name}, measured", {r["method"]: r["ms"] for r in study["result"]["rows"]}, f1))
         times = {method: values["mean"] for method, values in paper[name].items()}

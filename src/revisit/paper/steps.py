@@ -8,116 +8,127 @@ shown object is among the k likeliest.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
+from revisit.evaluation.records import Stored
 from revisit.evaluation.runner import Reporter
+from revisit.models.parts import ModelParts
 from revisit.models.types import Tokenizer
 from revisit.paper.alignment import Mention, mentions
-from revisit.paper.forcing import Forced
+from revisit.paper.figures import Panel, curves
 from revisit.paper.objects import ObjectVocabulary, best_rank, recalls
-from revisit.paper.study import Caption, Result, Subject, images, spoken, track
+from revisit.paper.study import Caption, Result, Subject, captions_text, percent, recall_curve, share, track
+from revisit.report.document import Block, Table, Text
 
-KS = (1, 5, 10, 50, 100, 500)
+KS = (1, 5, 10, 50, 100, 500)  # in the table
 CURVE = (1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000)
-
-
-@dataclass(frozen=True)
-class Step:
-    """A hallucinated mention that was kept, and the rank of the best word for a shown object there."""
-
-    image: str
-    word: str
-    text: str
-    position: int  # which generated token
-    rank: int  # tokens before the best ground-truth word, the likeliest token not counted
-    best: str  # that word
 
 
 @dataclass
 class Selection:
     """Which hallucinated mentions were kept, and why the others were not."""
 
-    kept: list[tuple[Caption, Mention]]
+    kept: list[tuple[Caption, list[Mention]]]  # of each caption that has some
     counts: dict[str, int]
     hallucinated: set[str]  # images with a hallucinated mention
 
 
-def select(captions: list[Caption], tokenizer: Tokenizer, vocabulary: ObjectVocabulary, end: set[int]) -> Selection:
+def select(captions: list[Caption], tokenizer: Tokenizer, vocabulary: ObjectVocabulary) -> Selection:
     """The hallucinated mentions of all captions, sorted by the paper's rules."""
     counts = dict.fromkeys(("mentions", "hallucinated", "kept", "word of several tokens", "no ground-truth word"), 0)
-    kept, images = [], set()
+    found = Selection([], counts, set())
     for caption in captions:
-        reachable = bool(vocabulary.places(caption.truth))
-        for mention in mentions(tokenizer, spoken(caption, end)):
+        kept = []
+        for mention in mentions(tokenizer, caption.tokens):
             counts["mentions"] += 1
             if not mention.hallucinated(caption.truth):
                 continue
             counts["hallucinated"] += 1
-            images.add(caption.item.id)
+            found.hallucinated.add(caption.item.id)
             if not mention.alone or mention.word not in vocabulary:
                 counts["word of several tokens"] += 1
-            elif not reachable:
+            elif not vocabulary.places(caption.truth):
                 counts["no ground-truth word"] += 1
             else:
                 counts["kept"] += 1
-                kept.append((caption, mention))
-    return Selection(kept, counts, images)
+                kept.append(mention)
+        if kept:
+            found.kept.append((caption, kept))
+    return found
 
 
 def hallucinated_steps(subject: Subject, reporter: Reporter) -> Result:
     """The study: recall@k at the hallucinated steps, with Wilson intervals, and every step."""
     captions = subject.captions(reporter)
     model, processor = subject.loaded
-    vocabulary, end = subject.vocabulary, subject.end
-    chosen = select(captions, processor.tokenizer, vocabulary, end)
-    forced = Forced(model, processor)
-    by_caption: dict[str, list[tuple[Caption, Mention]]] = {}
-    for caption, mention in chosen.kept:
-        by_caption.setdefault(caption.item.id, []).append((caption, mention))
-    steps: list[Step] = []
-    agree = 0
-    for pairs in track(reporter, "hallucinated steps", list(by_caption.values())):
-        for step, greedy in _measure(forced, pairs, vocabulary, end):
-            steps.append(step)
-            agree += greedy
-    size = forced.parts.head.vocabulary
+    vocabulary, head = subject.vocabulary, ModelParts.of(model).head
+    chosen = select(captions, processor.tokenizer, vocabulary)
+    steps: list[Result] = []
+    for caption, kept in track(reporter, "hallucinated steps", chosen.kept):
+        states = subject.forced_states(caption)[[mention.first for mention in kept]]  # (steps, d)
+        with torch.no_grad():
+            steps += rank_steps(head.all_logits(states), caption, kept, vocabulary)
+    ks = [k for k in CURVE if k < head.vocabulary]
     return {
         "captions": len(captions),
         "hallucinated_captions": len(chosen.hallucinated),
         "selection": chosen.counts,
-        "vocabulary": {"full": size, **vocabulary.summary()},
-        "greedy_agreement": agree / len(steps) if steps else None,
-        "recall": _recalls(steps, [k for k in KS if k < size]),
-        "curve": _recalls(steps, [k for k in CURVE if k < size]),
-        "steps": [asdict(step) for step in steps],
+        "vocabulary": {"full": head.vocabulary, **vocabulary.summary()},
+        "greedy_agreement": sum(step["likeliest"] for step in steps) / len(steps) if steps else None,
+        "recall": recalls([sum(step["rank"] < k for step in steps) for k in ks], len(steps), ks) if steps else [],
+        "steps": steps,
     }
 
 
-def _recalls(steps: list[Step], ks: list[int]) -> list[dict[str, float]]:
-    return recalls([sum(step.rank < k for step in steps) for k in ks], len(steps), ks) if steps else []
+def rank_steps(logits: Tensor, caption: Caption, kept: list[Mention], vocabulary: ObjectVocabulary) -> list[Result]:
+    """The steps of one caption: how many tokens are before the best word for a shown object, the likeliest not counted.
 
-
-def _measure(
-    forced: Forced, pairs: list[tuple[Caption, Mention]], vocabulary: ObjectVocabulary, end: set[int]
-) -> list[tuple[Step, bool]]:
-    """The kept steps of one caption, each with whether the likeliest token is the one that was written."""
-    caption = pairs[0][0]
-    tokens = spoken(caption, end)
-    rows = [mention.first for _, mention in pairs]
-    states = forced.states(caption.item.prompt, images(caption.item), tokens)[rows]  # (steps, d)
+    (steps, V) logits; `likeliest` says whether the likeliest token is the one that was written.
+    """
     places = vocabulary.places(caption.truth)
-    targets = vocabulary.tensor(states.device)[places]
-    with torch.no_grad():
-        logits = forced.parts.head.all_logits(states)  # (steps, V): a handful of steps
+    targets = vocabulary.tensor(logits.device)[places]
+    top = logits.argmax(-1)  # (steps,)
     ranks = best_rank(logits, targets, without_top=True).tolist()
-    found = []
-    for number, (_, mention) in enumerate(pairs):
-        row = logits[number].clone()
-        top = int(row.argmax())
-        row[top] = -torch.inf
-        best = vocabulary.words[places[int(row[targets].argmax())]]
-        step = Step(caption.item.id, mention.word, mention.text, mention.first, ranks[number], best)
-        found.append((step, top == tokens[mention.first]))
-    return found
+    best = logits.scatter(-1, top[:, None], -torch.inf)[:, targets].argmax(-1).tolist()
+    return [
+        {
+            "image": caption.item.id,
+            "word": mention.word,
+            "text": mention.text,
+            "position": mention.first,
+            "rank": ranks[number],
+            "best": vocabulary.words[places[best[number]]],
+            "likeliest": int(top[number]) == caption.tokens[mention.first],
+        }
+        for number, mention in enumerate(kept)
+    ]
+
+
+def draw(result: Stored, name: str) -> list[Block]:
+    """Counts, a table of recall@k and its curve."""
+    chosen = result["selection"]
+    text = (
+        f"{captions_text(result)}{chosen['hallucinated']} hallucinated mentions among {chosen['mentions']}, {chosen['kept']} kept "
+        f"({chosen['word of several tokens']} are not one token, {chosen['no ground-truth word']} have no single-token "
+        "ground-truth word)."
+    )
+    if not result["recall"]:
+        return [Text(text + " There is no step to measure.")]
+    agreement = percent(result["greedy_agreement"], 1)
+    text += f" Teacher forcing gives the written token as the likeliest at {agreement} % of the kept steps."
+    units, size = result["recall"][0]["units"], result["vocabulary"]["full"]
+    rows = [row for row in result["recall"] if row["k"] in KS]
+    lines = [(f"top-{row['k']:g}", f"{100 * row['k'] / size:.2g} %", share(row)) for row in rows]
+    caption = (
+        f"At-least-one recall of ground-truth words at {units:,} hallucinated steps, the likeliest token left out, with 95 % Wilson "
+        "intervals."
+    )
+    curve = recall_curve("a shown object's word in the top k", result["recall"])
+    return [
+        Text(text),
+        Table(("Top-k", "of vocabulary", "recall@k (%)"), lines, caption),
+        curves(name, caption, [Panel([curve], "", "k", "recall@k (%)", log=True)]),
+    ]

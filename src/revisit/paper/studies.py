@@ -2,62 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from revisit.evaluation.plan import label
+from revisit.evaluation.environment import environment
+from revisit.evaluation.records import Stored, StudyRecord
 from revisit.evaluation.runner import Reporter
-from revisit.methods.revisit import ReVisiT
-from revisit.models.config import load_config
-from revisit.paper.cases import case_studies
-from revisit.paper.check import check_study
-from revisit.paper.grounding import gt_vs_hal
-from revisit.paper.pointing import SETTINGS, BoxedPictures, pointing
-from revisit.paper.projection import projection
-from revisit.paper.steps import hallucinated_steps
-from revisit.paper.study import NO_CAPTIONS, Result, Subject, save
-from revisit.paper.words import vision_words
+from revisit.evaluation.store import make_folder, read_record, slug, write_record
+from revisit.paper import cases, check, grounding, latency, pointing, projection, steps, words
+from revisit.paper.study import Result, Subject, command
+from revisit.report.document import Block, Provenance, Section, Text
+
+FOLDER = "studies"  # below the output folder
+INTRODUCTION = (
+    "Object words are CHAIR's synonyms of COCO categories that the model's tokenizer writes as one token; a word is "
+    "ground truth (GT) for a picture if its category is in it, otherwise it is hallucinated (Hal)."
+)
 
 
 @dataclass(frozen=True)
-class Choices:
-    """What some studies let the caller choose."""
+class Study:
+    """A study: how it is run, and how its result is drawn."""
 
-    settings: Mapping[str, Any] | None = None  # of ReVisiT, for case studies
-    count: int = 4  # case studies that are printed in full
-    methods: tuple[str, ...] = SETTINGS  # for pointing
-
-
-Outcome = tuple[Result, Result]  # the result, and what replaces settings of the subject in the file
-
-
-def _case_study(subject: Subject, choices: Choices, reporter: Reporter) -> Outcome:
-    method = ReVisiT.recommended(load_config(subject.model).model_type, **(choices.settings or {}))
-    return case_studies(subject, method, choices.count, reporter), {"method": label(method)}
+    title: str
+    run: Callable[[Subject, Reporter], Result]
+    draw: Callable[[Stored, str], list[Block]]
+    methods: tuple[str, ...] = ("greedy",)  # by default; none if it decodes nothing
+    subject: type[Subject] = Subject
 
 
-STUDIES: dict[str, Callable[[Subject, Choices, Reporter], Outcome]] = {
-    "hallucinated-steps": lambda subject, choices, reporter: (hallucinated_steps(subject, reporter), {}),
-    "gt-vs-hal": lambda subject, choices, reporter: (gt_vs_hal(subject, reporter), {}),
-    "projection": lambda subject, choices, reporter: (projection(subject, reporter), NO_CAPTIONS),
-    "vision-words": lambda subject, choices, reporter: (vision_words(subject, reporter), NO_CAPTIONS),
-    "case-study": _case_study,
-    "check": lambda subject, choices, reporter: (check_study(subject, reporter), {}),
-    "pointing": lambda subject, choices, reporter: (
-        pointing(subject, choices.methods, reporter),
-        {"method": list(choices.methods)},
+# In the order of the report.
+STUDIES = {
+    "latency": Study("Latency", latency.time_methods, latency.draw, latency.METHODS),
+    "hallucinated-steps": Study("Ground-truth words at hallucinated steps", steps.hallucinated_steps, steps.draw),
+    "gt-vs-hal": Study("GT and Hal probabilities, with and without the image", grounding.gt_vs_hal, grounding.draw),
+    "projection": Study("What single vision tokens say", projection.projection, projection.draw, ()),
+    "vision-words": Study("Three vision tokens, word by word", words.vision_words, words.draw, ()),
+    "pointing": Study(
+        "Does the selected patch lie on the object?",
+        pointing.pointing,
+        pointing.draw,
+        pointing.SETTINGS,
+        pointing.BoxedPictures,
+    ),
+    "case-study": Study("Case studies", cases.case_studies, cases.draw, ("revisit",)),
+    "check": Study(
+        "Which words does the picture support?", check.check_study, check.draw, subject=pointing.BoxedPictures
     ),
 }
 
 
-def subject_of(study: str) -> type[Subject]:
-    """The kind of subject that a study is about."""
-    return BoxedPictures if study in ("pointing", "check") else Subject
+def run_study(name: str, subject: Subject, reporter: Reporter) -> Path:
+    """Runs a study and writes its file: what was measured, with the command, the settings and the machine."""
+    result = STUDIES[name].run(subject, reporter)
+    settings = subject.settings()
+    if not STUDIES[name].methods:
+        settings |= {"methods": None, "max_new_tokens": None, "batch_size": None}
+    return save(name, subject, settings, result)
 
 
-def run_study(study: str, subject: Subject, choices: Choices, reporter: Reporter) -> Path:
-    """Runs a study and returns the file that holds its result."""
-    result, settings = STUDIES[study](subject, choices, reporter)
-    return save(subject, study, result, settings)
+def save(name: str, subject: Subject, settings: dict[str, Any], result: Result) -> Path:
+    """Writes a study's file below the subject's output."""
+    path = make_folder(Path(subject.output) / FOLDER) / f"{name}-{slug(subject.model)}-{slug(subject.data)}.json"
+    record = {
+        "study": name,
+        "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": command(),
+        "settings": settings,
+        "environment": environment(),
+        "result": result,
+    }
+    write_record(path, record, StudyRecord)
+    return path
+
+
+def read_study(path: Path) -> dict[str, Any]:
+    """A study's file as plain data; raises RevisitError if it is damaged."""
+    return read_record(path, StudyRecord).model_dump(mode="json", by_alias=True)
+
+
+def study_section(study: Stored) -> Section:
+    """A study's file as a section."""
+    about = study["settings"]
+    found = STUDIES[study["study"]]
+    blocks = found.draw(study["result"], study.get("name") or study["study"])
+    return Section(f"{found.title} · {about['model']} · {about['data']}", [*blocks, provenance(study)], level=3)
+
+
+def study_sections(studies: Iterable[Stored]) -> list[Section]:
+    """All studies in the order of `STUDIES`."""
+    order = list(STUDIES)
+    sections = [study_section(study) for study in sorted(studies, key=lambda study: order.index(study["study"]))]
+    return [Section("Analyses", [Text(INTRODUCTION)]), *sections] if sections else []
+
+
+def provenance(about: Stored) -> Provenance:
+    """The command and settings of a study or an ablation."""
+    kept = {k: v for k, v in about.get("settings", {}).items() if v is not None and not isinstance(v, (dict, list))}
+    return Provenance(about.get("command") or "(not recorded)", ", ".join(f"{k} {v}" for k, v in kept.items()))

@@ -1,31 +1,38 @@
-"""What every study shares: its settings, the captions it reads, and the file it leaves for `revisit report`."""
+"""What every study shares: its subject, the captions it reads, and how its numbers are printed."""
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
+from torch import Tensor
 
 from revisit.benchmarks.base import Item
 from revisit.benchmarks.chair import Chair
+from revisit.decoding.loop import generate
+from revisit.decoding.method import Method
+from revisit.decoding.trace import RowTrace, Trace
 from revisit.errors import RevisitError
-from revisit.evaluation.environment import command_line, environment
+from revisit.evaluation.environment import command_line
 from revisit.evaluation.places import DEFAULT_SCENES, resolve_data
 from revisit.evaluation.plan import Plan
-from revisit.evaluation.records import StudyRecord
 from revisit.evaluation.runner import Reporter, run
-from revisit.evaluation.store import make_folder, read_answers, read_record, read_scores, slug, write_record
+from revisit.evaluation.store import read_answers, read_scores
+from revisit.explain.forcing import force, without_vision
 from revisit.methods import as_method
 from revisit.models.images import open_image
 from revisit.models.loading import load
-from revisit.models.prompts import end_tokens, prepare
+from revisit.models.parts import ModelParts
+from revisit.models.prompts import end_tokens, new_tokens, prepare, until_end
+from revisit.paper.figures import Series
 from revisit.paper.objects import ObjectVocabulary
+from revisit.report.document import Cell
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -35,9 +42,7 @@ if TYPE_CHECKING:
 Thing = TypeVar("Thing")
 Result: TypeAlias = dict[str, Any]  # what a study measured, or a part of it, ready for JSON
 
-FOLDER = "studies"  # below the output folder
 CAPTIONS = "captions"  # the folder of the descriptions that studies read, below the output
-NO_CAPTIONS = {"method": None, "max_new_tokens": None, "batch_size": None}  # settings of a study that decodes nothing
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Subject:
     data: str = DEFAULT_SCENES
     limit: int | None = None
     output: str = "results"
-    method: str = "greedy"  # how captions are decoded
+    methods: tuple[str, ...] = ("greedy",)  # how captions are decoded; of some studies, what is compared
     max_new_tokens: int = 512
     batch_size: int = 8
     dtype: str | None = None
@@ -78,21 +83,40 @@ class Subject:
         """The object words that are single tokens of the model's tokenizer."""
         return ObjectVocabulary.of(self.loaded[1].tokenizer)
 
-    @cached_property
-    def end(self) -> set[int]:
-        """The tokens that end an answer."""
-        return end_tokens(self.loaded[0].generation_config)
-
     def inputs(self, items: Sequence[Item]) -> dict[str, Any]:
         """The model's inputs for a batch of items."""
         model, processor = self.loaded
         return dict(prepare(processor, [item.prompt for item in items], [images(item) for item in items], model.device))
 
+    def decode(
+        self, method: Method, reporter: Reporter, title: str, items: Sequence[Item] | None = None
+    ) -> Iterator[tuple[Item, RowTrace, list[int]]]:
+        """Decodes the items, batch by batch: each with what the method did, step by step, and the new tokens."""
+        model, processor = self.loaded
+        items = self.items if items is None else items
+        starts = range(0, len(items), self.batch_size)
+        for start in track(reporter, title, list(starts)):
+            batch = items[start : start + self.batch_size]
+            inputs, trace = self.inputs(batch), Trace(record=True)
+            options: Result = {"do_sample": False, "max_new_tokens": self.max_new_tokens}
+            output = generate(model, **inputs, method=method, processor=processor, trace=trace, **options)
+            end = end_tokens(model.generation_config)
+            for item, row, tokens in zip(batch, trace.rows, new_tokens(output, inputs).tolist(), strict=True):
+                yield item, row, until_end(tokens, end)
+
+    def forced_states(self, caption: Caption, *, vision: bool = True) -> Tensor:
+        """The final states that predict each token of a caption; without `vision`, no vision token is in the prompt.  -> (tokens, d)"""
+        model = self.loaded[0]
+        inputs = self.inputs([caption.item])
+        if not vision:
+            inputs = without_vision(inputs, ModelParts.of(model).vision_ids)
+        return force(model, inputs, [caption.tokens])[0].states
+
     def captions(self, reporter: Reporter) -> list[Caption]:
         """The model's own descriptions, answered and stored by the runner, so that they are decoded once."""
         plan = Plan(
             models=(self.model,),
-            methods=(as_method(self.method),),
+            methods=(as_method(self.methods[0]),),
             benchmarks=(Chair(),),
             data={"chair": self.folder},
             output=Path(self.output) / CAPTIONS,  # apart from the user's own results, which may be about other items
@@ -106,21 +130,21 @@ class Subject:
         asked = read_scores(place).items  # id -> hash of prompt and picture
         stored = read_answers(place / "answers.jsonl")
         lines = {line.id: line for line in stored if asked.get(line.id) == line.item}
-        return [Caption(item, lines[item.id].text, lines[item.id].tokens) for item in self.items]
+        end = end_tokens(self.loaded[0].generation_config)
+        return [Caption(item, spoken(lines[item.id].tokens, end)) for item in self.items]
 
     def settings(self) -> dict[str, Any]:
         """What decides the result, in JSON-ready form."""
         kept = asdict(self)
         kept.pop("output")
-        return {**kept, "items": len(self.items)}
+        return {**kept, "methods": "; ".join(self.methods), "items": len(self.items)}
 
 
 @dataclass(frozen=True)
 class Caption:
-    """One generated description with its tokens."""
+    """One generated description: its tokens, without the one that ends it."""
 
     item: Item
-    text: str
     tokens: tuple[int, ...]
 
     @property
@@ -134,34 +158,9 @@ def images(item: Item) -> list[Image]:
     return [open_image(path) for path in item.images]
 
 
-def spoken(caption: Caption, end: Sequence[int] | set[int]) -> tuple[int, ...]:
-    """The caption's tokens without the one that ends it."""
-    tokens = caption.tokens
+def spoken(tokens: tuple[int, ...], end: set[int]) -> tuple[int, ...]:
+    """The tokens without the one that ends the answer."""
     return tokens[:-1] if tokens and tokens[-1] in end else tokens
-
-
-def save(subject: Subject, study: str, result: Result, extra: Result | None = None) -> Path:
-    """Writes a study's file: what was measured, with the command, the settings and the machine."""
-    folder = make_folder(Path(subject.output) / FOLDER)
-    path = folder / f"{study}-{slug(subject.model)}-{slug(subject.data)}.json"
-    write_record(
-        path,
-        {
-            "study": study,
-            "written": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "command": command(),
-            "settings": {**subject.settings(), **(extra or {})},
-            "environment": environment(),
-            "result": result,
-        },
-        StudyRecord,
-    )
-    return path
-
-
-def read_study(path: Path) -> dict[str, Any]:
-    """A study's file as plain data; raises RevisitError if it is damaged."""
-    return read_record(path, StudyRecord).model_dump(mode="json", by_alias=True)
 
 
 def command() -> str:
@@ -175,3 +174,37 @@ def track(reporter: Reporter, title: str, things: Sequence[Thing]) -> Iterator[T
     for thing in things:
         yield thing
         reporter.advance(1)
+
+
+# -- printing ------------------------------------------------------------------------------------------------------
+
+
+def percent(value: float | None, decimals: int = 2) -> str:
+    """A share in percent, or a dash."""
+    return number(None if value is None else 100 * value, decimals)
+
+
+def number(value: float | None, decimals: int = 2) -> str:
+    """A number, or a dash."""
+    return "–" if value is None or math.isnan(value) else f"{value:.{decimals}f}"
+
+
+def share(row: Mapping[str, Any], key: str = "recall", decimals: int = 1) -> Cell:
+    """A share in percent with its 95 % interval, where it has one."""
+    low, high = (percent(row[end], decimals) for end in ("low", "high"))
+    return Cell(percent(row[key], decimals), small="" if row["low"] is None else f"[{low}, {high}]")
+
+
+def recall_curve(label: str, rows: Sequence[Mapping[str, float]]) -> Series:
+    """Recall@k in percent with its interval."""
+    values = {key: [100 * row[key] for row in rows] for key in ("recall", "low", "high")}
+    return Series(label, values["recall"], [row["k"] for row in rows], values["low"], values["high"])
+
+
+def captions_text(result: Mapping[str, Any]) -> str:
+    """How many captions a study read, and how large its vocabulary is."""
+    words = result["vocabulary"]
+    return (
+        f"{result['captions']} captions, {result['hallucinated_captions']} of them with a hallucinated object; object "
+        f"vocabulary: {words['words']} words of {words['categories']} categories. "
+    )

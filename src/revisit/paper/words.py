@@ -10,23 +10,23 @@ import torch
 from torch import Tensor
 
 from revisit.benchmarks.base import Item
+from revisit.evaluation.records import Stored
 from revisit.evaluation.runner import Reporter
-from revisit.models.parts import Head
+from revisit.explain.prefill import prefill_states
+from revisit.models.parts import Head, ModelParts
 from revisit.paper.objects import ObjectVocabulary
-from revisit.paper.projection import States
-from revisit.paper.study import Result, Subject, track
+from revisit.paper.study import Result, Subject
+from revisit.report.document import Block, Table
 
 WORDS, TOKENS = 9, 3
 
 
 def vision_words(subject: Subject, reporter: Reporter) -> Result:
     """Log-probability and probability (%) of the words at each token, read at the last layer with the decoder's norm."""
-    vocabulary, states = subject.vocabulary, States(subject.loaded[0])
+    vocabulary, model = subject.vocabulary, subject.loaded[0]
     item = max(subject.items, key=lambda item: len(shown_words(item, vocabulary)))
-    for _ in track(reporter, "vision words", [item]):
-        by_layer, _ = states.of(subject.inputs([item]))
-    last = by_layer[states.parts.depth]  # (tokens, d)
-    head = states.parts.head
+    head, seen = prefill_states(model, subject.inputs([item]), [ModelParts.of(model).depth])
+    last = seen.states[0]  # (tokens, d)
     with torch.inference_mode():
         shares = head.logits(last, vocabulary.tensor(head.device)).float().softmax(-1).cpu()  # (tokens, object words)
     words, tokens = choose(shares, shown_words(item, vocabulary))
@@ -79,3 +79,17 @@ def log_probabilities(head: Head, states: Tensor, words: Tensor) -> tuple[Tensor
     """Log-probabilities of the words over the whole vocabulary, and among themselves.  -> (tokens, words) twice"""
     full = head.logits(states, torch.arange(head.vocabulary, device=words.device)).float().log_softmax(-1)[:, words]
     return full.cpu(), full.log_softmax(-1).cpu()
+
+
+def draw(result: Stored, name: str) -> list[Block]:
+    """A row for each word, four columns for each vision token."""
+    lines = [
+        (row["word"], *(f"{v:.2f}" for token in row["tokens"] for kind in ("full", "words") for v in token[kind]))
+        for row in result["rows"]
+    ]
+    heads = ("Word", *("log-prob", "%", "log-prob", "%") * len(result["tokens"]))
+    caption = (
+        f"Picture {result['image']}, which shows {', '.join(result['ground_truth'])}. Of each token first over the whole "
+        "vocabulary, then among these words."
+    )
+    return [Table(heads, lines, caption, groups=[(f"vision token {token}", 4) for token in result["tokens"]])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,10 +60,8 @@ def unfinished_section(runs: Iterable[Run]) -> list[Section]:
     return [Section("Incomplete", [Table(heads, lines, caption, left=4)])]
 
 
-def main_sections(
-    runs: Sequence[Run], resamples: int, more: Callable[[str], Iterable[Block]] = lambda benchmark: ()
-) -> list[Section]:
-    """A section per benchmark: values, differences to plain decoding, sub-settings, and the blocks of `more`."""
+def main_sections(runs: Sequence[Run], resamples: int) -> list[Section]:
+    """A section per benchmark: values, differences to plain decoding, and sub-settings."""
     found: dict[str, dict[int, list[Compared]]] = {}  # benchmark -> number of the run -> its tables
     problems: list[str] = []
     for number, run in enumerate(runs):
@@ -82,7 +80,7 @@ def main_sections(
                 same = [table for table in tables if (table.version, table.variant) == protocol]
                 blocks += [value_table(same), *difference_tables(same), *seed_tables(same)]
             blocks += [*detail_tables(cells, benchmark), *provenance_of_cells(cells)]
-        sections.append(Section(registry.title(benchmark), [*blocks, *more(benchmark)], level=3))
+        sections.append(Section(registry.title(benchmark), blocks, level=3))
     return sections
 
 

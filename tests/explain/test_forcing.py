@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import families
-from revisit.paper.forcing import Forced, without_vision
+from revisit.explain.forcing import force, without_vision
+from revisit.models.parts import ModelParts
 from revisit.taps.forcing import forced_inputs
 
 FAMILIES = ["llava", "qwen2_5_vl", "internvl", "gemma3"]
@@ -19,11 +20,11 @@ def prompt_inputs(family: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_forced_logits_are_those_of_decoding(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, processor = families.build(family)
+def test_forced_logits_are_those_of_decoding(family: str) -> None:
+    model, _ = families.build(family)
+    parts = ModelParts.of(model)
     inputs = prompt_inputs(family)
-    forced = Forced(model, processor)
-    suppressed = list(forced.parts.vision_ids)  # a random model would write image tokens now and then
+    suppressed = list(parts.vision_ids)  # a random model would write image tokens now and then
     out = model.generate(
         **inputs,
         suppress_tokens=suppressed,
@@ -34,33 +35,31 @@ def test_forced_logits_are_those_of_decoding(family: str, monkeypatch: pytest.Mo
         output_logits=True,
     )
     tokens = out.sequences[0, inputs["input_ids"].shape[1] :].tolist()
-    monkeypatch.setattr("revisit.paper.forcing.prepare", lambda *_: prompt_inputs(family))
-    states = forced.states("what is it?", [families.picture(1)], tokens)
+    states = force(model, prompt_inputs(family), [tokens])[0].states
     assert len(states) == len(tokens)
-    logits = forced.parts.head.all_logits(states)
+    logits = parts.head.all_logits(states)
     expected = torch.cat(out.logits)
     torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
     ids = torch.tensor([5, 100, 17])
-    torch.testing.assert_close(forced.parts.head.logits(states, ids), expected[:, ids], atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(parts.head.logits(states, ids), expected[:, ids], atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_without_the_image_no_vision_token_is_left(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, processor = families.build(family)
+def test_without_the_image_no_vision_token_is_left(family: str) -> None:
+    model, _ = families.build(family)
+    parts = ModelParts.of(model)
     inputs = prompt_inputs(family)
     tokens = [60, 61, 62, 63]
-    monkeypatch.setattr("revisit.paper.forcing.prepare", lambda *_: prompt_inputs(family))
-    forced = Forced(model, processor)
-    states = forced.states("what is it?", [], tokens, vision=False)
+    states = force(model, without_vision(inputs, parts.vision_ids), [tokens])[0].states
     ids = inputs["input_ids"][0]
-    kept = ids[~torch.isin(ids, torch.tensor(forced.parts.vision_ids))]
+    kept = ids[~torch.isin(ids, torch.tensor(parts.vision_ids))]
     assert 0 < len(kept) < len(ids)
     whole = torch.cat([kept, torch.tensor(tokens[:-1])])[None]  # the same words as a plain text prompt
     extra = {name: torch.zeros_like(whole) for name in ("token_type_ids", "mm_token_type_ids") if name in inputs}
     with torch.inference_mode():
         plain = model(input_ids=whole, attention_mask=torch.ones_like(whole), **extra, output_hidden_states=True)
     torch.testing.assert_close(states, plain.hidden_states[-1][0, len(kept) - 1 :], atol=1e-4, rtol=1e-4)
-    with_image = forced.states("what is it?", [], tokens)
+    with_image = force(model, prompt_inputs(family), [tokens])[0].states
     assert not torch.allclose(states, with_image, atol=1e-2)
 
 
