@@ -25,8 +25,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from paper_data import stand_in_data
 from revisit.paper.catalog import ROWS
-from revisit.paper.stand_in import stand_in_data
 
 
 def start(rows: str, out: Path) -> subprocess.Popen[bytes]:

@@ -9,7 +9,7 @@ import torch
 
 from revisit import RevisitError
 from revisit.benchmarks.chair_words import WORDS
-from revisit.paper.objects import ObjectVocabulary, best_rank, recalls, word_token
+from revisit.paper.objects import ObjectVocabulary, best_rank, recalls, without_top, word_token
 
 
 def test_single_token_words(tokenizer: Any) -> None:
@@ -45,11 +45,11 @@ def test_ranks_by_hand() -> None:
     logits = torch.tensor([[5.0, 4.0, 3.0, 2.0, 1.0], [1.0, 5.0, 4.0, 3.0, 2.0]])
     # targets 2 and 4: behind two tokens; behind one token
     assert best_rank(logits, torch.tensor([2, 4])).tolist() == [2, 1]
-    assert best_rank(logits, torch.tensor([2, 4]), without_top=True).tolist() == [1, 0]
+    assert best_rank(without_top(logits), torch.tensor([2, 4])).tolist() == [1, 0]
     # the likeliest token is no candidate, even if it is a target
     assert best_rank(logits, torch.tensor([1])).tolist() == [1, 0]
-    assert best_rank(logits, torch.tensor([1]), without_top=True).tolist() == [0, 5]
-    assert best_rank(logits, torch.tensor([1, 0]), without_top=True).tolist() == [0, 3]
+    assert best_rank(without_top(logits), torch.tensor([1])).tolist() == [0, 5]
+    assert best_rank(without_top(logits), torch.tensor([1, 0])).tolist() == [0, 3]
     assert best_rank(logits, torch.tensor([], dtype=torch.long)).tolist() == [5, 5]
 
 
@@ -58,7 +58,7 @@ def test_ranks_agree_with_sorting() -> None:
     logits = torch.randn(50, 40, generator=generator)
     targets = torch.tensor([3, 17, 29])
     for row, plain, rest in zip(
-        logits, best_rank(logits, targets).tolist(), best_rank(logits, targets, without_top=True).tolist(), strict=True
+        logits, best_rank(logits, targets).tolist(), best_rank(without_top(logits), targets).tolist(), strict=True
     ):
         order = row.argsort(descending=True).tolist()
         assert plain == min(order.index(t) for t in targets.tolist())

@@ -13,7 +13,7 @@ import families
 from revisit.explain import prefill
 from revisit.models.parts import Head, ModelParts
 from revisit.paper.objects import ObjectVocabulary
-from revisit.paper.projection import Counts, chance, ranks
+from revisit.paper.projection import CURVE, chance, hits, ranks
 from revisit.paper.words import choose, log_probabilities
 
 
@@ -37,10 +37,9 @@ def test_ranks_agree_with_sorting_in_bounded_slices(monkeypatch: pytest.MonkeyPa
     states = torch.randn(50, 8)
     objects, truth = torch.tensor([3, 50, 120, 299, 7]), [1, 3]
     with torch.no_grad():
-        parts = list(ranks(Head(module), states, objects, truth))
+        full, over_objects = ranks(Head(module), states, objects, truth).tolist()
         logits = states @ module.weight.T
     assert module.largest <= 300 * 16  # a head without a plain weight is read sixteen states at a time
-    full, over_objects = (torch.cat([part[i] for part in parts]).tolist() for i in (0, 1))
     for row, a, b in zip(logits, full, over_objects, strict=True):
         order = row.argsort(descending=True).tolist()
         assert a == min(order.index(50), order.index(299))
@@ -55,17 +54,15 @@ def test_a_plain_head_never_makes_more_logits_than_allowed(monkeypatch: pytest.M
     monkeypatch.setattr(prefill, "CHUNK_NUMBERS", 5500)
     monkeypatch.setattr(torch.nn.Linear, "forward", lambda self, x: made.append(len(x) * 1000) or real(self, x))
     with torch.no_grad():
-        found = list(ranks(head, torch.randn(100, 4), torch.arange(10), [0]))
-    assert sum(len(full) for full, _ in found) == 100
+        found = ranks(head, torch.randn(100, 4), torch.arange(10), [0])
+    assert found.shape == (2, 100)
     assert max(made) == 5000
 
 
-def test_counts_by_hand() -> None:
-    counts = Counts((1, 3, 10))
-    counts.add(torch.tensor([0, 2, 3, 50]), torch.tensor([0, 0, 9, 10]))
-    counts.add(torch.tensor([1]), torch.tensor([2]))
-    assert counts.full.tolist() == [1, 3, 4]
-    assert counts.objects.tolist() == [2, 3, 4]
+def test_hits_by_hand() -> None:
+    assert CURVE[:3] == (1, 2, 3)
+    found = hits(torch.tensor([[0, 2, 3, 50, 1], [0, 0, 9, 10, 2]]))[:, [0, 2, CURVE.index(10)]]
+    assert found.tolist() == [[1, 3, 4], [2, 3, 4]]
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])

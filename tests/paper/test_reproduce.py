@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from paper_data import stand_in_data
 from revisit.benchmarks import get
 from revisit.cli.main import app
 from revisit.errors import RevisitError
@@ -22,7 +23,6 @@ from revisit.methods.vcd import VCD
 from revisit.paper import catalog, published
 from revisit.paper.published import Measured, comparison_table, verdict
 from revisit.paper.reproduce import _parts, _values
-from revisit.paper.stand_in import stand_in_data
 
 
 def command(*arguments: str) -> list[str]:
@@ -70,12 +70,12 @@ def test_the_mean_over_subjects_is_the_papers_overall() -> None:
     assert found == {"Overall": Measured(50.0, 40.0, 60.0), "Art Theory": Measured(25.0, 40.0, 60.0)}
 
 
-def test_many_metrics_are_grouped_by_what_they_are() -> None:
+def test_many_metrics_are_grouped() -> None:
     subjects = list(published.table("mmmu_subjects")["LLaVA-1.5-7B"]["greedy"])
-    titles = [title for title, _ in _parts(subjects)]
-    assert (titles[0], titles[-2:]) == ("Accounting to Art Theory", ["Pharmacy to Sociology", "mean over subjects"])
-    assert [name for _, names in _parts(subjects) for name in names] == subjects
-    assert [title for title, _ in _parts(["coco_random/F1", "coco_random/accuracy"])] == ["coco random"]
+    parts = _parts(subjects)
+    assert parts[0][0] == "Accounting to Basic Medical Science"
+    assert [name for _, names in parts for name in names] == subjects
+    assert max(len(names) for _, names in parts) == 6
 
 
 def test_a_table_counts_its_verdicts() -> None:
@@ -175,7 +175,7 @@ def test_answers_are_shown_next_to_each_other(tmp_path: Path, nltk_data: None) -
 
 
 def test_generated_data_fills_every_cell(tmp_path: Path) -> None:
-    """Nine settings of POPE, thirty subjects of MMMU, LLaVA-Bench: what the embedded model's tables are made from."""
+    """Nine settings of POPE, thirty subjects of MMMU, LLaVA-Bench: what tests/faults/paper_rows.py reproduces the tables from."""
     folder = stand_in_data(tmp_path)
     pope = get("pope").load(folder)
     settings = Counter(item.meta["setting"] for item in pope)

@@ -159,7 +159,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"method": name, "cells": [name], "values": [0.1], "main": not n}
         for n, name in enumerate(["shift", "shift(by=1)"])
     ]
-    panel = {"key": "a", "title": "Shifts", "columns": ["By"], "settings": ["by"], "rows": rows}
+    panel = {"key": "a", "title": "Shifts", "settings": ["by"], "rows": rows}
     about = {"command": "revisit ablate a", "settings": results["settings"], "panels": [panel]}
     write_record(grid / "ablation.json", {**about, "environment": ENVIRONMENT}, AblationRecord)
 
@@ -331,7 +331,7 @@ def test_an_ablation_does_not_hide_other_results_of_its_folder(tmp_path: Path) -
     methods = (Shift(0), Shift(1), Shift(2))
     results = run(make_plan(tmp_path / "out", data, models=("m1",), methods=methods), engine_for=HashEngine)
     rows = [{"method": "shift(by=1)", "cells": ["1"], "values": [0.1], "main": True}]
-    panel = {"key": "a", "title": "a", "columns": ["By"], "settings": ["by"], "rows": rows}
+    panel = {"key": "a", "title": "a", "settings": ["by"], "rows": rows}
     about = {
         "command": "x",
         "settings": results["settings"],

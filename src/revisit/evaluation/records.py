@@ -145,7 +145,6 @@ class PanelRecord(Record):
 
     key: str
     title: str
-    columns: list[str]
     settings: list[str]
     rows: list[dict[str, Any]]
     made: dict[str, Any] | None = None

@@ -23,16 +23,6 @@ from revisit.report.document import Block, Cell, Section, Table
 
 FILE = "ablation.json"
 ALPHAS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
-NAMES = {
-    "vocabulary": "Vocab",
-    "select": "Selection",
-    "layers": "Layer scope",
-    "alpha": "α",
-    "divergence": "Selection metric",
-    "fusion": "Fusion",
-    "weight": "Weight",
-}
-VALUES = {"poe": "Product-of-Experts", "interpolation": "Interpolation", "jsd": "JSD", "kl": "KL", "cosine": "Cosine"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +40,6 @@ class Panel:
         return {
             "key": self.key,
             "title": self.title,
-            "columns": [NAMES.get(name, name) for name in self.settings],
             "settings": list(self.settings),
             "rows": [
                 {
@@ -68,9 +57,7 @@ def shown(value: object) -> str:
     """A setting's value as a table prints it."""
     if isinstance(value, float):
         return f"{value:g}".replace("e-0", "e-")
-    if isinstance(value, (tuple, list)):
-        return ", ".join(map(str, value))
-    return VALUES.get(str(value), str(value))
+    return ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 
 def paper_panels(base: ReVisiT) -> dict[str, Panel]:
@@ -172,15 +159,15 @@ def _blocks(panel: Stored, cells: Mapping[str, Stored], name: str) -> list[Block
     greedy = cells.get("greedy")
     if greedy is not None:
         values = [ranked([greedy], metric)[0] for metric in metrics]
-        lines.append(["greedy", *[""] * (len(panel["columns"]) - 1), *values])
+        lines.append(["greedy", *[""] * (len(panel["settings"]) - 1), *values])
     main = [" ".join(row["cells"]) for row in rows if row["main"]]
     caption = f"Best in bold, second underlined, 95 % intervals in brackets; {own[0]['answers']} items."
     table = Table(
-        (*panel["columns"], *(heading(m) for m in metrics)),
+        (*panel["settings"], *(heading(m) for m in metrics)),
         lines,
         caption + (f" Main configuration: {main[0]}." if main else ""),
         marked=frozenset(place for place, row in enumerate(rows) if row["main"]),
-        left=len(panel["columns"]),
+        left=len(panel["settings"]),
     )
     return [table, _figure(panel, cells, metrics, name)]
 

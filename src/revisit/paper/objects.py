@@ -66,20 +66,20 @@ class ObjectVocabulary:
         return {"words": len(self.words), "categories": len(self.categories)}
 
 
-def best_rank(logits: Tensor, targets: Tensor, without_top: bool = False) -> Tensor:
-    """How many tokens stand before the best of `targets`; `without_top` leaves the likeliest token out of both.
+def without_top(logits: Tensor) -> Tensor:
+    """The logits with -inf for the likeliest token of each row."""
+    return logits.scatter(-1, logits.argmax(-1, keepdim=True), -torch.inf)
 
-    (rows, V) and ids (n,) -> (rows,) whole numbers; V where no target is left.
+
+def best_rank(logits: Tensor, targets: Tensor) -> Tensor:
+    """How many tokens are before the best of `targets`; V where every target has a logit of -inf.
+
+    (rows, V) and ids (n,) -> (rows,) whole numbers.
     """
-    chosen = logits[:, targets]  # (rows, n)
-    if without_top:
-        top = logits.argmax(-1, keepdim=True)  # (rows, 1)
-        chosen = chosen.masked_fill(targets[None] == top, -torch.inf)
-    best = chosen.amax(-1, keepdim=True) if len(targets) else logits.new_full((len(logits), 1), -torch.inf)
-    before = (logits > best).sum(-1)
-    if without_top:
-        before = before - (logits.amax(-1) > best[:, 0]).long()
-    return torch.where(best[:, 0] == -torch.inf, logits.shape[-1], before)
+    if not len(targets):
+        return torch.full((len(logits),), logits.shape[-1], device=logits.device)
+    best = logits[:, targets].amax(-1, keepdim=True)  # (rows, 1)
+    return torch.where(best[:, 0] == -torch.inf, logits.shape[-1], (logits > best).sum(-1))
 
 
 def recalls(hits: Sequence[int], units: int, ks: Sequence[int]) -> list[dict[str, float]]:

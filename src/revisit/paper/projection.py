@@ -8,8 +8,7 @@ word of any object of the picture is among the k likeliest. Only counts are kept
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -29,39 +28,29 @@ CURVE = (1, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50, 70, 100)
 VOCABULARIES = {"full": "whole vocabulary", "objects": "object words"}
 
 
-@dataclass
-class Counts:
-    """Hits of one way of reading the tokens: how many of them have a word of their picture before rank k."""
-
-    ks: tuple[int, ...]
-    full: Tensor = field(init=False)  # (ks,)
-    objects: Tensor = field(init=False)  # (ks,)
-
-    def __post_init__(self) -> None:
-        self.full = torch.zeros(len(self.ks), dtype=torch.long)
-        self.objects = torch.zeros(len(self.ks), dtype=torch.long)
-
-    def add(self, full: Tensor, objects: Tensor) -> None:
-        """Counts the ranks (tokens,) of some tokens over both vocabularies."""
-        ks = torch.tensor(self.ks)
-        self.full += (full.cpu()[:, None] < ks).sum(0)
-        self.objects += (objects.cpu()[:, None] < ks).sum(0)
-
-
-def ranks(head: Head, states: Tensor, objects: Tensor, truth: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Ranks of the best word of the picture over all tokens and over the object words, some states at a time.
+@torch.inference_mode()
+def ranks(head: Head, states: Tensor, objects: Tensor, truth: Sequence[int]) -> Tensor:
+    """Ranks of the best word of the picture over all tokens and over the object words.  (n, d) -> (2, n)
 
     `objects` (words,) are the ids of the object vocabulary, `truth` indices into it.
     """
     places = torch.tensor(list(truth), device=objects.device, dtype=torch.long)
-    for logits in logit_slices(head, states):  # (part, V)
-        yield best_rank(logits, objects[places]), best_rank(logits[:, objects], places)
+    found = [
+        torch.stack([best_rank(logits, objects[places]), best_rank(logits[:, objects], places)])
+        for logits in logit_slices(head, states)  # (part, V)
+    ]
+    return torch.cat(found, dim=1).cpu()
+
+
+def hits(ranks: Tensor) -> Tensor:
+    """How many ranks are below each k of the curve.  (2, n) -> (2, ks)"""
+    return (ranks[..., None] < torch.tensor(CURVE)).sum(1)
 
 
 def projection(subject: Subject, reporter: Reporter) -> Result:
     """The study: recall@k per layer, below the last with the final norm and without it, over both vocabularies."""
     items, vocabulary, parts = subject.items, subject.vocabulary, ModelParts.of(subject.loaded[0])
-    counts: dict[tuple[int, bool], Counts] = {}
+    counts: dict[tuple[int, bool], Tensor] = {}  # (layer, normed) -> (2, ks)
     units = empty = 0
     for item in track(reporter, "vision tokens", items):
         truth = vocabulary.places(item.meta["ground_truth"])
@@ -70,14 +59,13 @@ def projection(subject: Subject, reporter: Reporter) -> Result:
         if not truth:  # nothing to be found: all its tokens are misses
             empty += seen.states.shape[1]
             continue
-        with torch.inference_mode():
-            for layer, states in enumerate(seen.states):
-                readings = (
-                    {True: states} if layer == parts.depth else {False: states, True: normed(parts.final_norm, states)}
-                )
-                for norm, read in readings.items():
-                    for full, objects in ranks(head, read, vocabulary.tensor(head.device), truth):
-                        counts.setdefault((layer, norm), Counts(CURVE)).add(full, objects)
+        for layer, states in enumerate(seen.states):
+            readings = {True: states}
+            if layer < parts.depth:
+                readings = {False: states, True: normed(parts.final_norm, states)}
+            for norm, read in readings.items():
+                found = hits(ranks(head, read, vocabulary.tensor(head.device), truth))
+                counts[layer, norm] = counts.get((layer, norm), 0) + found
     return {
         "images": len(items),
         "tokens": units,
@@ -89,8 +77,7 @@ def projection(subject: Subject, reporter: Reporter) -> Result:
             {
                 "layer": layer,
                 "norm": norm,
-                "full": recalls(found.full.tolist(), units, CURVE),
-                "objects": recalls(found.objects.tolist(), units, CURVE),
+                **{kind: recalls(row, units, CURVE) for kind, row in zip(VOCABULARIES, found.tolist(), strict=True)},
             }
             for (layer, norm), found in sorted(counts.items())
         ],

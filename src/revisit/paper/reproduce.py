@@ -20,7 +20,7 @@ from revisit.evaluation.runner import Reporter, run
 from revisit.evaluation.store import read_answers, read_results, read_scores, slug
 from revisit.methods.revisit import ReVisiT
 from revisit.paper import catalog, figures, published
-from revisit.paper.ablation import Panel, ablate, ablation_sections, chosen_metrics, paper_panels, read_ablation
+from revisit.paper.ablation import Panel, ablate, ablation_sections, paper_panels, read_ablation
 from revisit.paper.catalog import Row
 from revisit.paper.figures import Panel as Plot
 from revisit.paper.figures import Series
@@ -28,8 +28,7 @@ from revisit.paper.projection import last_layer
 from revisit.paper.published import NAMES, Measured, comparison_table, published_tables
 from revisit.paper.studies import STUDIES, provenance, read_study, run_study, study_section
 from revisit.paper.study import Subject, command
-from revisit.report.comparisons import ranked
-from revisit.report.document import Block, Cell, Document, Section, Table, Text
+from revisit.report.document import Block, Document, Section, Table, Text
 
 EXAMPLES = 3  # pictures of a qualitative figure
 
@@ -134,9 +133,8 @@ def _run_grid(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
         found = ours.get(name, {})
         metrics = list(next(iter(data[name].values())))
         folded = len(metrics) > 6
-        parts = _parts(metrics) if folded else [("", metrics)]
-        for title, names in parts:
-            caption = f"{name}{f', {title}' if title else ''}."
+        for title, names in _parts(metrics):
+            caption = f"{name}, {title}." if folded else f"{name}."
             values = {m: {k: data[name][m][k] for k in names} for m in data[name]}
             blocks.append(comparison_table(values, {m: _values(found.get(m), names) for m in values}, caption, folded))
     if row.key == "models":
@@ -145,19 +143,9 @@ def _run_grid(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
 
 
 def _parts(metrics: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Many metrics in groups that fit on a page: by sub-setting where they have one, else five at a time, the mean apart."""
-    groups: dict[str, list[str]] = {}
-    subjects = [name for name in metrics if name != "Overall"]
-    for name in metrics:
-        if "/" in name:
-            key = name.rsplit("/", 1)[0].replace("_", " ")
-        elif name in subjects:
-            first = subjects.index(name) // 5 * 5
-            key = f"{subjects[first]} to {subjects[min(first + 4, len(subjects) - 1)]}"
-        else:
-            key = "mean over subjects"
-        groups.setdefault(key, []).append(name)
-    return list(groups.items())
+    """Many metrics in groups of six, which fit on a page, each with its title."""
+    groups = [list(metrics[start : start + 6]) for start in range(0, len(metrics), 6)]
+    return [(f"{names[0]} to {names[-1]}".replace("_", " "), names) for names in groups]
 
 
 def _cells(plan: Plan, reporter: Reporter) -> dict[str, dict[str, Any]]:
@@ -320,11 +308,7 @@ def _run_examples(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
         texts = {method: _texts(Path(cell["folder"])) for method, cell in cells.items()}
         chosen = most_different_items(texts, list(next(iter(texts.values()))))
         rows = [(items[i].images, items[i].prompt, {m: found[i] for m, found in texts.items()}) for i in chosen]
-        blocks: list[Block] = []
-        headline = _headline(cells)
-        if row.key == "full-vocabulary" and headline is not None:
-            blocks.append(headline)
-        blocks.append(figures.examples(f"{row.key}-{slug(name)}", f"{row.title}, {name}", rows))
+        blocks: list[Block] = [figures.examples(f"{row.key}-{slug(name)}", f"{row.title}, {name}", rows)]
         lines = [[i, method, text[i]] for i in chosen for method, text in texts.items()]
         blocks.append(Table(("Item", "Method", "Answer"), lines, "The answers in full.", left=3, folded=True))
         blocks.append(provenance({"command": command(), "settings": {"model": plan.models[0]}}))
@@ -342,17 +326,6 @@ def most_different_items(texts: Mapping[str, Mapping[str, str]], ids: Sequence[s
     """The items with the most distinct answers; ties keep their order."""
     order = sorted(ids, key=lambda i: (-len({found[i] for found in texts.values()}), ids.index(i)))
     return order[:EXAMPLES]
-
-
-def _headline(cells: Mapping[str, Stored]) -> Block | None:
-    """The metrics of every variant, where the benchmark has any with a direction."""
-    metrics = chosen_metrics(next(iter(cells.values())))
-    if not metrics:
-        return None
-    lines: list[list[Cell | str]] = [
-        [name, *(ranked([cell], metric)[0] for metric in metrics)] for name, cell in cells.items()
-    ]
-    return Table(("Variant", *(m.name for m in metrics)), lines, "With the constraint and without it.")
 
 
 RUNNERS = {

@@ -19,7 +19,7 @@ from revisit.models.parts import ModelParts
 from revisit.models.types import Tokenizer
 from revisit.paper.alignment import Mention, mentions
 from revisit.paper.figures import Panel, curves
-from revisit.paper.objects import ObjectVocabulary, best_rank, recalls
+from revisit.paper.objects import ObjectVocabulary, best_rank, recalls, without_top
 from revisit.paper.study import Caption, Result, Subject, captions_text, percent, recall_curve, share, track
 from revisit.report.document import Block, Table, Text
 
@@ -91,8 +91,8 @@ def rank_steps(logits: Tensor, caption: Caption, kept: list[Mention], vocabulary
     places = vocabulary.places(caption.truth)
     targets = vocabulary.tensor(logits.device)[places]
     top = logits.argmax(-1)  # (steps,)
-    ranks = best_rank(logits, targets, without_top=True).tolist()
-    best = logits.scatter(-1, top[:, None], -torch.inf)[:, targets].argmax(-1).tolist()
+    others = without_top(logits)
+    ranks, best = best_rank(others, targets).tolist(), others[:, targets].argmax(-1).tolist()
     return [
         {
             "image": caption.item.id,

@@ -1,4 +1,4 @@
-"""Generated scenes laid out like the paper's data, so that every table of `revisit reproduce --model tiny` has values in all cells.
+"""Generated scenes laid out like the paper's data, so that `revisit reproduce --model tiny --data` has values in all cells of all tables.
 
 POPE's questions are spread over its nine settings, MMMU's over its thirty subjects, and LLaVA-Bench's files describe the same pictures.
 """
