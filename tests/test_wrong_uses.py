@@ -239,7 +239,7 @@ CALLS: list[tuple[str, Call, str]] = [
     ("generate: vision_mask", lambda pair: generate(pair, vision_mask="a"), "vision_mask must be a tensor"),
     ("generate: no pixels", lambda pair: generate(pair, pixel_values=None), "no pixels came with it"),
     ("ask: trace", lambda pair: ask(pair, PICTURE, "?", trace=True), "the trace is always kept"),
-    ("ask: input_ids", lambda pair: ask(pair, PICTURE, "?", input_ids=3), "input_ids is given to generate already"),
+    ("ask: input_ids", lambda pair: ask(pair, PICTURE, "?", input_ids=3), "input_ids is set by"),
     ("ask: custom_generate", lambda pair: ask(pair, PICTURE, "?", custom_generate=3), "leave it out"),
     ("ask: misspelled", lambda pair: ask(pair, PICTURE, "?", temprature=2), "Did you mean 'temperature'"),
     (

@@ -14,7 +14,8 @@ import families
 import revisit
 from revisit.embedded.samples import sample
 from revisit.errors import RevisitError
-from revisit.explain.check import THRESHOLD, check_many, encode_text, first_tokens, is_content, settings_of, word_places
+from revisit.explain.check import THRESHOLD, check_many, is_content, settings_of
+from revisit.explain.support import encode_text, first_tokens, word_places
 from revisit.models import DESCRIBE
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import prepare

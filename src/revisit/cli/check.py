@@ -68,8 +68,9 @@ def check(
         raise RevisitError(f"{output} is a file; give a folder as --out.")
     chosen = words if words in ("objects", "content") else [word for word in words.split(",") if word.strip()]
 
-    from revisit.explain.check import WORD, word_test
+    from revisit.explain.check import word_test
     from revisit.explain.check_files import CheckOptions, read_rows
+    from revisit.explain.support import WORD
     from revisit.models.images import open_image
     from revisit.models.loading import load
     from revisit.pages.document import check_page

@@ -1,4 +1,4 @@
-"""Benchmarks made from held-out scenes, written in the official file formats.
+"""Benchmarks of held-out scenes, written in the official file formats.
 
 `revisit scenes build DIR --split usual|unusual --limit N --seed S` writes this folder; nothing else is in it:
 

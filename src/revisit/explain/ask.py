@@ -73,7 +73,7 @@ def ask(
         raise RevisitError(f"The question must be a text that asks something, not {question!r}.")
     given: list[Any] = list(image) if isinstance(image, (list, tuple)) else [image]
     if not given:
-        raise RevisitError("No image was given: ask needs at least one.")
+        raise RevisitError("No image: ask needs at least one.")
     if objects is not None and (
         not isinstance(objects, (list, tuple, set, frozenset)) or not all(isinstance(name, str) for name in objects)
     ):

@@ -1,4 +1,4 @@
-"""Checks of whole files of captions: one line each as soon as it is known, so that an interrupted run goes on where it stopped."""
+"""Checks of whole files of captions, one line each. Interrupted runs resume."""
 
 from __future__ import annotations
 

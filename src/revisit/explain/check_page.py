@@ -13,7 +13,8 @@ from revisit.errors import RevisitError
 from revisit.pages.document import data_uri, static_page, write_page
 
 if TYPE_CHECKING:
-    from revisit.explain.check import Check, Word
+    from revisit.explain.check import Check
+    from revisit.explain.support import Word
 
 STYLE = """<style>
 .check { display: flex; flex-wrap: wrap; gap: 12px 24px; margin: 1.2rem 0; align-items: flex-start; }
@@ -43,7 +44,7 @@ def page(checks: Sequence[Check], lead: str = "", names: Sequence[str] = ()) -> 
 
 
 def fragment(check: Check) -> str:
-    """One check as HTML that can stand in a notebook or in a page."""
+    """One check as HTML, for a notebook or a page."""
     key = f"c{zlib.crc32(json.dumps(check.to_dict()).encode()):08x}"
     doubtful = check.flagged()
     shown = [(n, word) for n, word in enumerate(check.words) if word.checkable]

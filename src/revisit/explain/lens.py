@@ -150,7 +150,7 @@ def _among(head: Head, states: Tensor, name: str, variants: dict[str, list[int]]
 
 
 def single_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[dict[str, list[int]], list[str]]:
-    """The spellings (with and without a blank in front) of each word that are single tokens; and the words without any."""
+    """The spellings (with a space in front, and without) of each word that are single tokens; and the words without any."""
     found: dict[str, list[int]] = {}
     left_out = []
     unknown = tokenizer.unk_token_id

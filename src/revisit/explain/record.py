@@ -160,7 +160,7 @@ def explain(
         RevisitError: If there is no method, or the arguments ask for beams or several answers.
     """
     if not methods:
-        raise RevisitError("No decoding method was given, so there is nothing to explain.")
+        raise RevisitError("There is no decoding method, so there is nothing to explain.")
     config = generate_kwargs.get("generation_config") or model.generation_config
     if (generate_kwargs.get("num_beams") or getattr(config, "num_beams", None) or 1) > 1:
         raise RevisitError(
@@ -173,7 +173,7 @@ def explain(
     inputs = prepare(processor, [prompt], [list(images)], model.device)
     for name in generate_kwargs:
         if name in ("method", "trace", "processor", "custom_generate", *inputs):
-            raise RevisitError(f"{name} is given to generate already; leave it out (the trace is always kept).")
+            raise RevisitError(f"{name} is set by `explain` itself; leave it out (the trace is always kept).")
     layers = sorted({0, settings_of(model)[0]["layer"], ModelParts.of(model).depth})
     with watch_prefill(model, inputs, layers) as seen:
         first = answer_with(model, processor, inputs, methods[0], **generate_kwargs)
@@ -268,7 +268,7 @@ def seeks_far(method: Mapping[str, Any]) -> bool:
 
 
 def shift(base: Sequence[float], final: Sequence[float]) -> float:
-    """Half the summed change of probability; what lies outside the listed candidates counts as one."""
+    """Half the summed change of probability; everything outside the listed candidates counts as one."""
     listed = sum(abs(a - b) for a, b in zip(base, final, strict=True))
     return min(1.0, 0.5 * (listed + abs(sum(base) - sum(final))))
 

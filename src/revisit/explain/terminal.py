@@ -39,7 +39,7 @@ def table(answer: MethodOutput, layout: Layout | None = None) -> Table:
         "model → after": lambda _, step: _change(step),
         "plausible\ntokens": lambda _, step: str(step.set_size),
         "layer": lambda _, step: "" if step.layer is None else str(step.layer),
-        "patch\n(row, col)": lambda _, step: place(step, layout),
+        "patch\n(row, col)": lambda _, step: place(step.index, layout),
         "divergence": lambda _, step: "" if step.divergence is None else f"{step.divergence:.3f}",
         "weight": lambda _, step: "" if step.weight is None else f"{step.weight:.2f}",
     }
@@ -62,13 +62,13 @@ def _change(step: TokenStep) -> str:
     return "" if chosen is None else f"{_percent(chosen.base)} → {_percent(chosen.final)}"
 
 
-def place(step: TokenStep, layout: Layout | None) -> str:
-    """Row and column of the selected patch, counted from 1; the number of the vision token where that is not known."""
-    if step.index is None:
+def place(token: int | None, layout: Layout | None) -> str:
+    """Row and column of a vision token's patch, counted from 1; its number where they are not known."""
+    if token is None:
         return ""
-    region = layout.region(step.index) if layout is not None else None
+    region = layout.region(token) if layout is not None else None
     if region is None or layout is None:
-        return f"#{step.index}"
+        return f"#{token}"
     image = f"image {region.image + 1} " if len(layout.sizes) > 1 else ""
     view = "" if region.view == "image" else f"{region.view} "
     return f"{image}{view}{region.row + 1},{region.column + 1}"
@@ -95,7 +95,7 @@ def words_table(lens: Lens, reading: int, layer: int) -> Table:
         shown.add_row(
             read.words[number],
             f"{float(maps[best, number]):.1%}",
-            _spot(lens, best),
+            place(best, lens.layout),
             f"{float(maps[:, number].mean()):.1%}",
             str(int((winners == number).sum())),
         )
@@ -115,13 +115,8 @@ def patches_table(lens: Lens, reading: int, layer: int, most: int = 20) -> Table
             Text(f"{printable(read.entries[int(n)])} {float(p):.1%}")
             for n, p in zip(read.top[layer, token], read.chance[layer, token], strict=True)
         )
-        shown.add_row(_spot(lens, token), words)
+        shown.add_row(place(token, lens.layout), words)
     return shown
-
-
-def _spot(lens: Lens, token: int) -> str:
-    region = lens.layout.region(token)
-    return f"#{token}" if region is None else f"{region.row + 1},{region.column + 1}"
 
 
 def _percent(p: float) -> str:

@@ -55,7 +55,7 @@ def static_page(title: str, body: str, style: str) -> str:
 
 
 def _render(*, title: str, heading: str = "", meta: str = "", **trusted: str) -> str:
-    """The template filled in: these texts are escaped, `trusted` ones are ours and stand as they are."""
+    """The template filled in: these texts are escaped; `trusted` ones are ours and are inserted as they are."""
     from markupsafe import Markup
 
     safe = {name: Markup(text) for name, text in trusted.items()}
@@ -83,7 +83,7 @@ def embed(data: object) -> str:
 
 
 def data_uri(image: Image) -> str:
-    """The image as a data URI, made smaller where it is large: PNG for small pictures, JPEG for others."""
+    """The image as a data URI, scaled down if it is large: PNG for small pictures, JPEG for others."""
     small = image.convert("RGB")
     small.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
     out = io.BytesIO()

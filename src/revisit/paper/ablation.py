@@ -15,8 +15,7 @@ from revisit.evaluation.runner import Reporter, run
 from revisit.evaluation.store import read_record, slug, write_record
 from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
-from revisit.paper.figures import Panel as Plot
-from revisit.paper.figures import Series, bars, curves
+from revisit.paper.figures import Plot, Series, bars, curves
 from revisit.paper.studies import provenance
 from revisit.report.comparisons import heading, ranked, stored_value
 from revisit.report.document import Block, Cell, Section, Table

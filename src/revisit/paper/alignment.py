@@ -55,8 +55,8 @@ def word_spans(caption: str, words: Sequence[str]) -> list[Span]:
         written = next((form for form in _QUOTES.get(word, (word,)) if lowered.startswith(form, cursor)), None)
         if written is None:
             raise RevisitError(
-                f"The word {word!r} of a caption cannot be found where it should stand (character {cursor} of "
-                f"{caption[:60]!r}), so its tokens are not known; please report this caption."
+                f"The word {word!r} of a caption is not at character {cursor} of "
+                f"{caption[:60]!r}, so its tokens are not known; please report this caption."
             )
         spans.append((starts[cursor], starts[cursor + len(written)]))
         cursor += len(written)

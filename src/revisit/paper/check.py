@@ -21,7 +21,8 @@ from revisit.benchmarks.base import Item
 from revisit.benchmarks.chair_words import WORDS, object_words
 from revisit.evaluation.records import Stored
 from revisit.evaluation.runner import Reporter
-from revisit.explain.check import TOP, ReadText, first_tokens, read_texts, say, settings_of, word_places
+from revisit.explain.check import settings_of
+from revisit.explain.support import TOP, ReadText, first_tokens, read_texts, say, word_places
 from revisit.methods import as_method
 from revisit.models.parts import ModelParts
 from revisit.paper.pointing import read_boxes

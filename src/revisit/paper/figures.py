@@ -82,7 +82,7 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Panel:
+class Plot:
     """One pair of axes. `baseline` is the value of plain decoding."""
 
     series: Sequence[Series]
@@ -96,7 +96,7 @@ class Panel:
 BASELINE: dict[str, Any] = {"color": "#333333", "linestyle": (0, (4, 3)), "linewidth": 1, "label": "greedy"}
 
 
-def curves(name: str, caption: str, panels: Sequence[Panel]) -> Figure:
+def curves(name: str, caption: str, panels: Sequence[Plot]) -> Figure:
     """Lines with markers over a numeric axis, side by side; intervals are bands."""
 
     def paint(axes: list[list[Axes]]) -> None:
@@ -124,7 +124,7 @@ def curves(name: str, caption: str, panels: Sequence[Panel]) -> Figure:
     )
 
 
-def bars(name: str, caption: str, labels: Sequence[str], panels: Sequence[Panel]) -> Figure:
+def bars(name: str, caption: str, labels: Sequence[str], panels: Sequence[Plot]) -> Figure:
     """Horizontal bars: a row per label, grouped by series, a panel per metric; intervals are error bars."""
     most = max(len(panel.series) for panel in panels)
 
@@ -154,7 +154,7 @@ def bars(name: str, caption: str, labels: Sequence[str], panels: Sequence[Panel]
     return draw(name, caption, _alt(panels, labels), paint, shape=(1, len(panels)), **size)
 
 
-def _alt(panels: Sequence[Panel], labels: Sequence[str] = ()) -> str:
+def _alt(panels: Sequence[Plot], labels: Sequence[str] = ()) -> str:
     """The values in words: every bar, and about five points of a curve."""
     parts = []
     for panel in panels:

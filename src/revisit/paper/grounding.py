@@ -19,7 +19,7 @@ from revisit.evaluation.records import Stored
 from revisit.evaluation.runner import Reporter
 from revisit.evaluation.statistics import holm
 from revisit.models.parts import ModelParts
-from revisit.paper.figures import Panel, Series, bars
+from revisit.paper.figures import Plot, Series, bars
 from revisit.paper.steps import select
 from revisit.paper.study import Result, Subject, captions_text, number, track
 from revisit.report.comparisons import p_value
@@ -124,7 +124,7 @@ def draw(result: Stored, name: str) -> list[Block]:
         Text(captions_text(result) + text),
         _averages(result["rows"]),
         _tests(result["rows"]),
-        bars(name, caption, labels, [Panel(series, xlabel="average maximum (%)")]),
+        bars(name, caption, labels, [Plot(series, xlabel="average maximum (%)")]),
     ]
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,9 +30,9 @@ from revisit.decoding.method import Method
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
 from revisit.evaluation.config import EvalConfig
-from revisit.evaluation.records import Stored, checksum, compact
+from revisit.evaluation.records import Stored
 from revisit.evaluation.runner import Reporter
-from revisit.evaluation.store import digest, disk_error, make_folder
+from revisit.evaluation.store import digest, make_folder, read_json, slug, write_json
 from revisit.models.types import Model
 from revisit.paper.published import NAMES
 from revisit.paper.study import Result, Subject, number, track
@@ -301,9 +300,9 @@ def time_methods(subject: Subject, reporter: Reporter) -> Result:
     config = EvalConfig(model=(subject.model,), method=subject.methods, data=subject.data, preset="paper")
     methods = dict(zip(subject.methods, config.plan().methods_for(subject.model), strict=True))
     about = {"protocol": PROTOCOL, "methods": {name: [m.name, m.settings()] for name, m in methods.items()}}
-    path = make_folder(Path(subject.output) / "latency") / f"{digest([about, subject.settings()])[:12]}.jsonl"
-    done = _stored(path)
-    todo = [item for item in subject.items if item.id not in done]
+    folder = make_folder(Path(subject.output) / "latency" / digest([about, subject.settings()])[:12])
+    files = {item.id: folder / f"{slug(item.id)}.json" for item in subject.items}
+    todo = [item for item in subject.items if not files[item.id].exists()]
     for item in track(reporter, f"latency of {len(methods)} methods", todo):
         timings = measure(
             subject.loaded[0],
@@ -321,29 +320,9 @@ def time_methods(subject: Subject, reporter: Reporter) -> Result:
             }
             for timing in timings
         }
-        row = {"image": item.id, "times": times}
-        try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(compact({**row, "check": checksum(row)}) + "\n")
-        except OSError as error:
-            raise disk_error(error, path) from error
-        done[item.id] = times
-    rows = _summary([done[item.id] for item in subject.items], list(methods))
+        write_json(files[item.id], times)
+    rows = _summary([read_json(path) for path in files.values()], list(methods))
     return {**about, "images": len(subject.items), "rows": rows}
-
-
-def _stored(path: Path) -> Result:
-    """What was measured before, without incomplete lines."""
-    found = {}
-    for line in path.read_text("utf-8", errors="replace").splitlines() if path.exists() else []:
-        try:
-            row = json.loads(line)
-            check = row.pop("check")
-        except (ValueError, AttributeError, KeyError):
-            continue
-        if check == checksum(row):
-            found[row["image"]] = row["times"]
-    return found
 
 
 def _summary(rows: list[Result], methods: list[str]) -> list[Result]:

@@ -1,7 +1,7 @@
 """Pointing: when ReVisiT writes the word for an object, does the patch that it selected lie on that object?
 
 A step counts where the chosen token is the word of an object that the annotations box in the picture, and a vision token was
-selected. Two criteria: the selected patch touches one of the object's boxes, or its middle lies inside one. Chance is the
+selected. Two criteria: the selected patch touches one of the object's boxes, or has its middle inside one. Chance is the
 share of all patches of the picture that meet the criterion. Steps of one picture depend on each other, so intervals resample
 pictures.
 """
@@ -49,14 +49,14 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Criteria:
-    """Per vision token of a picture: whether its patch touches an object's boxes, whether its middle lies inside one."""
+    """Per vision token of a picture: whether its patch touches an object's boxes, whether its middle is inside one."""
 
     touches: tuple[bool, ...]
     inside: tuple[bool, ...]
 
     @classmethod
     def of(cls, layout: Layout, boxes: Sequence[Box]) -> Criteria:
-        """For one object of one picture; a vision token without a place lies nowhere."""
+        """For one object of one picture; a vision token without a place meets neither criterion."""
         regions = [layout.region(index) for index in range(layout.tokens)]
         patches = [region.box if region is not None else None for region in regions]
         middles = [patch and ((patch[0] + patch[2]) / 2, (patch[1] + patch[3]) / 2) for patch in patches]

@@ -17,7 +17,7 @@ from revisit.evaluation.records import Stored
 from revisit.evaluation.runner import Reporter
 from revisit.explain.prefill import logit_slices, prefill_states
 from revisit.models.parts import Head, ModelParts
-from revisit.paper.figures import Panel, Series, curves
+from revisit.paper.figures import Plot, Series, curves
 from revisit.paper.objects import ObjectVocabulary, best_rank, recalls
 from revisit.paper.study import Result, Subject, percent, recall_curve, share, track
 from revisit.report.document import Block, Cell, Table, Text
@@ -123,8 +123,8 @@ def draw(result: Stored, name: str) -> list[Block]:
             found = [100 * row[kind][0]["recall"] for row in rows]
             by_layer.append(Series(f"{label}, {how}", found, [row["layer"] for row in rows]))
     panels = [
-        Panel(ordered, "final layer", "k", "recall@k (%)", log=True),
-        Panel(by_layer, "by layer", "hidden state (0: projector output)", "recall@1 (%)"),
+        Plot(ordered, "final layer", "k", "recall@k (%)", log=True),
+        Plot(by_layer, "by layer", "hidden state (0: projector output)", "recall@1 (%)"),
     ]
     layers: list[tuple[Cell | str, ...]] = []
     for row in result["layers"]:

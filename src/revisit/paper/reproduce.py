@@ -22,8 +22,7 @@ from revisit.methods.revisit import ReVisiT
 from revisit.paper import catalog, figures, published
 from revisit.paper.ablation import Panel, ablate, ablation_sections, paper_panels, read_ablation
 from revisit.paper.catalog import Row
-from revisit.paper.figures import Panel as Plot
-from revisit.paper.figures import Series
+from revisit.paper.figures import Plot, Series
 from revisit.paper.projection import last_layer
 from revisit.paper.published import NAMES, Measured, comparison_table, published_tables
 from revisit.paper.studies import STUDIES, provenance, read_study, run_study, study_section
@@ -106,7 +105,7 @@ def reproduce(rows: Sequence[Row], setup: Setup, reporter: Reporter) -> Document
     lead = "Measured numbers next to the paper's. A published value is inside if the measured 95 % interval contains it, otherwise outside."
     if setup.stand_in:
         model = next(iter(setup.models.values()))
-        lead += f" Here {model} stands in for all models of the paper: the way is tested, and differences say nothing about the paper."
+        lead += f" Here {model} takes the place of all models of the paper: differences say nothing about the paper."
     return Document("ReVisiT: the paper's tables", lead, sections, published.source())
 
 
@@ -121,7 +120,7 @@ def _lead(row: Row, setup: Setup) -> str:
 
 def _run_grid(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
     ours: dict[str, dict[str, Any]] = {}
-    done: dict[tuple[str, Any], dict[str, Any]] = {}  # one model may stand in for several
+    done: dict[tuple[str, Any], dict[str, Any]] = {}  # one model may take the place of several
     for name in setup.names(row):
         key = (setup.models[name], catalog.ALPHAS.get((row.benchmark, name)))
         if key not in done:

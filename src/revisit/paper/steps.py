@@ -18,7 +18,7 @@ from revisit.evaluation.runner import Reporter
 from revisit.models.parts import ModelParts
 from revisit.models.types import Tokenizer
 from revisit.paper.alignment import Mention, mentions
-from revisit.paper.figures import Panel, curves
+from revisit.paper.figures import Plot, curves
 from revisit.paper.objects import ObjectVocabulary, best_rank, recalls, without_top
 from revisit.paper.study import Caption, Result, Subject, captions_text, percent, recall_curve, share, track
 from revisit.report.document import Block, Table, Text
@@ -130,5 +130,5 @@ def draw(result: Stored, name: str) -> list[Block]:
     return [
         Text(text),
         Table(("Top-k", "of vocabulary", "recall@k (%)"), lines, caption),
-        curves(name, caption, [Panel([curve], "", "k", "recall@k (%)", log=True)]),
+        curves(name, caption, [Plot([curve], "", "k", "recall@k (%)", log=True)]),
     ]
