@@ -23,7 +23,7 @@ from revisit.embedded.catalog import BY_NOUN
 from revisit.embedded.scenes import Scene, render, scene
 from revisit.explain import record
 from revisit.methods.greedy import Greedy
-from revisit.paper.pointing import Criteria
+from revisit.paper.pointing import criteria
 
 PROMPT = "Please describe this image in detail."
 SEED, MOST = 1, 500
@@ -46,7 +46,7 @@ def shows_the_method(model: object, processor: object, drawn: Scene) -> bool:
         before, after = (step.instead_of or "").strip(), step.text.strip()
         if before in BY_NOUN and before not in drawn.nouns and after in drawn.nouns and step.index is not None:
             boxes = [(x, y, x + w, y + h) for x, y, w, h in (item.bbox for item in drawn.of(after))]
-            if Criteria.of(decode.layout, boxes).inside[step.index]:
+            if criteria(decode.layout, boxes)[step.index, 1]:
                 return True
     return False
 

@@ -110,7 +110,7 @@ def test_case_studies_with_an_adaptive_weight_print_the_weight_of_each_step(
     out = root / "cases"
     command(
         *("analyze", "case-study", "--method", "revisit:weight=agreement,alpha=0.1", "--data", SCENES),
-        *("--out", str(out), "--max-new-tokens", "40", "--count", "1000", "-q"),
+        *("--out", str(out), "--max-new-tokens", "40", "-q"),
     )
     (path,) = out.glob("studies/*.json")
     result = json.loads(path.read_text())["result"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,29 +13,29 @@ from revisit import RevisitError
 from revisit.decoding.trace import RowTrace, StepRecord
 from revisit.models.geometry import ImageGrid, Layout
 from revisit.paper.objects import ObjectVocabulary
-from revisit.paper.pointing import Count, Criteria, check_settings, object_steps, read_boxes
+from revisit.paper.pointing import Count, check_settings, criteria, object_steps, read_boxes
 
 SPANS = ((0.0, 10.0), (10.0, 20.0))
 LAYOUT = Layout(((20, 20),), 4, (ImageGrid(0, 2, 2, xs=SPANS, ys=SPANS),))  # four patches of 10 × 10 pixels
 
 
 def test_a_patch_touches_a_box_or_has_its_middle_inside() -> None:
-    found = Criteria.of(LAYOUT, [(8.0, 8.0, 16.0, 9.0)])  # in the upper half, across both patches
-    assert found.touches == (True, True, False, False)
-    assert found.inside == (False, False, False, False)
-    assert Criteria.of(LAYOUT, [(0.0, 4.0, 20.0, 6.0)]).inside == (True, True, False, False)
-    edge = Criteria.of(LAYOUT, [(10.0, 10.0, 20.0, 20.0)])  # a box that only shares an edge does not touch
-    assert edge.touches == edge.inside == (False, False, False, True)
+    touches, inside = criteria(LAYOUT, [(8.0, 8.0, 16.0, 9.0)]).T.tolist()  # in the upper half, across both patches
+    assert touches == [True, True, False, False]
+    assert inside == [False, False, False, False]
+    assert criteria(LAYOUT, [(0.0, 4.0, 20.0, 6.0)])[:, 1].tolist() == [True, True, False, False]
+    touches, inside = criteria(LAYOUT, [(10.0, 10.0, 20.0, 20.0)]).T.tolist()
+    assert touches == inside == [False, False, False, True]  # a box that only shares an edge does not touch
 
 
-def test_a_token_without_a_place_lies_nowhere() -> None:
+def test_a_token_without_a_place_meets_no_criterion() -> None:
     layout = Layout(((20, 20),), 5, LAYOUT.grids)
-    assert Criteria.of(layout, [(0.0, 0.0, 20.0, 20.0)]).touches == (True, True, True, True, False)
+    assert criteria(layout, [(0.0, 0.0, 20.0, 20.0)])[:, 0].tolist() == [True, True, True, True, False]
 
 
 def test_shares_and_chance_over_all_steps() -> None:
     count = Count()
-    half = Criteria((True, True, False, False), (True, False, False, False))
+    half = np.array([[True, True], [True, False], [False, False], [False, False]])
     count.add("a", 0, half)
     count.add("a", 1, half)
     count.add("b", 3, half)

@@ -8,12 +8,13 @@ pictures.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from revisit.benchmarks.base import Item
 from revisit.benchmarks.chair import PROMPT
@@ -34,6 +35,8 @@ from revisit.report.document import Block, Cell, Table, Text
 
 Box = tuple[float, float, float, float]  # x0, y0, x1, y1 in pixels of the original image
 Boxes = dict[str, list[Box]]  # category -> its boxes in one picture
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
 MEASURES = ("touches", "touches_chance", "inside", "inside_chance")
 
 # What is compared unless the caller says otherwise: the recommendation, and one setting changed at a time.
@@ -47,55 +50,42 @@ SETTINGS = (
 )
 
 
-@dataclass(frozen=True)
-class Criteria:
-    """Per vision token of a picture: whether its patch touches an object's boxes, whether its middle is inside one."""
+def criteria(layout: Layout, boxes: Sequence[Box]) -> Bools:
+    """Per vision token: whether its patch touches one of an object's boxes, whether its middle is inside one.  -> (tokens, 2)
 
-    touches: tuple[bool, ...]
-    inside: tuple[bool, ...]
-
-    @classmethod
-    def of(cls, layout: Layout, boxes: Sequence[Box]) -> Criteria:
-        """For one object of one picture; a vision token without a place meets neither criterion."""
-        regions = [layout.region(index) for index in range(layout.tokens)]
-        patches = [region.box if region is not None else None for region in regions]
-        middles = [patch and ((patch[0] + patch[2]) / 2, (patch[1] + patch[3]) / 2) for patch in patches]
-        return cls(
-            tuple(
-                patch is not None
-                and any(patch[0] < x1 and x0 < patch[2] and patch[1] < y1 and y0 < patch[3] for x0, y0, x1, y1 in boxes)
-                for patch in patches
-            ),
-            tuple(
-                middle is not None and any(x0 <= middle[0] < x1 and y0 <= middle[1] < y1 for x0, y0, x1, y1 in boxes)
-                for middle in middles
-            ),
-        )
+    A vision token without a place meets neither criterion.
+    """
+    met = np.zeros((layout.tokens, 2), bool)
+    for index in range(layout.tokens):
+        region = layout.region(index)
+        if region is not None:
+            left, top, right, bottom = region.box
+            x, y = (left + right) / 2, (top + bottom) / 2
+            met[index, 0] = any(left < x1 and x0 < right and top < y1 and y0 < bottom for x0, y0, x1, y1 in boxes)
+            met[index, 1] = any(x0 <= x < x1 and y0 <= y < y1 for x0, y0, x1, y1 in boxes)
+    return met
 
 
-@dataclass
 class Count:
     """How often selected patches met each criterion, and how often patches at random would, by picture."""
 
-    sums: dict[str, dict[str, float]] = field(default_factory=lambda: {name: defaultdict(float) for name in MEASURES})
-    steps: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    def __init__(self) -> None:
+        self.sums: dict[str, Floats] = {}  # picture -> steps, then the sum of each of MEASURES
 
-    def add(self, picture: str, index: int, criteria: Criteria) -> None:
+    def add(self, picture: str, index: int, met: Bools) -> None:
         """One more step of a picture, at which this vision token was selected."""
-        for name, met in (("touches", criteria.touches), ("inside", criteria.inside)):
-            self.sums[name][picture] += met[index]
-            self.sums[f"{name}_chance"][picture] += sum(met) / len(met)
-        self.steps[picture] += 1
+        measured = np.array([1, *np.stack([met[index], met.mean(0)], axis=1).ravel()])
+        self.sums[picture] = self.sums.get(picture, np.zeros(5)) + measured
 
     def row(self, **names: Any) -> Result:
         """Shares of all steps with 95 % intervals over pictures; None where nothing was counted."""
-        total = sum(self.steps.values())
-        row: Result = {**names, "pictures": len(self.steps), "steps": int(total)}
-        for name, counted in self.sums.items():
-            terms = {picture: (counted[picture], steps) for picture, steps in self.steps.items()}
+        total = sum(sums[0] for sums in self.sums.values())
+        row: Result = {**names, "pictures": len(self.sums), "steps": int(total)}
+        for place, name in enumerate(MEASURES, 1):
+            terms = {picture: (float(sums[place]), float(sums[0])) for picture, sums in self.sums.items()}
             known = mean_interval([[terms]]) if len(terms) > 1 else None
             row[name] = {
-                "share": sum(counted.values()) / total if total else None,
+                "share": sum(met for met, _ in terms.values()) / total if total else None,
                 "low": known.low if known else None,
                 "high": known.high if known else None,
             }
@@ -125,23 +115,23 @@ def pointing(subject: Subject, reporter: Reporter) -> Result:
     depth = ModelParts.of(model).depth
     vocabulary = subject.vocabulary
     boxed = [item for item in subject.items if boxes.get(item.id)]
-    criteria: dict[str, dict[str, Criteria]] = {}
+    met: dict[str, dict[str, Bools]] = {}  # picture -> category -> criteria
     for item in track(reporter, "boxes", boxed):
         layout = picture_layout(subject, item)
-        criteria[item.id] = {name: Criteria.of(layout, here) for name, here in boxes[item.id].items()}
+        met[item.id] = {name: criteria(layout, here) for name, here in boxes[item.id].items()}
     methods = {text: as_method(text, model) for text in subject.methods}
     counts = {text: Count() for text in methods}
     for text, method in methods.items():
         for item, row, _ in subject.decode(method, reporter, text, boxed):
-            for category, selected, _ in object_steps(row, vocabulary, criteria[item.id]):
-                counts[text].add(item.id, selected, criteria[item.id][category])
+            for category, selected, _ in object_steps(row, vocabulary, met[item.id]):
+                counts[text].add(item.id, selected, met[item.id][category])
     layers = [Count() for _ in range(depth + 1)]
     every_layer = ReVisiT.recommended(model, layers=tuple(range(depth + 1)))
     for item, row, _ in subject.decode(every_layer, reporter, "every layer", boxed):
-        for category, _, nearest in object_steps(row, vocabulary, criteria[item.id]):
+        for category, _, nearest in object_steps(row, vocabulary, met[item.id]):
             for layer, index in enumerate(nearest):
-                layers[layer].add(item.id, index, criteria[item.id][category])
-    if not any(count.steps for count in counts.values()):
+                layers[layer].add(item.id, index, met[item.id][category])
+    if not any(count.sums for count in counts.values()):
         raise RevisitError(
             f"No step could be measured: in {subject.folder} no boxed object was named by a word of one token."
         )
