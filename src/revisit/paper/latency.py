@@ -287,7 +287,6 @@ def bench_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
 # -- over many pictures --------------------------------------------------------------------------------------------
 
 
-METHODS = ("greedy", "dola", "vcd", "m3id", "code", "sid", "revisit")  # of the paper
 PROTOCOL = {"warmups": 6, "repeats": 3, "max_new_tokens": 512}  # of the paper
 
 

@@ -13,6 +13,7 @@ from revisit.evaluation.records import Stored, StudyRecord
 from revisit.evaluation.runner import Reporter
 from revisit.evaluation.store import make_folder, read_record, slug, write_record
 from revisit.paper import cases, check, grounding, latency, pointing, projection, steps, words
+from revisit.paper.catalog import METHODS
 from revisit.paper.study import Result, Subject, command
 from revisit.report.document import Block, Provenance, Section, Text
 
@@ -36,7 +37,7 @@ class Study:
 
 # In the order of the report.
 STUDIES = {
-    "latency": Study("Latency", latency.time_methods, latency.draw, latency.METHODS),
+    "latency": Study("Latency", latency.time_methods, latency.draw, METHODS),
     "hallucinated-steps": Study("Ground-truth words at hallucinated steps", steps.hallucinated_steps, steps.draw),
     "gt-vs-hal": Study("GT and Hal probabilities, with and without the image", grounding.gt_vs_hal, grounding.draw),
     "projection": Study("What single vision tokens say", projection.projection, projection.draw, ()),
