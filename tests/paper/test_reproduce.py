@@ -174,6 +174,17 @@ def test_answers_are_shown_next_to_each_other(tmp_path: Path, nltk_data: None) -
     assert (tmp_path / "report.md").read_text().count("| m3id |") == 2  # a table for each model
 
 
+def test_studies_are_shown_with_the_papers_numbers_and_verdicts(tmp_path: Path, nltk_data: None) -> None:
+    rows = "projection,hallucinated-steps,gt-vs-hal,token-tables,vision-words"
+    words = ["reproduce", rows, "--model", "tiny", "--limit", "1", "--data", "scenes:unusual:4:7", "--quiet"]
+    CliRunner().invoke(app, [*words, "--out", str(tmp_path)], catch_exceptions=False)
+    text = (tmp_path / "report.md").read_text()
+    assert len(list(tmp_path.glob("analyses/studies/*.json"))) == 5
+    assert text.count("Verdicts (%).") == 3
+    assert "| top-1 | 2.03 | " in text  # the paper's recall at the final layer, and ours
+    assert "Published, not measured here" in text
+
+
 def test_generated_data_fills_every_cell(tmp_path: Path) -> None:
     """Nine settings of POPE, thirty subjects of MMMU, LLaVA-Bench: what tests/faults/paper_rows.py reproduces the tables from."""
     folder = stand_in_data(tmp_path)
