@@ -157,7 +157,7 @@ def read_annotations(path: Path) -> list[files.Record]:
     data = files.read_json(path)
     rows = data.get("annotations") if isinstance(data, dict) else data
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise RevisitError(f"{path} is no VQA annotations file: it needs a list 'annotations' of objects.")
+        raise RevisitError(f"{path} is not a VQA annotations file: it needs a list 'annotations' of objects.")
     return [files.Record(row, f"{path} annotation {n}") for n, row in enumerate(rows, 1)]
 
 

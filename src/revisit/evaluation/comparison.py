@@ -94,7 +94,7 @@ class Runs:
         return [cell.values[metric] for cell in self.cells]
 
     def terms(self, metric: str) -> list[list[Mapping[str, tuple[float, float]]]] | None:
-        """The terms of the metric by stratum and run; None where it is no ratio and no mean of ratios."""
+        """The terms of the metric by stratum and run; None if it is neither a ratio nor a mean of ratios."""
         if all(metric in cell.per_item for cell in self.cells):
             return [[cell.per_item[metric] for cell in self.cells]]
         parts = [statistics.strata(metric, cell.values[metric], cell.per_item) for cell in self.cells]
