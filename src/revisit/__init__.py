@@ -23,12 +23,16 @@ if TYPE_CHECKING:  # what type checkers know; at run time the methods' classes a
     from revisit.methods.code import CODE as CODE
     from revisit.methods.deco import DeCo as DeCo
     from revisit.methods.dola import DoLa as DoLa
+    from revisit.methods.flb import FLB as FLB
     from revisit.methods.icd import ICD as ICD
     from revisit.methods.m3id import M3ID as M3ID
+    from revisit.methods.middle_layers import MiddleLayers as MiddleLayers
     from revisit.methods.pai import PAI as PAI
     from revisit.methods.revisit import ReVisiT as ReVisiT
     from revisit.methods.ritual import RITUAL as RITUAL
+    from revisit.methods.sadt import SADT as SADT
     from revisit.methods.sid import SID as SID
+    from revisit.methods.vaf import VAF as VAF
     from revisit.methods.vcd import VCD as VCD
     from revisit.models.images import open_image as open_image
     from revisit.models.loading import load as load

@@ -29,6 +29,7 @@ pytestmark = [
 FAMILIES = ("llava", "qwen2_5_vl")
 METHODS = [
     *("greedy", "apc", "revisit", "dola", "deco", "vcd", "m3id", "icd", "sid", "avisc", "pai", "ritual"),
+    *("flb", "middle_layers", "vaf", f"sadt:words=[{','.join('abcdefghijklmnopqrstuvwxyz0123456789!:;')}]"),
     "code:description_tokens=8",
     "chain:methods=[vcd,revisit]",
 ]
@@ -202,7 +203,7 @@ def test_an_adaptive_weight_and_several_vision_tokens_stay_within_the_budget_of_
     assert len(set(asked)) == 1
 
 
-@pytest.mark.parametrize("name", ["greedy", "dola", "vcd", "sid", "revisit"])
+@pytest.mark.parametrize("name", ["greedy", "dola", "vcd", "sid", "revisit", "flb", "middle_layers", "vaf", *METHODS[15:16]])
 def test_no_method_waits_more_than_once_a_step(name: str) -> None:
     method = methods.as_method(name, built("llava")[0])
     _, waits, _, log = later_steps("llava", 8, 1, method)

@@ -74,13 +74,13 @@ def test_one_forward_for_both_branches_equals_one_each(family: str, name: str, h
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", ["dola", "deco", "apc", "chain"])
+@pytest.mark.parametrize("name", ["dola", "deco", "apc", "chain", "flb", "middle_layers", "vaf", "sadt"])
 @pytest.mark.parametrize("how", [{"do_sample": True}, {"num_beams": 3}], ids=["sampling", "beams"])
 def test_other_methods_sample_and_search(family: str, name: str, how: dict[str, Any]) -> None:
     output, trace = decode(family, batch(family), METHODS[name], **how)
     summary = trace.summary()
     assert summary["steps"] == LENGTH * 2 * how.get("num_beams", 1)
-    assert summary["applied"] > summary["steps"] // 2
+    assert summary["applied"] > summary["steps"] // 2 or name == "sadt"  # which acts at object words only
     if how.get("num_beams"):  # beams are compared with each other, so every row must be a distribution
         torch.testing.assert_close(output.scores[0].logsumexp(-1), torch.zeros(6), atol=1e-4, rtol=0)
 

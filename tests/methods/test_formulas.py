@@ -142,8 +142,8 @@ def test_pai_guidance() -> None:
 
 
 def test_pai_amplifies_the_image_only() -> None:
-    scores, image = t(1, -2, 3)[None, None], torch.tensor([[True, True, False]])
-    close(pai.amplify(scores, image, 0.5)[0, 0], [1.5, -1.0, 3.0])
+    scores, image = t(1, -2, 3)[None, None, None], torch.tensor([[True, True, False]])
+    close(pai.amplify(scores, image, 0.5)[0, 0, 0], [1.5, -1.0, 3.0])
 
 
 def test_ritual() -> None:
@@ -239,9 +239,9 @@ def test_avisc_takes_a_row_with_nan_for_the_clean_logits() -> None:
 
 
 def test_pai_leaves_hidden_columns_hidden() -> None:
-    scores = torch.tensor([[[1.0, -torch.inf, -2.0]]])
+    scores = torch.tensor([[[[1.0, -torch.inf, -2.0]]]])
     got = pai.amplify(scores, torch.tensor([[True, True, False]]), 0.5)
-    assert got.tolist() == [[[1.5, -torch.inf, -2.0]]]
+    assert got.tolist() == [[[[1.5, -torch.inf, -2.0]]]]
 
 
 @given(st.lists(st.integers(-8, 8), min_size=2, max_size=12), st.sampled_from([0.5, 0.75, 0.8, 0.9]))

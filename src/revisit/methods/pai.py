@@ -35,8 +35,8 @@ def guide(logits: Tensor, text: Tensor, gamma: float, beta: float) -> Tensor:
 
 
 def amplify(scores: Tensor, image: Tensor, alpha: float) -> Tensor:
-    """Attention scores with alpha · |score| added at the image's columns.  (rows, heads, n), (rows, n) -> (rows, heads, n)"""
-    return (scores + alpha * scores.abs()).where(image.unsqueeze(1) & scores.isfinite(), scores)
+    """Attention scores with alpha · |score| added at the image's columns.  (rows, heads, q, n), (rows, n) -> (rows, heads, q, n)"""
+    return (scores + alpha * scores.abs()).where(image[:, None, None] & scores.isfinite(), scores)
 
 
 class PAI(Boundaries, Contrastive):
@@ -109,16 +109,8 @@ class PAI(Boundaries, Contrastive):
             if forwards == 1 and not at_prompt:
                 return None
             image = call.columns(mask, run.clean_shift)  # (rows, n)
-            weights = amplify(call.last_scores()[:rows], image, self.alpha).softmax(-1)  # (rows, heads, n)
-            grouped = weights.unflatten(1, (call.value.shape[1], -1)) @ call.value[:rows].float()
-            last = grouped.flatten(1, 2)  # (rows, heads, d)
             seen.add(call.layer)
-
-            def replace(output: Tensor) -> Tensor:
-                output[:rows, -1] = last.to(output.dtype)
-                return output
-
-            return replace
+            return call.attend(amplify(call.scores()[:rows], image, self.alpha))
 
         run.stack.enter_context(watching(run.parts, attention_hook, "PAI"))
         return seen

@@ -44,22 +44,47 @@ class Call:
     scaling: float
     softcap: float | None
 
-    def last_scores(self) -> Tensor:
-        """Scores of the last query before the softmax, -inf where hidden.  -> (rows, heads, columns), float32"""
-        rows, heads, _, width = self.query.shape
-        grouped = self.query[:, :, -1].reshape(rows * self.key.shape[1], -1, width)  # (rows · key heads, group, d)
-        scores = multiply(grouped, self.key.flatten(0, 1)).mul_(self.scaling)  # (rows · key heads, group, columns)
-        scores = scores.view(rows, heads, -1)
+    def scores(self, first: int = -1) -> Tensor:
+        """Scores of the queries from `first` on, before the softmax, -inf where hidden.  -> (rows, heads, q, columns), float32"""
+        query = self.query[:, :, first:]
+        rows, heads, q, width = query.shape
+        grouped = query.reshape(rows * self.key.shape[1], -1, width)  # (rows · key heads, group · q, d)
+        scores = multiply(grouped, self.key.flatten(0, 1)).mul_(self.scaling)  # (rows · key heads, group · q, columns)
+        scores = scores.view(rows, heads, q, -1)
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
-        if self.mask is None:
+        if self.mask is None and q == 1:  # the newest query sees everything
             return scores
-        last = self.mask[..., -1, : scores.shape[-1]]  # (rows or 1, 1, columns)
-        return scores.masked_fill(~last, -torch.inf) if last.dtype == torch.bool else scores + last.float()
+        seen = self.visible() if self.mask is None else self.mask
+        seen = seen[..., -q:, : scores.shape[-1]]  # (rows or 1, 1, q, columns)
+        return scores.masked_fill(~seen, -torch.inf) if seen.dtype == torch.bool else scores + seen.float()
+
+    def last_scores(self) -> Tensor:
+        """Scores of the last query before the softmax, -inf where hidden.  -> (rows, heads, columns), float32"""
+        return self.scores()[:, :, 0]
 
     def last_attention(self) -> Tensor:
         """Attention of the last query in every head.  -> (rows, heads, columns), float32"""
         return self.last_scores().softmax(-1)
+
+    def attend(self, scores: Tensor, where: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+        """What lets the last queries of the first rows attend by these scores: a change of the kernel's output, for a hook to return.
+
+        Args:
+            scores: Before the softmax.  (rows, heads, q, columns)
+            where: The queries that do; None for all.  (rows, q) bool
+        """
+        rows, _, q, _ = scores.shape
+        weights = scores.softmax(-1).unflatten(1, (self.value.shape[1], -1))  # (rows, key heads, group, q, columns)
+        grouped = weights.flatten(2, 3) @ self.value[:rows].to(scores.dtype)  # (rows, key heads, group · q, d)
+        attended = grouped.unflatten(2, (-1, q)).flatten(1, 2).transpose(1, 2)  # (rows, q, heads, d)
+
+        def change(output: Tensor) -> Tensor:
+            new = attended.to(output.dtype)
+            output[:rows, -q:] = new if where is None else new.where(where[..., None, None], output[:rows, -q:])
+            return output
+
+        return change
 
     def columns(self, prompt: Tensor, shift: int) -> Tensor:
         """A mask over prompt positions (rows, T) as one over key columns; the cache has `shift` columns before the prompt."""

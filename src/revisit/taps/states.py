@@ -306,7 +306,7 @@ class Capture:
                 item.keep_in(buffer[:, : item.tokens])
         norm = self.norm if layer < self.parts.depth else None
         if offset == 0:
-            states = hidden[self._index(hidden.device)]  # (items, N, d), all of them by one kernel
+            states = hidden[self.index(hidden.device)]  # (items, N, d), all of them by one kernel
             self.store[:, self.layers.index(layer)] = states if norm is None else normed(norm, states)
             for item in self.items:
                 item.filled(layer)
@@ -319,7 +319,7 @@ class Capture:
                 states = torch.cat([self._from_cache(number, layer, item.tokens - len(new)), states])
             item.filled(layer).copy_(states)
 
-    def _index(self, device: torch.device) -> tuple[Tensor, Tensor]:
+    def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Row and position of every item's vision tokens, padded by position 0.  -> (items, 1), (items, N)"""
         if device not in self._indices:
             rows = torch.arange(len(self.items))[:, None] * self.copies

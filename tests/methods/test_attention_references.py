@@ -1,0 +1,446 @@
+"""MiddleLayers, VAF, SADT and FLB against slow versions written from what their released code does, and numbers that it gave.
+
+The numbers were recorded by running the released functions on the same small tensors (MiddleLayers a0622a9, VAF 5466c94, SADT
+e07a843, FLB d32c678). Positions that a release hard-codes for LLaVA-1.5 are found in the prompt here.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from decoding_cases import LENGTH, batch, decode, single
+from torch import Tensor
+from transformers.modeling_utils import AttentionInterface
+
+import families
+import revisit
+from revisit import FLB, SADT, VAF, MiddleLayers, RevisitError, Trace
+from revisit.benchmarks.chair_words import CATEGORIES, WORDS
+from revisit.methods import flb, middle_layers, sadt, vaf
+from revisit.taps.attention import Call
+
+SAMPLES = Path(revisit.__file__).parent / "embedded" / "samples"
+MODELS = ("llava", "qwen2_5_vl", "tiny")
+LETTERS = tuple(sorted({*map(chr, range(33, 127)), *"éßāőƀɐΐѐ"} - {*map(chr, range(65, 91))}))  # words of random models
+
+
+@functools.cache
+def setting(name: str) -> tuple[Any, Any, list[dict[str, Any]]]:
+    """A model, its processor, and two prompts."""
+    if name == "tiny":
+        model, processor = revisit.load("tiny", device_map="cpu")
+        ask = "Please describe this image in detail."
+        prompts = [revisit.prepare(processor, ask, str(SAMPLES / f"{p}.png"), model.device) for p in ("demo", "flat")]
+        return model, processor, [dict(prompt) for prompt in prompts]
+    return *families.build(name), [dict(single(name, row)) for row in (0, 1)]
+
+
+def generate(setup: tuple[Any, Any, Any], inputs: Any, method: Any, **options: Any) -> Any:
+    model, processor, _ = setup
+    given = {"max_new_tokens": 16, "do_sample": False, "output_logits": True, "output_scores": True, **options}
+    return revisit.generate(
+        model, **inputs, method=method, processor=processor, return_dict_in_generate=True, eos_token_id=None, **given
+    )
+
+
+Rule = Callable[[Any, Tensor, Tensor], None]  # (layer, scores (1, heads, q, n) before the mask, image columns (n,))
+
+
+@contextmanager
+def published(model: Any, inputs: Any, rule: Rule) -> Iterator[None]:
+    """While inside, the decoder computes all attention in full, one row at a time, by a rule."""
+    image = inputs["input_ids"][0] == model.config.image_token_id
+
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, scaling: float, **_: Any) -> Any:
+        groups = query.shape[1] // key.shape[1]
+        key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+        scores = query @ key.transpose(2, 3) * scaling
+        q, n = scores.shape[-2:]
+        rule(module.layer_idx, scores, torch.nn.functional.pad(image, (0, n - len(image))))
+        scores = scores.masked_fill(torch.ones(q, n).triu(n - q + 1).bool(), -torch.inf)
+        return (scores.softmax(-1) @ value).transpose(1, 2), None
+
+    AttentionInterface.register("published", attend)
+    text = model.get_decoder().config
+    kernel, text._attn_implementation = text._attn_implementation, "published"
+    try:
+        yield
+    finally:
+        text._attn_implementation = kernel
+        AttentionInterface._global_mapping.pop("published")
+
+
+def middle_rule(layer: int, scores: Tensor, image: Tensor) -> None:
+    if layer in (1, 2):
+        last = scores[:, :, -1, image]
+        scores[:, :, -1, image] = last + 0.8 * last.abs().mean(dim=1, keepdim=True)
+
+
+def vaf_rule(layer: int, scores: Tensor, image: Tensor) -> None:
+    if layer not in (1, 2):
+        return
+    first, last = image.nonzero().flatten()[[0, -1]].tolist()
+    after = scores[:, :, last + 1 :] if scores.shape[2] > last + 1 else scores
+    after[..., image] *= 1.8
+    after[..., :first] *= 0.6
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("method", "rule"),
+    [
+        (MiddleLayers(alpha=0.8, layers=(1, 2)), middle_rule),
+        (VAF(enhance=1.8, suppress=0.6, layers=(1, 2)), vaf_rule),
+    ],
+    ids=["middle_layers", "vaf"],
+)
+def test_attention_is_changed_as_published(name: str, method: Any, rule: Rule) -> None:
+    setup = setting(name)
+    for inputs in setup[2]:
+        got = generate(setup, inputs, method)
+        with published(setup[0], inputs, rule):
+            want = generate(setup, inputs, "greedy")
+        plain = generate(setup, inputs, "greedy")
+        assert torch.equal(got.sequences, want.sequences)
+        for mine, other in zip(got.logits, want.logits, strict=True):
+            torch.testing.assert_close(mine, other, atol=2e-4, rtol=1e-4)
+        assert not torch.allclose(got.logits[0], plain.logits[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_first_logits_are_added_as_published(name: str) -> None:
+    setup = setting(name)
+    for inputs in setup[2]:
+        output = generate(setup, inputs, FLB(gamma=0.6, decay=0.3))
+        first = output.logits[0]
+        for step, (logits, scores) in enumerate(zip(output.logits, output.scores, strict=True)):
+            weight = 0.6 * (1 - math.exp(-0.3 * step))
+            want = (logits + weight * first).masked_fill(logits < logits.max() + math.log(0.1), -torch.inf)
+            torch.testing.assert_close(scores, want)
+        assert torch.equal(output.scores[-1].argmax(-1), output.sequences[:, -1])
+
+
+def consistent(word: str, token: str, groups: dict[str, list[str]]) -> bool:
+    """Whether a decoded token agrees with a word: one contains the other, of any form of the word."""
+    clean = lambda text: re.sub("[^a-z0-9 ]+", "", text.lower().replace("▁", " ").replace("Ġ", " ")).strip()  # noqa: E731
+    same = groups.get(WORDS.get(word, ""), [])
+    forms = {clean(form) for one in (word, *same) for form in (one, sadt.plural(one))} - {""}
+    said = clean(token)
+    return bool(said) and any(said in form or form in said for form in forms)
+
+
+def beginnings(tokenizer: Any, words: tuple[str, ...]) -> dict[int, list[str]]:
+    """The words that each token begins, after a blank or at the start of a text."""
+    found: dict[int, list[str]] = {}
+    blank = len(tokenizer.encode("a", add_special_tokens=False))
+    for word in words:
+        for form in (word, sadt.plural(word)):
+            alone, after = (tokenizer.encode(text, add_special_tokens=False) for text in (form, f"a {form}"))
+            for tokens in (alone, after[blank:]):
+                if tokenizer.unk_token_id not in tokens:
+                    found.setdefault(tokens[0], []).append(word)
+    return found
+
+
+def sadt_scores(
+    setup: tuple[Any, Any, Any], inputs: Any, said: Tensor, words: dict[int, list[str]], settings: SADT
+) -> tuple[Tensor, bool]:
+    """The next scores after some tokens, from one full forward with all attention weights and hidden states.  -> (V,), flagged"""
+    model, processor, _ = setup
+    tokenizer, ids = processor.tokenizer, inputs["input_ids"]
+    more = {"input_ids": torch.cat([ids, said[None]], 1), "attention_mask": torch.ones(1, ids.shape[1] + len(said))}
+    if "mm_token_type_ids" in inputs:
+        zeros = torch.zeros(1, len(said), dtype=inputs["mm_token_type_ids"].dtype)
+        more["mm_token_type_ids"] = torch.cat([inputs["mm_token_type_ids"], zeros], 1)
+    more["attention_mask"] = more["attention_mask"].long()
+    with torch.no_grad():
+        output = model(**{**inputs, **more}, output_attentions=True, output_hidden_states=True)
+    logits = output.logits[0, -1]
+    favorite, head = int(logits.argmax()), model.get_output_embeddings()
+    columns = (ids[0] == model.config.image_token_id).nonzero().flatten()
+    begun = words.get(favorite)
+    if not begun:
+        return logits, False
+    groups: dict[str, list[str]] = {}
+    for word, category in WORDS.items():
+        groups.setdefault(category, []).append(word)
+    attention = np.stack([layer[0, :, -1, columns].numpy().mean(0) for layer in output.attentions])
+    right = 0
+    for layer in settings.layers:
+        for patch in np.argsort(attention[int(layer)])[::-1][: settings.patches]:
+            token = int(head(output.hidden_states[int(layer)][0, columns[patch]]).argmax())
+            text = tokenizer.convert_ids_to_tokens(token) or ""
+            right += any(consistent(word, text, groups) for word in begun)
+    if right:
+        return logits, False
+    best = int(np.argsort(attention[[int(layer) for layer in settings.layers]].sum(0))[::-1][0])
+    assert settings.evidence is not None
+    patch = head(output.hidden_states[settings.evidence][0, columns[best]])
+    return (1 - settings.alpha) * patch + settings.alpha * logits, True
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_flagged_words_are_decided_by_the_most_attended_patch(name: str) -> None:
+    setup = setting(name)
+    words: tuple[str, ...] = tuple(w for w, c in WORDS.items() if c != "person") if name == "tiny" else LETTERS
+    depth = len(setup[0].get_decoder().layers)
+    options: dict[str, Any] = {} if name == "tiny" else {"words": words}
+    method = SADT(alpha=0.25, layers=(depth - 2, depth - 1), patches=2, evidence=depth - 1, **options)
+    flagged, begun = 0, beginnings(setup[1].tokenizer, words)
+    setup[0].set_attn_implementation("eager")
+    try:
+        for inputs in setup[2]:
+            output = generate(setup, inputs, method, max_new_tokens=24)
+            answer = output.sequences[0, inputs["input_ids"].shape[1] :]
+            for step, scores in enumerate(output.scores):
+                want, did = sadt_scores(setup, inputs, answer[:step], begun, method)
+                torch.testing.assert_close(scores[0], want, atol=2e-4, rtol=1e-4)
+                flagged += did
+    finally:
+        setup[0].set_attn_implementation("sdpa")
+    assert flagged > 0
+
+
+# -- numbers that the released functions gave -----------------------------------------------------------------------
+
+
+def wave(*shape: int, f: float = 1.0) -> Tensor:
+    return torch.sin(f * torch.arange(1, math.prod(shape) + 1, dtype=torch.float64)).view(*shape)
+
+
+def call(q: int, columns: int, ramp: float) -> Call:
+    """Two heads of two numbers; a prompt where q = columns, the newest token of one elsewhere."""
+    heads = lambda x: (2 * x).view(1, -1, 2, 2).transpose(1, 2)  # noqa: E731
+    value = wave(1, columns, 4, f=1.3) + ramp * torch.arange(columns, dtype=torch.float64).view(1, -1, 1) / 2
+    return Call(0, heads(wave(1, q, 4)), heads(wave(1, columns, 4, f=0.7)), heads(value), None, 0.5**0.5, None)
+
+
+def attended(made: Call, scores: Tensor) -> Tensor:
+    """(q, heads · d)"""
+    q = scores.shape[2]
+    return made.attend(scores)(torch.zeros(1, q, 2, 2, dtype=torch.float64))[0].flatten(1)
+
+
+def test_middle_layers_gives_the_released_numbers() -> None:
+    made = call(6, 6, 0.0)
+    image = torch.tensor([[False, True, True, True, False, False]])
+    scores = made.scores(0)
+    scores[:, :, -1:] = middle_layers.guide(scores[:, :, -1:], image, 0.5)
+    want = [
+        *(
+            1.927116,
+            1.031003,
+            -1.375532,
+            -1.766909,
+            0.453101,
+            1.982332,
+            -1.371174,
+            -1.766669,
+            0.421677,
+            1.736861,
+            0.63622,
+        ),
+        *(
+            -1.655048,
+            1.335886,
+            0.973887,
+            0.218886,
+            -0.73992,
+            0.17648,
+            0.980385,
+            0.240655,
+            0.664325,
+            0.046493,
+            -0.194651,
+        ),
+        *(0.907339, 0.715373),
+    ]
+    assert attended(made, scores).flatten().tolist() == pytest.approx(want, abs=2e-6)
+
+
+def test_vaf_gives_the_released_numbers() -> None:
+    place = torch.arange(35 + 576 + 3)
+    image, before = ((place >= 35) & (place < 611))[None], (place < 35)[None]
+    made, after = call(614, 614, 0.01), torch.tensor([[False, True, True, True]])
+    prompt = attended(made, vaf.amplify(made.scores(-4), image, before, after, 1.15, 0.95))
+    want = [3.054353, 3.061028, 3.046504, 3.044095, 3.137149, 3.149912, 3.082439, 3.074481]
+    want += [3.131042, 3.142364, 3.151364, 3.147121, 3.080766, 3.082126, 3.146487, 3.148182]
+    assert prompt.flatten().tolist() == pytest.approx(want, abs=5e-6)
+    # a later token: the released function appends its own key and value to those of the prompt
+    own = call(1, 1, 0.0)
+    made.query = own.query
+    made.key, made.value = torch.cat([made.key, own.key], 2), torch.cat([made.value, own.value], 2)
+    image, before = (torch.nn.functional.pad(columns, (0, 1)) for columns in (image, before))
+    token = attended(made, vaf.amplify(made.scores(), image, before, torch.tensor([[True]]), 1.15, 0.95))
+    assert token.flatten().tolist() == pytest.approx([3.14149, 3.149069, 3.102772, 3.102897], abs=5e-6)
+
+
+def test_first_logit_boosting_gives_the_released_numbers() -> None:
+    logits = {0: [2.0, 1.0, 0.5, -3.0], 1: [1.0, 1.5, 0.0, -2.0], 2: [0.0, 3.0, 1.0, 0.8], 30: [1.0, 2.0, 3.0, 0.9]}
+    want = {
+        0: [2.0, 1.0, 0.5, -math.inf],
+        1: [1.029262, 1.514631, 0.007316, -math.inf],
+        2: [-math.inf, 3.028549, 1.014274, 0.714354],
+        30: [1.466122, 2.233061, 3.11653, 0.200817],
+    }
+    for step, values in logits.items():
+        got = flb.boost(torch.tensor(values), torch.tensor(logits[0]), step, 0.3, 0.05, 0.1)
+        assert got.tolist() == pytest.approx(want[step], abs=2e-6)
+
+
+# what the release found: frequency, token, flagged, most attended patch, logits of that patch
+SADT_FOUND = [
+    (0.5, "dog", 0, [-2.6463, 3.2342, -3.2016, 2.5548, -1.4178, 0.0088, 1.4019, -2.5436]),
+    (0.5, "cat", 0, None),
+    (0.8, "dog", 3, None),
+    (0.8, "cat", 4, None),
+    (1.1, "dog", 4, [3.4279, -3.6378, 3.1498, -2.0575, 0.5704, 1.0261, -2.4258, 3.36]),
+    (1.1, "cat", 3, None),
+    (1.9, "dog", 2, None),
+    (2.6, "cat", 0, None),
+]
+
+
+@pytest.mark.parametrize(("frequency", "word", "patch", "evidence"), SADT_FOUND)
+def test_sadt_flags_what_the_release_flags(frequency: float, word: str, patch: int, evidence: Any) -> None:
+    texts, tokens, heads = ["pad", "a", "dog", "cat", "kitten", "wall", "pup", "table"], 6, 2
+    forms = {"dog": ["dog", "dogs", "pup", "pups"], "cat": ["cat", "cats", "kitten", "kittens"]}
+    favorite, step = texts.index(word), {"dog": 1, "cat": 3}[word]
+    head = 2 * wave(8, 3, f=0.9)
+    kind = torch.full((8,), -1)
+    kind[favorite] = 0
+    agrees = torch.zeros(1, 8, dtype=torch.bool)
+    agrees[0, sadt.agreeing(texts, forms[word])] = True
+    # states 1, 2 are read, state 3 speaks; vision tokens are positions 1 to 6
+    store = torch.stack([wave(8, 3, f=0.31 + 0.17 * layer)[1:7] for layer in (1, 2, 3)])[None]
+    capture: Any = SimpleNamespace(
+        parts=SimpleNamespace(head=SimpleNamespace(all_logits=lambda states: states @ head.T)),
+        copies=1,
+        layers=(1, 2, 3),
+        store=store,
+        index=lambda _: (None, torch.arange(1, 7)[None]),
+        padded=lambda: (None, torch.ones(1, 3 * tokens, dtype=torch.bool)),
+    )
+    reader = sadt.Reader(capture, (1, 2), 3, 2, sadt.ObjectTokens(kind, agrees))
+    attention = {
+        layer: (2 * wave(1, heads, 8 + step, f=frequency + 0.11 * step + 0.07 * layer)).softmax(-1).mean(1)
+        for layer in (1, 2)
+    }
+    logits = torch.nn.functional.one_hot(torch.tensor([favorite]), 8).double()
+    scores, flagged = reader.fuse(logits, attention, 0.0)
+    assert flagged.tolist() == [evidence is not None]
+    assert int((attention[1] + attention[2])[0, 1:7].argmax()) == patch
+    assert scores[0].tolist() == pytest.approx(logits[0].tolist() if evidence is None else evidence, abs=1e-4)
+
+
+# -- words ----------------------------------------------------------------------------------------------------------
+
+
+def test_plurals() -> None:
+    words = "dog bus bench knife mouse sheep puppy boy box brush"
+    many = "dogs buses benches knives mice sheep puppies boys boxes brushes"
+    assert " ".join(map(sadt.plural, words.split())) == many
+
+
+def test_tokens_that_agree_are_part_of_a_form_or_contain_one() -> None:
+    texts = ["", "og", "dog", "dogs", "hotdog", "cat", "d", "dg"]
+    assert sadt.agreeing(texts, ["dog", "dogs"]) == [1, 2, 3, 4, 6]
+
+
+def test_object_words_are_found_in_a_vocabulary() -> None:
+    _, processor = revisit.load("tiny", device_map="cpu")
+    tokenizer = processor.tokenizer
+    found = sadt.ObjectTokens.of(tokenizer, ("cat", "oven"), len(tokenizer))
+    cat, oven, car = (tokenizer.encode(f"a {word}", add_special_tokens=False)[-1] for word in ("cat", "oven", "car"))
+    assert found.kind[[cat, oven]].min() >= 0
+    assert found.kind[cat] != found.kind[oven]
+    assert found.kind[car] == -1
+    assert found.agrees[found.kind[cat], [cat, oven]].tolist() == [True, False]
+
+
+def test_the_released_program_looks_for_categories() -> None:
+    assert SADT.official().words == "categories"
+    assert len([name for name in CATEGORIES if WORDS[name] != sadt.PEOPLE]) == 79
+
+
+# -- refusals and cost ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MiddleLayers(layers=(9,)), "MiddleLayers: layer 9 does not exist: .* numbered 0 to 3"),
+        (lambda: VAF(layers=(0, 4)), "VAF: layer 4 does not exist: .* numbered 0 to 3"),
+        (lambda: SADT(layers=(7,)), "SADT: layer 7 does not exist: .* numbered 0 to 3"),
+        (lambda: SADT(evidence=6), r"SADT: hidden state 6 does not exist: .* 0 \(embedding\) to 4"),
+        (lambda: SADT(words=[]), "SADT: words must be"),
+        (lambda: FLB(beta=2), "FLB: beta must be a number from 0 to 1, not 2"),
+    ],
+)
+def test_refusals_are_one_sentence(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(RevisitError, match=message):
+        decode("llava", single("llava", 0), make())
+
+
+@pytest.mark.parametrize("method", [MiddleLayers(), VAF(), SADT(words=LETTERS), FLB()], ids=lambda m: m.name)
+def test_one_forward_a_token(method: Any) -> None:
+    model, _ = families.build("qwen2_5_vl")
+    rows: list[int] = []
+    hook = model.register_forward_hook(lambda _module, _args, output: rows.append(len(output.logits)))
+    decode("qwen2_5_vl", batch("qwen2_5_vl"), method)
+    hook.remove()
+    assert rows == [2] * LENGTH
+
+
+def test_sadt_reads_patches_only_where_an_object_word_begins() -> None:
+    model, _ = families.build("qwen2_5_vl")
+    read: list[int] = []
+    hook = model.lm_head.register_forward_hook(lambda _m, _a, output: read.append(output.shape[:-1].numel()))
+    _, trace = decode("qwen2_5_vl", single("qwen2_5_vl", 1), SADT(words=LETTERS, layers=(2, 3), patches=3))
+    hook.remove()
+    more = [count for count in read if count != 1]
+    assert set(more) <= {2 * 3}  # two layers, three patches
+    assert 0 < trace.summary()["applied"] <= len(more) < LENGTH
+    read.clear()
+    hook = model.lm_head.register_forward_hook(lambda _m, _a, output: read.append(output.shape[:-1].numel()))
+    decode("qwen2_5_vl", single("qwen2_5_vl", 1), SADT(words=("ǿ",)))
+    hook.remove()
+    assert read == [1] * LENGTH
+
+
+@pytest.mark.parametrize("method", [VAF(), FLB(), SADT(words=LETTERS)], ids=lambda m: m.name)
+def test_without_a_cache_the_tokens_stay(method: Any) -> None:
+    want, _ = decode("qwen2_5_vl", batch("qwen2_5_vl"), method)
+    got, _ = decode("qwen2_5_vl", batch("qwen2_5_vl"), method, use_cache=False)
+    assert torch.equal(got.sequences, want.sequences)
+
+
+@pytest.mark.parametrize(
+    "method", [MiddleLayers(alpha=2.0), VAF(enhance=3.0), SADT(words=LETTERS)], ids=lambda m: m.name
+)
+def test_several_images_and_a_chain(method: Any) -> None:
+    pictures = [[families.picture(1), families.picture(2)]]
+    inputs = families.inputs("qwen2_5_vl", ["compare them"], pictures)
+    got, trace = decode("qwen2_5_vl", inputs, method, max_new_tokens=12)
+    plain, _ = decode("qwen2_5_vl", inputs, None, max_new_tokens=12)
+    assert not torch.allclose(got.logits[-1], plain.logits[-1], atol=1e-3)
+    assert trace.rows[0].vision_tokens == int(
+        (inputs["input_ids"] == families.build("qwen2_5_vl")[0].config.image_token_id).sum()
+    )
+    both = revisit.Chain([method, revisit.VCD()])
+    one, link = Trace(), revisit.Chain([method, revisit.VCD(mode="sequential")])
+    for chain in (both, link):
+        out, one = decode("qwen2_5_vl", batch("qwen2_5_vl"), chain)
+        assert [part.method["name"] for part in one.links] == [method.name, "vcd"]
+    want, _ = decode("qwen2_5_vl", batch("qwen2_5_vl"), both)
+    assert torch.equal(out.sequences, want.sequences)
