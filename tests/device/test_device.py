@@ -203,10 +203,12 @@ def test_an_adaptive_weight_and_several_vision_tokens_stay_within_the_budget_of_
     assert len(set(asked)) == 1
 
 
-@pytest.mark.parametrize("name", ["greedy", "dola", "vcd", "sid", "revisit", "flb", "middle_layers", "vaf", *METHODS[15:16]])
+@pytest.mark.parametrize(
+    "name", ["greedy", "dola", "vcd", "sid", "revisit", "flb", "middle_layers", "vaf", *METHODS[15:16]]
+)
 def test_no_method_waits_more_than_once_a_step(name: str) -> None:
     method = methods.as_method(name, built("llava")[0])
-    _, waits, _, log = later_steps("llava", 8, 1, method)
+    _, waits, _, log = later_steps("llava", 8, 1, method, processor=built("llava")[1])
     assert waits <= 1, log.places("wait")
 
 

@@ -10,7 +10,25 @@ from torch import Tensor
 
 import families
 import revisit
-from revisit import APC, CODE, FLB, ICD, M3ID, PAI, RITUAL, SADT, SID, VAF, VCD, AvisC, Chain, DeCo, DoLa, MiddleLayers, Trace
+from revisit import (
+    APC,
+    CODE,
+    FLB,
+    ICD,
+    M3ID,
+    PAI,
+    RITUAL,
+    SADT,
+    SID,
+    VAF,
+    VCD,
+    AvisC,
+    Chain,
+    DeCo,
+    DoLa,
+    MiddleLayers,
+    Trace,
+)
 from revisit.decoding.method import Method
 
 FAMILIES = ("llava", "qwen2_5_vl", "internvl")
@@ -35,7 +53,9 @@ METHODS: dict[str, Method] = {
     "flb": FLB(decay=1.0),
     "middle_layers": MiddleLayers(),
     "vaf": VAF(),
-    "sadt": SADT(words=tuple("!#$%&'()*+-./0123456789:;<=>?@[]^_`abcdefghijklmnopqrstuvwxyz{|}~")),  # tokens of random models
+    "sadt": SADT(
+        words=tuple("!#$%&'()*+-./0123456789:;<=>?@[]^_`abcdefghijklmnopqrstuvwxyz{|}~")
+    ),  # tokens of random models
     "chain": Chain([VCD(), DoLa(layers=(1, 2)), revisit.ReVisiT()]),
 }
 
