@@ -23,7 +23,24 @@ import torch
 
 import revisit
 from random_models import random_inputs, random_model
-from revisit import APC, CODE, ICD, M3ID, PAI, RITUAL, SID, VCD, AvisC, Chain, DeCo, DoLa, ReVisiT
+from revisit import (
+    APC,
+    CODE,
+    FLB,
+    ICD,
+    M3ID,
+    PAI,
+    RITUAL,
+    SID,
+    VAF,
+    VCD,
+    AvisC,
+    Chain,
+    DeCo,
+    DoLa,
+    MiddleLayers,
+    ReVisiT,
+)
 from revisit.decoding.method import Method
 from revisit.paper import latency
 from revisit.paper.latency import Timing
@@ -49,6 +66,9 @@ OTHERS: dict[str, Method] = {
     "dola (high)": DoLa(layers="high"),
     "dola (one layer)": DoLa(layers=(2,)),
     "deco": DeCo(),
+    "flb": FLB(),
+    "middle layers": MiddleLayers(),
+    "vaf": VAF(),
     "vcd, then revisit": Chain([VCD(), ReVisiT()]),
 }
 
