@@ -28,6 +28,38 @@ SPECIAL += ["<img>", "</img>", "<IMG_CONTEXT>", "<fake_token_around_image>", "<g
 SPECIAL += ["<start_of_image>", "<end_of_image>", "<image_soft_token>", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
 SPECIAL += ["<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>", "TILE", "TILE_GLOBAL"]
 SPECIAL += [f"TILE_{i}" for i in range(1, 13)]
+SPECIAL += [
+    "<|audio|>",
+    "<|image>",
+    "<image|>",
+    "<IMG_START>",
+    "<IMG_ATOM>",
+    "<IMG_GRID>",
+    "<IMG_COL>",
+    "<IMG_ROW>",
+    "<IMG_END>",
+]
+SPECIAL += [
+    "<|image_start|>",
+    "<|image_end|>",
+    "<|img_thumbnail|>",
+    "<|patch|>",
+    "<|tile_x_separator|>",
+    "<|tile_y_separator|>",
+]
+SPECIAL += [f"<|img_row_{r}_col_{c}|>" for r in range(1, 5) for c in range(1, 5)]
+SPECIAL += [
+    "<im_patch>",
+    "<im_col>",
+    "<im_start>",
+    "<low_res_im_start>",
+    "<im_end>",
+    "<frame_start>",
+    "<frame_end>",
+    "<im_low>",
+]
+SPECIAL += ["<slice>", "</slice>", "<image_id>", "</image_id>", "</image>"]
+SPECIAL += ["<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"]
 SPECIAL += [f"<row_{r}_col_{c}>" for r in range(1, 7) for c in range(1, 7)]
 VOCAB = 512
 
@@ -232,7 +264,7 @@ def qwen3_vl() -> tuple[Any, Any]:
 def internvl() -> tuple[Any, Any]:
     config = transformers.InternVLConfig(
         vision_config={**TOWER, "image_size": [28, 28], "patch_size": [7, 7]},
-        text_config={"model_type": "qwen2", **TEXT},
+        text_config={"model_type": "qwen3", **TEXT},
         image_token_id=token_id("<IMG_CONTEXT>"),
         image_seq_length=4,
         downsample_ratio=0.5,
@@ -390,6 +422,190 @@ def glm4v() -> tuple[Any, Any]:
     return transformers.Glm4vForConditionalGeneration(config), processor
 
 
+def _mrope(**more: Any) -> dict[str, Any]:
+    return {**TEXT, "rope_parameters": {**MROPE, **more}}
+
+
+# Four experts, of which a token takes two, by the names that configurations have for them.
+EXPERTS: dict[str, Any] = {"moe_intermediate_size": 16, "num_experts_per_tok": 2, "num_experts": 4}
+GLM_EXPERTS: dict[str, Any] = {"moe_intermediate_size": 16, "num_experts_per_tok": 2, "n_routed_experts": 4}
+LINEAR: dict[str, Any] = {  # three of four layers keep a recurrent state
+    "linear_conv_kernel_dim": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+
+
+def _qwen3_vision(**more: Any) -> dict[str, Any]:
+    return {
+        "depth": 2,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_heads": 2,
+        "patch_size": 7,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "out_hidden_size": 32,
+        "num_position_embeddings": 64,
+        **more,
+    }
+
+
+def qwen3_vl_moe() -> tuple[Any, Any]:
+    config = transformers.Qwen3VLMoeConfig(
+        text_config={**_mrope(), **EXPERTS},
+        vision_config=_qwen3_vision(deepstack_visual_indexes=[0]),
+        tie_word_embeddings=False,
+        **_qwen_ids(),
+    )
+    processor = images_only(transformers.Qwen3VLProcessor)(_qwen_images(), tokenizer(), None)
+    return transformers.Qwen3VLMoeForConditionalGeneration(config), processor
+
+
+def qwen3_5() -> tuple[Any, Any]:
+    config = transformers.Qwen3_5Config(
+        text_config={**_mrope(partial_rotary_factor=1.0), **LINEAR},
+        vision_config=_qwen3_vision(),
+        tie_word_embeddings=False,
+        **_qwen_ids(),
+    )
+    processor = images_only(transformers.Qwen3VLProcessor)(_qwen_images(), tokenizer(), None)
+    return transformers.Qwen3_5ForConditionalGeneration(config), processor
+
+
+def qwen3_5_moe() -> tuple[Any, Any]:
+    config = transformers.Qwen3_5MoeConfig(
+        text_config={
+            **_mrope(partial_rotary_factor=1.0),
+            **LINEAR,
+            **EXPERTS,
+            "shared_expert_intermediate_size": 16,
+        },
+        vision_config=_qwen3_vision(),
+        tie_word_embeddings=False,
+        **_qwen_ids(),
+    )
+    processor = images_only(transformers.Qwen3VLProcessor)(_qwen_images(), tokenizer(), None)
+    return transformers.Qwen3_5MoeForConditionalGeneration(config), processor
+
+
+def gemma4() -> tuple[Any, Any]:
+    config = transformers.Gemma4Config(
+        text_config={
+            **{k: v for k, v in TEXT.items() if k != "rope_parameters"},
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "sliding_window": 512,
+            "global_head_dim": 8,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB,
+            "num_kv_shared_layers": 2,
+            "final_logit_softcapping": 30.0,
+            "use_bidirectional_attention": "vision",
+        },
+        vision_config={
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "patch_size": 7,
+            "pooling_kernel_size": 2,
+            "position_embedding_size": 64,
+        },
+        audio_config=None,
+        image_token_id=token_id("<|image|>"),
+        video_token_id=token_id("<|video|>"),
+        audio_token_id=token_id("<|audio|>"),
+        boi_token_id=token_id("<|image>"),
+        eoi_token_id=token_id("<image|>"),
+        tie_word_embeddings=False,
+    )
+    tok = tokenizer(
+        boi_token="<|image>",
+        eoi_token="<image|>",
+        image_token="<|image|>",
+        audio_token="<|audio|>",
+        boa_token="<|image>",
+        eoa_token="<image|>",
+    )
+    images = transformers.Gemma4ImageProcessorPil(patch_size=7, pooling_kernel_size=2, max_soft_tokens=70)
+    features = transformers.Gemma4AudioFeatureExtractor()
+    return transformers.Gemma4ForConditionalGeneration(config), images_only(transformers.Gemma4Processor)(
+        features, images, tok, None
+    )
+
+
+def _glm_ids() -> dict[str, int]:
+    return {
+        "image_token_id": token_id("<|image|>"),
+        "video_token_id": token_id("<|video|>"),
+        "image_start_token_id": token_id("<|begin_of_image|>"),
+        "image_end_token_id": token_id("<|end_of_image|>"),
+        "video_start_token_id": token_id("<|begin_of_video|>"),
+        "video_end_token_id": token_id("<|end_of_video|>"),
+    }
+
+
+def _glm_vision() -> dict[str, Any]:
+    vision = _qwen3_vision(image_size=56)
+    del vision["num_position_embeddings"]
+    return vision
+
+
+def glm4v_moe() -> tuple[Any, Any]:
+    config = transformers.Glm4vMoeConfig(
+        text_config={**_mrope(partial_rotary_factor=1.0), **GLM_EXPERTS},
+        vision_config=_glm_vision(),
+        tie_word_embeddings=False,
+        **_glm_ids(),
+    )
+    return transformers.Glm4vMoeForConditionalGeneration(config), glm4v()[1]
+
+
+def glm46v() -> tuple[Any, Any]:
+    config = transformers.Glm46VConfig(
+        text_config={"model_type": "glm4v_moe_text", **_mrope(partial_rotary_factor=1.0), **GLM_EXPERTS},
+        vision_config={"model_type": "glm4v_moe_vision", **_glm_vision()},
+        tie_word_embeddings=False,
+        **_glm_ids(),
+    )
+    images = transformers.Glm46VImageProcessorPil(
+        patch_size=7, merge_size=2, temporal_patch_size=2, size={"shortest_edge": 28 * 28, "longest_edge": 2 * 56 * 56}
+    )
+    processor = images_only(transformers.Glm46VProcessor)(images, tokenizer(), None)
+    return transformers.Glm46VForConditionalGeneration(config), processor
+
+
+def ovis2() -> tuple[Any, Any]:
+    config = transformers.Ovis2Config(
+        vision_config={**TOWER, "hidden_stride": 2, "vocab_size": 64, "num_visual_indicator_tokens": 5},
+        text_config={"model_type": "qwen2", **TEXT},
+        image_token_id=token_id("<IMG_ATOM>"),
+        visual_indicator_token_ids=[token_id(f"<IMG_{name}>") for name in ("START", "GRID", "COL", "ROW", "END")],
+        vocab_size=VOCAB,
+        hidden_size=32,
+        tie_word_embeddings=False,
+    )
+    images = transformers.Ovis2ImageProcessorPil(size={"height": 28, "width": 28}, crop_to_patches=True, max_patches=4)
+    processor = transformers.Ovis2Processor(images, tokenizer(), image_seq_length=4)
+    return transformers.Ovis2ForConditionalGeneration(config), processor
+
+
+def deepseek_vl() -> tuple[Any, Any]:
+    config = transformers.DeepseekVLConfig(
+        vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **TOWER},
+        text_config={"model_type": "llama", **TEXT},
+        image_token_id=token_id("<image>"),
+        tie_word_embeddings=False,
+    )
+    images = transformers.DeepseekVLImageProcessorPil(size={"height": 28, "width": 28}, min_size=7)
+    processor = transformers.DeepseekVLProcessor(images, tokenizer(image_token="<image>"), num_image_tokens=16)
+    return transformers.DeepseekVLForConditionalGeneration(config), processor
+
+
 # How each family's prompt marks one image.
 PLACEHOLDER = {
     "llava": "<image>\n",
@@ -407,8 +623,17 @@ PLACEHOLDER = {
     "mistral3": "[IMG]",
     "aya_vision": "<image>",
     "glm4v": "<|begin_of_image|><|image|><|end_of_image|>",
+    "qwen3_vl_moe": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen3_5": "<|vision_start|><|image_pad|><|vision_end|>",
+    "qwen3_5_moe": "<|vision_start|><|image_pad|><|vision_end|>",
+    "gemma4": "<|image|>",
+    "glm4v_moe": "<|begin_of_image|><|image|><|end_of_image|>",
+    "glm46v": "<|begin_of_image|><|image|><|end_of_image|>",
+    "ovis2": "<image>",
+    "deepseek_vl": "<image>",
 }
-FAMILIES = tuple(PLACEHOLDER)
+ALL = tuple(PLACEHOLDER)
+FAMILIES = ALL
 
 
 @functools.cache

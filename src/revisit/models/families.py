@@ -21,6 +21,8 @@ from revisit.models.types import Tokenizer
 VISION_TOKEN_IDS = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")  # in configurations
 VISION_TOKENS = ("image_token", "video_token", "boi_token", "fake_image_token")  # in processors
 FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "embedding_norm", "ln_f")  # in decoders
+CROSS_ATTENTION = ("cross_attention_layers", "cross_layer_interval")  # of configurations that read images that way
+LANGUAGE_MODELS = ("language_model", "text_model")  # in models that do not declare their LM head themselves
 LOGIT_FACTORS = {"logit_scale": 1, "output_multiplier": 1, "logits_scaling": -1, "logits_mup_width_multiplier": -1}
 LOGIT_CAP = "final_logit_softcapping"
 PIXELS = ("pixel_values", "pixel_values_images", "pixel_values_videos", "image_patches")  # inputs of models
@@ -34,7 +36,10 @@ class Family:
     """One model family, named by `model_type` in its configurations."""
 
     model_type: str
-    title: str = ""  # the models that people know; empty unless the tests decode a tiny model of the family
+    title: str = (
+        ""  # the models that people know; empty unless the tests decode a tiny model of it with its real processor
+    )
+    refused: str = ""  # why it cannot be decoded, if its configuration does not show that
     layers: str = "last"  # what the paper recommends
     patch_map: PatchMap | None = None
     learned_queries: bool = False  # its vision tokens are no patches
@@ -55,10 +60,14 @@ class Family:
         return f"where the vision tokens of a {self.model_type} model lie on the image is not known here."
 
 
+_EMBEDDED = "passes its prompt to a language model as embeddings, in which nothing marks the image"
+_MASKED = "marks the image in its prompt by an input of its own, not by a token"
+
 _QWEN_EDGES = ("<|vision_start|>", "<|vision_end|>")
 _OMNI_EDGES = ("<|vision_bos|>", "<|vision_eos|>", *_QWEN_EDGES)
 _GLM_EDGES = ("<|begin_of_image|>", "<|end_of_image|>")
 _GEMMA_EDGES = ("<start_of_image>", "<end_of_image>")
+_OVIS_EDGES = ("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>")
 _AYA_EDGES = ("<|START_OF_IMG|>", "<|END_OF_IMG|>", "TILE_GLOBAL", *(f"TILE_{n}" for n in range(1, 13)))
 _SPLIT_EDGES = (  # tiles in rows, with line breaks between the rows
     *("<fake_token_around_image>", "<global-img>", "\n", "\n\n"),
@@ -72,8 +81,13 @@ FAMILIES = {
     family.model_type: family
     for family in (
         Family("aya_vision", "Aya Vision", patch_map=maps.tiles, image_edges=_AYA_EDGES),
-        Family("blip-2", learned_queries=True, image_edges=()),
-        Family("deepseek_vl", patch_map=maps.padded_square, image_edges=()),
+        Family("aria", learned_queries=True),
+        Family("blip", refused="reads images by cross-attention"),
+        Family("blip-2", refused=_EMBEDDED),
+        Family("deepseek_ocr2", learned_queries=True),
+        Family("deepseek_vl", "DeepSeek-VL", patch_map=maps.padded_square, image_edges=()),
+        Family("diffusion_gemma", refused="writes text by diffusion, not token by token"),
+        Family("evolla", refused="reads proteins, not images"),
         Family(
             "gemma3",
             "Gemma 3",
@@ -81,8 +95,17 @@ FAMILIES = {
             vllm=("Gemma3ForConditionalGeneration", "gemma3_mm"),
             image_edges=_GEMMA_EDGES,
         ),
-        Family("glm4v", "GLM-4V", patch_map=maps.merged, image_edges=_GLM_EDGES),
-        Family("glm4v_moe", patch_map=maps.merged, image_edges=_GLM_EDGES),
+        Family(
+            "gemma4",
+            "Gemma 4",
+            patch_map=maps.pooled,
+            image_edges=("<|image>", "<image|>"),
+        ),
+        Family("git", refused="puts the image before the text without a token for it"),
+        Family("glm46v", "GLM-4.6V", patch_map=maps.merged, image_edges=_GLM_EDGES),
+        Family("glm4v", "GLM-4.1V", patch_map=maps.merged, image_edges=_GLM_EDGES),
+        Family("glm4v_moe", "GLM-4.5V", patch_map=maps.merged, image_edges=_GLM_EDGES),
+        Family("idefics2", learned_queries=True),
         Family(
             "idefics3",
             "Idefics 3",
@@ -90,11 +113,12 @@ FAMILIES = {
             vllm=("Idefics3ForConditionalGeneration", "idefics3"),
             image_edges=_SPLIT_EDGES,
         ),
-        Family("instructblip", learned_queries=True, image_edges=()),
-        Family("instructblipvideo", learned_queries=True, image_edges=()),
-        Family("internvl", "InternVL 2.5, 3", patch_map=maps.tiles, image_edges=("<img>", "</img>")),
+        Family("instructblip", refused=_EMBEDDED),
+        Family("instructblipvideo", refused=_EMBEDDED),
+        Family("internvl", "InternVL 3, 3.5", patch_map=maps.tiles, image_edges=("<img>", "</img>")),
         Family("internvl_chat", native_suffix="-hf"),
-        Family("kosmos-2", learned_queries=True),
+        Family("kosmos-2", refused=_MASKED),
+        Family("kosmos-2.5", refused=_MASKED),
         Family(
             "llava",
             "LLaVA 1.5",
@@ -126,17 +150,19 @@ FAMILIES = {
             needs="torchvision",
             image_edges=("[IMG_BREAK]", "[IMG_END]"),
         ),
+        Family("ovis2", "Ovis2", patch_map=maps.covering_tiles, image_edges=_OVIS_EDGES),
+        Family("pi0", refused="writes a robot's actions, not text"),
         Family(
             "paligemma", "PaliGemma", patch_map=maps.square, prefixing_processor="PaliGemmaProcessor", image_edges=()
         ),
         _omni("qwen2_5_omni_thinker"),
         _qwen("qwen2_5_vl", "Qwen2.5-VL", vllm=("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl")),
         _qwen("qwen2_vl", "Qwen2-VL", vllm=("Qwen2VLForConditionalGeneration", "qwen2_vl")),
-        _qwen("qwen3_5"),
-        _qwen("qwen3_5_moe"),
+        _qwen("qwen3_5", "Qwen3.5, 3.6"),
+        _qwen("qwen3_5_moe", "Qwen3.5, 3.6 (MoE)"),
         _omni("qwen3_omni_moe_thinker"),
         _qwen("qwen3_vl", "Qwen3-VL", vllm=("Qwen3VLForConditionalGeneration", "qwen3_vl")),
-        _qwen("qwen3_vl_moe"),
+        _qwen("qwen3_vl_moe", "Qwen3-VL (MoE)"),
         Family("shieldgemma2", patch_map=maps.pan_and_scan, image_edges=_GEMMA_EDGES),
         Family("smolvlm", "SmolVLM", patch_map=maps.splits, image_edges=_SPLIT_EDGES),
         Family("vipllava", "ViP-LLaVA", patch_map=maps.llava, sid_share=100 / 576, image_edges=()),

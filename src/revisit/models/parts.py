@@ -157,7 +157,8 @@ class Head:
         """
         ids = logits.topk(min(256, logits.numel())).indices.to(self.device)
         target = logits.to(self.device)[ids].float()
-        ids, target = ids[target.isfinite()], target[target.isfinite()]
+        kept = target.abs() < LARGEST_LOGIT  # a model may rule tokens out by -inf or the least number there is
+        ids, target = ids[kept], target[kept]
         if not len(ids):
             raise RevisitError(
                 f"No logit of {what} is finite: its weights or its image processor's settings (mean, scale) are damaged, or "
@@ -242,13 +243,22 @@ class ModelParts:
                 return module
         raise RevisitError(f"{describe(self.model)} has no final norm that could be found; use norm='none'.")
 
+    def check_state(self, layer: int, hidden: Tensor) -> None:
+        """Refuses hidden states that are not one vector a token, as between the layers of models with several streams."""
+        width = getattr(text_config(self.model.config), "hidden_size", None)
+        if hidden.ndim != 3 or (isinstance(width, int) and hidden.shape[-1] != width):
+            raise RevisitError(
+                f"Between its layers {describe(self.model)} keeps several states for every token, and its head reads none of them "
+                f"alone, so hidden state {layer} cannot be projected: use the last layer (layers='last')."
+            )
+
     @classmethod
     def of(cls, model: Model) -> ModelParts:
         """The parts of a model, or a clear refusal of models that keep no vision tokens in their sequence."""
         config, what = model.config, describe(model)
         if reason := refusal(config, what):
             raise RevisitError(reason)
-        head = model.get_output_embeddings()
+        head = _head(model)
         if head is None:
             raise RevisitError(f"{what} has no LM head that could be found (get_output_embeddings() is None).")
         decoder = _decoder(model)
@@ -271,8 +281,10 @@ def refusal(config: Any, what: str) -> str | None:
     instead = "so there is nothing to revisit; use a decoder-only model such as LLaVA, Qwen-VL or InternVL."
     if getattr(config, "is_encoder_decoder", False) or getattr(text, "is_encoder_decoder", False):
         return f"{what} is an encoder–decoder model: its decoder never sees vision tokens, {instead}"
-    if getattr(text, "cross_attention_layers", None):
+    if any(getattr(part, name, None) for part in (config, text) for name in families.CROSS_ATTENTION):
         return f"{what} reads images by cross-attention and keeps no vision tokens in its decoder's sequence, {instead}"
+    if family := families.of(getattr(config, "model_type", "")).refused:
+        return f"{what} {family}, {instead}"
     if not vision_token_ids(config):
         images = hasattr(config, "vision_config")
         kind = "keeps no vision tokens in its decoder's sequence" if images else "is a text-only model"
@@ -296,12 +308,22 @@ def describe(model: Model) -> str:
     return f"{type(model).__name__} ({getattr(model.config, 'model_type', 'unknown type')})"
 
 
+def _head(model: Model) -> nn.Module | None:
+    """The LM head; that of the language model inside, where the whole model declares none."""
+    inside = (getattr(model, name, None) for name in families.LANGUAGE_MODELS)
+    for holder in (model, *(part for part in inside if hasattr(part, "get_output_embeddings"))):
+        if (head := holder.get_output_embeddings()) is not None:
+            return head  # type: ignore[no-any-return]
+    return None
+
+
 def _decoder(model: Model) -> nn.Module:
     """The module that holds the decoder layers and returns the normed last hidden state."""
     decoder = model.get_decoder()
     while _layers(decoder) is None:
-        inner = decoder.get_decoder() if hasattr(decoder, "get_decoder") else getattr(decoder, "model", None)
-        if inner is None or inner is decoder:
+        inside = (decoder.get_decoder() if hasattr(decoder, "get_decoder") else None, getattr(decoder, "model", None))
+        inner = next((part for part in inside if part is not None and part is not decoder), None)
+        if inner is None:
             break
         decoder = inner
     return decoder  # type: ignore[no-any-return]

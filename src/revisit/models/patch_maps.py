@@ -72,7 +72,7 @@ class Context:
     def has(self, name: str) -> bool:
         return self.inputs.get(name) is not None
 
-    def rows(self, name: str) -> list[list[int]]:
+    def rows(self, name: str) -> list[list[Any]]:
         value = self.inputs[name]
         return value.tolist() if hasattr(value, "tolist") else [list(map(int, row)) for row in value]  # type: ignore[no-any-return]
 
@@ -107,6 +107,7 @@ class Context:
         if tokens := getattr(self.config, "mm_tokens_per_image", None):
             return math.isqrt(tokens)
         factor = int(getattr(self.config, "downsample_factor", 1)) * int(getattr(self.config, "scale_factor", 1))
+        factor *= int(getattr(self.vision, "hidden_stride", 1))
         return int(self.image_size // self.patch // factor * float(getattr(self.config, "downsample_ratio", 1)))
 
 
@@ -295,6 +296,24 @@ def _tiles_of(image: int, size: Size, columns: int, rows: int, side: int) -> lis
         for column in range(columns)
     ]
     return [*tiles, _whole(image, size, side, side, "thumbnail")]
+
+
+def covering_tiles(c: Context, image: int, size: Size) -> Guess:
+    """The Ovis2 way: the whole image, then the fewest tiles that cover it well; or the whole image alone."""
+    from transformers.models.ovis2.image_processing_pil_ovis2 import get_min_tile_covering_grid
+
+    most = int(c.setting("max_patches", 12))
+    columns, rows = get_min_tile_covering_grid((size[1], size[0]), target_patch_size=c.tile(), max_image_tiles=most)
+    *tiles, whole = _tiles_of(image, size, columns, rows, c.side())
+    yield [whole, *tiles]
+    yield [_whole(image, size, c.side(), c.side())]
+
+
+def pooled(c: Context, image: int, size: Size) -> Guess:
+    """The Gemma 4 way: the whole image resized to a grid of patches, whose places are an input; squares are pooled."""
+    columns, rows = (max(place) + 1 for place in zip(*c.rows("image_position_ids")[image], strict=True))
+    pool = int(getattr(c.vision, "pooling_kernel_size", 1))
+    yield [_whole(image, size, columns // pool, rows // pool)]
 
 
 def splits(c: Context, image: int, size: Size) -> Guess:

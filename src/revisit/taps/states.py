@@ -100,7 +100,12 @@ class Hooks:
         That is the layer below's output, with whatever the model adds in between (DeepStack features).
         """
         if layer < parts.depth:
-            self.before(parts.layers[layer], callback)
+
+            def checked(hidden: Tensor) -> Tensor | None:
+                parts.check_state(layer, hidden)
+                return callback(hidden)
+
+            self.before(parts.layers[layer], checked)
         else:
             self.after(parts.decoder, callback)
 

@@ -1,0 +1,109 @@
+"""Every type that transformers maps to image-text-to-text: a tiny model is decoded, or its configuration is refused with a reason."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as MAPPED
+
+import families
+import model_types
+import revisit
+from model_types import DECODED, REFUSED
+from revisit import ReVisiT, RevisitError, Trace
+from revisit.models.parts import refusal
+
+METHOD = ReVisiT(alpha=1e-2)
+# Several residual streams run between their layers, so that only the last layer has one state a token.
+SEVERAL_STREAMS = ("gemma3n", "glm5_next", "qwen4_exp")
+
+
+def known(model_type: str) -> str:
+    """The type, where this version of transformers has it and what it needs is installed; otherwise the test is skipped."""
+    if model_type not in MAPPED:
+        pytest.skip("this version of transformers does not have it")
+    needs = DECODED[model_type].needs if model_type in DECODED else ""
+    if needs and importlib.util.find_spec(needs) is None:
+        pytest.skip(f"{needs} is not installed; make test-torchvision has it")
+    return model_type
+
+
+def test_every_mapped_type_is_accounted_for() -> None:
+    decoded, refused = {*families.ALL, *DECODED}, set(REFUSED)
+    assert not decoded & refused
+    missing = sorted(set(MAPPED) - decoded - refused)
+    assert not missing, (
+        f"transformers maps {missing}: build a tiny model in tests/model_types.py, or say why it is refused"
+    )
+
+
+class KeepStates(ReVisiT):
+    """ReVisiT that keeps the vision states of its first step."""
+
+    def begin(self, run: Any) -> Any:
+        refine = super().begin(run)
+        capture = run.capture(run.find_vision_tokens(), (run.parts.depth,))
+
+        def keep(input_ids: Any, logits: Any) -> Any:
+            if capture.last is not None and not STATES:
+                STATES.extend(run.finish_capture(capture, logits))
+            return refine(input_ids, logits)
+
+        return keep
+
+
+STATES: list[Any] = []
+
+
+@pytest.mark.parametrize("model_type", DECODED)
+def test_a_tiny_model_is_decoded_by_its_vision_states(model_type: str) -> None:
+    model, inputs = model_types.build(known(model_type))
+    options: dict[str, Any] = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
+    trace = Trace()
+    STATES.clear()
+    revisit.generate(model, **inputs, method=KeepStates(alpha=METHOD.alpha), trace=trace, **options)
+    assert trace.rows[0].vision_tokens == DECODED[model_type].tokens
+    assert trace.rows[0].applied > 0
+    plain = model.generate(**inputs, output_hidden_states=True, return_dict_in_generate=True, **options)
+    positions = inputs["input_ids"][0] == model_types.IMAGE
+    torch.testing.assert_close(STATES[0].stacked(), plain.hidden_states[0][-1][0, positions], atol=1e-5, rtol=1e-5)
+    beams = revisit.generate(model, **inputs, method=METHOD, num_beams=2, **options)
+    assert beams.shape == plain.sequences.shape
+
+
+@pytest.mark.parametrize("model_type", [name for name in DECODED if name not in SEVERAL_STREAMS])
+def test_early_layers_are_decoded_too(model_type: str) -> None:
+    model, inputs = model_types.build(known(model_type))
+    trace = Trace()
+    revisit.generate(model, **inputs, method=ReVisiT(layers="all"), trace=trace, max_new_tokens=2, do_sample=False)
+    assert len(trace.layers) > 1
+    assert trace.rows[0].applied > 0
+
+
+@pytest.mark.parametrize("model_type", SEVERAL_STREAMS)
+@pytest.mark.parametrize("method", [ReVisiT(layers="all"), revisit.DoLa(layers=(1,))], ids=["revisit", "dola"])
+def test_early_layers_of_several_streams_are_refused(model_type: str, method: Any) -> None:
+    model, inputs = model_types.build(known(model_type))
+    with pytest.raises(RevisitError, match="keeps several states for every token"):
+        revisit.generate(model, **inputs, method=method, max_new_tokens=2, do_sample=False)
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_a_type_that_cannot_be_decoded_says_why(model_type: str) -> None:
+    settings, reason = REFUSED[known(model_type)]
+    config = CONFIG_MAPPING[model_type](**settings)
+    found = refusal(config, "This model")
+    assert found is not None
+    assert found.startswith("This model ")
+    assert reason in found
+    assert found.count(". ") == 0  # one sentence
+    if families_entry_says_so := reason not in ("encoder–decoder", "is a text-only model"):
+        fake = SimpleNamespace(config=config, generate=lambda **_: pytest.fail("it was decoded"))
+        with pytest.raises(RevisitError, match=reason):
+            revisit.generate(fake, input_ids=torch.tensor([[1]]), method=METHOD)
+    assert isinstance(families_entry_says_so, bool)
