@@ -655,6 +655,12 @@ def build(family: str, seed: int = 0) -> tuple[Any, Any]:
     return model, processor
 
 
+def recurrent(family: str) -> bool:
+    """Whether some decoder layers of the family keep a recurrent state instead of attending."""
+    kinds = getattr(build(family)[0].config.get_text_config(), "layer_types", None) or ()
+    return not {"linear_attention", "conv"}.isdisjoint(kinds)
+
+
 def picture(seed: int, size: tuple[int, int] = (40, 32)) -> Image.Image:
     """A picture of random coarse blocks, so that different places look different."""
     rng = np.random.default_rng(seed)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import transformers
 
+from revisit.models.families import PIXELS
 from revisit.models.parts import ModelParts
 
 IMAGE, VIDEO, AUDIO = 3, 4, 5  # token ids
@@ -294,7 +295,7 @@ DECODED: dict[str, Tiny] = {
             **PLAIN,
         },
         4,
-        {"image_patches": noise(1, 4, 3 * 4 * 4)},
+        {"pixel_values": noise(1, 4, 3 * 4 * 4)},
     ),
     "gemma3n": Tiny(
         {
@@ -894,7 +895,7 @@ DECODED: dict[str, Tiny] = {
             "image_seq_length": 4,
         },
         4,
-        {"pixel_values_images": noise(1, 3, 8, 8)},
+        {"pixel_values": noise(1, 3, 8, 8)},
     ),
 }
 
@@ -955,6 +956,8 @@ def build(model_type: str) -> tuple[Any, dict[str, torch.Tensor]]:
     before, after = tiny.around
     row = torch.tensor([[1, *before, *[IMAGE] * tiny.tokens, *after, 30, 31, 32]])
     inputs = {"input_ids": row, "attention_mask": torch.ones_like(row), **tiny.inputs}
+    pixels = next((name for name in PIXELS if name in inspect.signature(model.forward).parameters), "pixel_values")
+    inputs[pixels] = inputs.pop("pixel_values")  # by its name in this version of transformers
     if "mm_token_type_ids" in inspect.signature(model.forward).parameters:
         inputs["mm_token_type_ids"] = (row == IMAGE).long()
     return model, inputs

@@ -140,21 +140,7 @@ def _gemma3_crops() -> tuple[Any, Any]:
     return resized("gemma3", {"image_size": 56, "patch_size": 7}, processor, mm_tokens_per_image=16)
 
 
-def _deepseek_vl() -> tuple[Any, Any]:
-    torch.manual_seed(0)
-    config = transformers.DeepseekVLConfig(
-        vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **families.TOWER},
-        text_config={"model_type": "llama", **families.TEXT},
-        image_token_id=families.token_id("<image>"),
-    )
-    images = transformers.DeepseekVLImageProcessorPil(size={"height": 28, "width": 28}, min_size=7)
-    tok = families.tokenizer(image_token="<image>")
-    model = transformers.DeepseekVLForConditionalGeneration(config).float().eval()
-    return silence(model), transformers.DeepseekVLProcessor(images, tok, num_image_tokens=16)
-
-
 BUILT = {
-    "deepseek_vl": _deepseek_vl,
     "llava": _llava,
     "llava padded to a square": lambda: _llava(do_pad=True),
     "llava_next": _llava_next,
@@ -261,6 +247,13 @@ SIZES: dict[str, list[Size]] = {
     "aya_vision": [(120, 60), (90, 90)],
     "glm4v": [(120, 60)],
     "deepseek_vl": [(90, 60), (60, 120)],
+    "qwen3_5": [(120, 60)],
+    "qwen3_5_moe": [(60, 120)],
+    "qwen3_vl_moe": [(60, 120)],
+    "glm46v": [(120, 60)],
+    "glm4v_moe": [(60, 120)],
+    "gemma4": [(120, 60), (60, 90)],
+    "ovis2": [(120, 60), (50, 50), (60, 90)],
 }
 CASES = [(name, size) for name, sizes in SIZES.items() for size in sizes]
 
@@ -348,7 +341,7 @@ def test_a_wrong_number_of_tokens_and_an_unknown_family_are_said() -> None:
     assert "576 or 577" in wrong.reason
     assert "100" in wrong.reason
     assert wrong.region(3) is None
-    assert "learned queries" in layout(transformers.Blip2Config(), None, [(64, 64)], 32).reason
+    assert "learned queries" in layout(transformers.Idefics2Config(), None, [(64, 64)], 32).reason
     assert "chameleon" in layout(transformers.ChameleonConfig(), None, [(64, 64)], 32).reason
 
 

@@ -67,7 +67,9 @@ def transformed_pictures(run: Run, mask: Tensor, draw: DrawTransform, seed: int)
         for number, picture in enumerate(pixels.split(counts)):
             numbers = picture.detach().to("cpu", torch.float32)
             if packed and grids is not None:
-                layout: PackedLayout | TileLayout = PackedLayout(run, grids[number])
+                layout: PackedLayout | PatchLayout | TileLayout = PackedLayout(run, grids[number])
+            elif numbers.ndim == 3 or grids is not None:
+                layout = PatchLayout(run, number)
             else:
                 size = None if known is None or len(known) != len(pixels) else torch.as_tensor(known[first]).tolist()
                 layout = TileLayout(run, numbers, size)
@@ -129,6 +131,13 @@ def units(pixels: Tensor, grid: Tensor | None) -> list[int]:
     return [1] * pixels.shape[0]
 
 
+def _unknown_layout(run: Run) -> RevisitError:
+    return RevisitError(
+        f"{type(run.method).__name__} transforms the picture, and how {describe(run.model)} lays out its pixels is not known: use "
+        "another method."
+    )
+
+
 class PackedLayout:
     """Patches of one picture in a row, as Qwen-VL's processors pack them: (t · h · w, channels · time · patch · patch).
 
@@ -140,10 +149,7 @@ class PackedLayout:
         names = ("patch_size", "temporal_patch_size", "spatial_merge_size")
         patch, time, merge = (getattr(vision, name, None) for name in names)
         if not isinstance(patch, int) or not isinstance(time, int) or not isinstance(merge, int):
-            raise RevisitError(
-                f"{type(run.method).__name__} transforms the picture, and how {describe(run.model)} lays out its pixels is not known: use "
-                "another method."
-            )
+            raise _unknown_layout(run)
         t, h, w = (int(n) for n in grid.tolist())
         self.packed = (t, h // merge, w // merge, merge, merge, -1, time, patch, patch)
         self.frames = (t * time, -1, h * patch, w * patch)
@@ -155,6 +161,31 @@ class PackedLayout:
     def pixels(self, pixels: Tensor, views: list[Tensor]) -> Tensor:
         laid = pixels.view(self.packed).permute(0, 6, 5, 1, 3, 7, 2, 4, 8).shape
         return views[0].view(laid).permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(pixels.shape)
+
+
+class PatchLayout:
+    """Patches of one picture, row by row and padded, whose places are an input (Gemma 4): (1, n, patch · patch · channels)."""
+
+    def __init__(self, run: Run, number: int) -> None:
+        patch = getattr(getattr(run.model.config, "vision_config", None), "patch_size", None)
+        places = run.inputs.get("image_position_ids")
+        if not isinstance(patch, int) or places is None:
+            raise _unknown_layout(run)
+        columns, rows = (int(n) + 1 for n in places[number].amax(0))
+        self.grid = (rows, columns, patch, patch, -1)
+
+    def views(self, pixels: Tensor) -> list[Tensor]:
+        used = pixels[0, : self.grid[0] * self.grid[1]].view(self.grid)
+        return [used.permute(4, 0, 2, 1, 3).flatten(3, 4).flatten(1, 2)[None]]  # (1, channels, height, width)
+
+    def pixels(self, pixels: Tensor, views: list[Tensor]) -> Tensor:
+        rows, columns, patch, _, _ = self.grid
+        apart = (
+            views[0][0].unflatten(2, (columns, patch)).unflatten(1, (rows, patch))
+        )  # (channels, rows, p, columns, p)
+        result = pixels.clone()
+        result[0, : rows * columns] = apart.permute(1, 3, 2, 4, 0).reshape(rows * columns, -1)
+        return result
 
 
 class TileLayout:

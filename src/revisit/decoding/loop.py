@@ -37,9 +37,10 @@ from revisit.decoding.run import Run
 from revisit.decoding.settings import Drawing
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError, did_you_mean
+from revisit.models import families
 from revisit.models.checkpoint import brief
 from revisit.models.families import IMAGE_INPUTS
-from revisit.models.parts import describe, text_config
+from revisit.models.parts import describe, refusal, text_config
 from revisit.models.types import Model, Processor, Tokenizer
 
 if TYPE_CHECKING:
@@ -134,6 +135,10 @@ def generate(
     if "custom_generate" in kwargs:
         raise RevisitError("custom_generate is how a method reaches transformers: give the method as method=… instead.")
     chosen = as_method(method, model)
+    if (
+        families.of(model.config.model_type).refused and chosen.name != "greedy"
+    ):  # their generate() would not ask the method
+        raise RevisitError(refusal(model.config, describe(model)))
     refuse_settings(chosen, kwargs)
     kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in IMAGE_INPUTS}
     _check_drawing(model, kwargs)

@@ -126,8 +126,8 @@ def watching(parts: ModelParts, attention_hook: AttentionHook, method_name: str)
     configs = {id(module.config): cast("PretrainedConfig", module.config) for _, module in attentions}
     if len(modules) < len(parts.layers):
         raise RevisitError(
-            f"{method_name} works on attention, and not every decoder layer of {describe(parts.model)} has one that could be found: use "
-            "another method or another model."
+            f"{method_name} works on the attention of every decoder layer, which {len(modules)} of the {len(parts.layers)} layers of "
+            f"{describe(parts.model)} have: use another method, or a model without linear attention or other recurrent layers."
         )
     hooks = _here.__dict__.setdefault("hooks", [])
     entry = (modules, attention_hook)
