@@ -310,11 +310,9 @@ def describe(model: Model) -> str:
 
 def _head(model: Model) -> nn.Module | None:
     """The LM head; that of the language model inside, where the whole model declares none."""
-    inside = (getattr(model, name, None) for name in families.LANGUAGE_MODELS)
-    for holder in (model, *(part for part in inside if hasattr(part, "get_output_embeddings"))):
-        if (head := holder.get_output_embeddings()) is not None:
-            return head  # type: ignore[no-any-return]
-    return None
+    parts: list[Any] = [model, *(getattr(model, name, None) for name in families.LANGUAGE_MODELS)]
+    heads = (part.get_output_embeddings() for part in parts if hasattr(part, "get_output_embeddings"))
+    return next((head for head in heads if head is not None), None)
 
 
 def _decoder(model: Model) -> nn.Module:
