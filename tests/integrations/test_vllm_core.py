@@ -118,10 +118,10 @@ def test_the_server_keeps_the_layers_that_its_model_recommends_or_that_it_is_giv
 
 
 def test_installing_changes_nothing_for_those_who_do_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(vllm.SWITCH, raising=False)
+    monkeypatch.delenv("REVISIT_VLLM", raising=False)
     monkeypatch.setattr(vllm, "register", lambda: pytest.fail("registered without being asked"))
     vllm.plugin()
-    monkeypatch.setenv(vllm.SWITCH, "0")
+    monkeypatch.setenv("REVISIT_VLLM", "0")
     vllm.plugin()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,5 +67,10 @@ def test_what_vllm_cannot_do_is_said() -> None:
         list(engine.stream(ReVisiT(), Decoding(num_beams=2), []))
     with pytest.raises(RevisitError, match="REVISIT_VLLM_LAYERS=all"):
         list(engine.stream(ReVisiT(layers="all"), DECODING, []))
+    unknown = VllmEngine("tiny")
+    unknown.about = SimpleNamespace(config=SimpleNamespace(model_type="blip-2"))
+    unknown.refuse(Greedy(), DECODING)
+    with pytest.raises(RevisitError, match="does not know models of type blip-2"):
+        unknown.refuse(ReVisiT(), DECODING)
     with pytest.raises(RevisitError, match="device-map"):
         VllmEngine("tiny", device_map="auto")

@@ -1,9 +1,9 @@
-"""What meets vLLM's own classes, against their interfaces; the V2 runner needs a GPU to run. Run by `make test-vllm`."""
+"""What meets vLLM's own classes, against their interfaces. Run by `make test-vllm`."""
 
 from __future__ import annotations
 
 import importlib.util
-import inspect
+import logging
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,15 +16,14 @@ if importlib.util.find_spec("vllm") is None:
 
 import numpy as np
 import torch
-from test_vllm_core import BLOCK, DEPTH, IMAGE, Model, Params
+from test_vllm_core import BLOCK, DEPTH, IMAGE, Model, Params, described
 
 from revisit import ReVisiT
 from revisit.errors import RevisitError
-from revisit.integrations.vllm import ARCHITECTURES, hooks, models, v1, v2
-
-
-def names(function: Any) -> list[str]:
-    return list(inspect.signature(function).parameters)
+from revisit.integrations.vllm import hooks, models, plan
+from revisit.integrations.vllm.interfaces import extend, vllm_class
+from revisit.integrations.vllm.plan import Plan
+from revisit.models import families
 
 
 def source(module: str) -> str:
@@ -37,41 +36,78 @@ def source(module: str) -> str:
 # -- interfaces ---------------------------------------------------------------------------------------------------
 
 
-def test_the_processors_have_the_interfaces_of_their_runners() -> None:
-    from vllm.v1.sample.logits_processor.interface import LogitsProcessor as First
-    from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor as Second
+def test_this_version_of_vllm_has_what_the_plug_in_calls_and_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both runners' methods are found and named as they are extended; the second time nothing is done."""
+    extended: list[str] = []
 
-    for ours, theirs, methods in (
-        (v1.V1, First, ("__init__", "is_argmax_invariant", "update_state", "apply")),
-        (v2.V2, Second, ("__init__", "add_request", "apply")),
+    def note(owner: type, name: str, make: Any) -> None:
+        probe = type(owner.__name__, (owner,), {})
+        extend(probe, name, make)
+        method = getattr(probe, name)
+        extend(probe, name, make)
+        assert getattr(probe, name) is method
+        extended.append(f"{owner.__name__}.{name}")
+
+    monkeypatch.setattr(hooks, "extend", note)
+    hooks.install()
+    for v2 in (True, False):
+        hooks.follow_runner(v2)
+    assert len(extended) == 10
+    source_of_subclass = source("vllm.v1.core.sched.async_scheduler")
+    assert "def update_from_output(" not in source_of_subclass
+    assert "def _handle_blocked_waiting_request(" not in source_of_subclass
+
+
+class Theirs:
+    """A class of some other version of vLLM."""
+
+    kept: int
+
+    def __init__(self) -> None:
+        self.requests: dict[str, int] = {}
+
+    def update(self, request: str, verbose: bool = False) -> str:
+        return request + "!" * verbose
+
+
+def test_a_method_with_other_parameters_is_named_in_one_sentence() -> None:
+    def make(update: Any) -> Any:
+        def ours(self: Any, output: str, *args: Any, **kwargs: Any) -> Any:
+            return update(self, output, *args, **kwargs)
+
+        return ours
+
+    with pytest.raises(
+        RevisitError, match=r"extends Theirs.update\(self, output, …\) and vLLM .* has update\(self, request"
     ):
-        for name in methods:
-            assert names(getattr(ours, name)) == names(getattr(theirs, name)), (ours, name)
-
-
-def test_the_methods_we_extend_are_those_we_read() -> None:
-    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-    from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.engine.input_processor import InputProcessor
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    assert names(InputProcessor.process_inputs)[:4] == ["self", "request_id", "prompt", "params"]
-    assert names(Scheduler.update_from_output) == ["self", "scheduler_output", "model_runner_output"]
-    assert names(Scheduler._handle_blocked_waiting_request) == ["self", "request"]
-    assert not {"update_from_output", "_handle_blocked_waiting_request"} & AsyncScheduler.__dict__.keys()
-    assert "self.grammar_compile_error_reqs: set[str] = set()" in source("vllm.v1.core.sched.scheduler")
-    assert names(GPUModelRunner._update_states) == ["self", "scheduler_output"]
-    assert names(GPUModelRunner._prepare_inputs) == ["self", "scheduler_output", "num_scheduled_tokens"]
-    states = source("vllm.v1.worker.gpu.model_states.default")
-    for line in (
-        "def add_request(self, req_index: int, new_req_data: NewRequestData)",
-        "def remove_request(self, req_id: str)",
-        "self, input_batch: InputBatch, req_states: RequestState",
+        extend(Theirs, "update", make)
+    with pytest.raises(
+        RevisitError, match=r"extends Theirs\.renamed and vLLM .* has none: install vLLM 0\.31 or 0\.32"
     ):
-        assert line in states
-    batch = source("vllm.v1.worker.gpu.input_batch")
-    for field in ("req_ids: list[str]", "num_scheduled_tokens: np.ndarray", "num_computed_tokens_np: np.ndarray"):
-        assert field in batch
+        extend(Theirs, "renamed", make)
+    assert Theirs().update("a", verbose=True) == "a!"
+
+
+def test_parameters_that_are_added_behind_ours_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(update: Any) -> Any:
+        return lambda self, request, *args, **kwargs: update(self, request.upper(), *args, **kwargs)
+
+    monkeypatch.setattr(Theirs, "update", Theirs.update)  # put back afterwards
+    extend(Theirs, "update", make)
+    assert Theirs().update("a", verbose=True) == "A!"
+    assert Theirs().update(request="a") == "A"
+
+
+def test_missing_classes_and_attributes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import vllm.v1.request
+
+    monkeypatch.setattr(vllm.v1.request, "Theirs", Theirs, raising=False)
+    assert vllm_class("v1.request.Theirs", "kept", "requests", "update") is Theirs
+    with pytest.raises(RevisitError, match=r"reads Theirs\.blocks and vLLM"):
+        vllm_class("v1.request.Theirs", "kept", "blocks")
+    for path in ("v1.request.Absent", "v1.absent.Request"):
+        with pytest.raises(RevisitError, match=f"needs vllm.{path} and vLLM"):
+            vllm_class(path)
 
 
 def test_both_runners_refine_before_grammars_biases_and_penalties() -> None:
@@ -83,50 +119,18 @@ def test_both_runners_refine_before_grammars_biases_and_penalties() -> None:
     sample = second[second.index("    def sample(") : second.index("    def postprocess_sampled(")]
     order = ["self.model.compute_logits(", "apply_grammar_bitmask(", "self.sampler(logits, input_batch)"]
     assert [sample.index(part) for part in order] == sorted(sample.index(part) for part in order)
-    raw = torch.randn(2, 5)
-    for processor in (v1.V1.__new__(v1.V1), v2.V2.__new__(v2.V2)):
-        assert processor.apply(raw, *[None] * (len(names(processor.apply)) - 1)) is raw  # type: ignore[arg-type]
 
 
 def test_every_architecture_is_one_that_vllm_has() -> None:
     from vllm.model_executor.models.registry import _VLLM_MODELS
 
-    for name, module in ARCHITECTURES.items():
-        assert _VLLM_MODELS[name] == (module, name)
-        theirs = getattr(import_module(f"vllm.model_executor.models.{module}"), name)
-        ours = getattr(models, name)
-        assert issubclass(ours, theirs)
-        assert hasattr(theirs, "compute_logits")
+    for name in families.vllm_architectures():
+        module, cls = _VLLM_MODELS[name]
+        theirs = getattr(import_module(f"vllm.model_executor.models.{module}"), cls)
+        assert issubclass(getattr(models, name), theirs)
 
 
-# -- the V2 runner ------------------------------------------------------------------------------------------------
-
-
-class Base:
-    """What a model-state class of vLLM has, as far as it is extended."""
-
-    def __init__(self, vllm_config: Any, model: Any, encoder_cache: Any, device: Any) -> None:
-        self.log: list[str] = []
-
-    def add_request(self, req_index: int, new_req_data: Any) -> None:
-        self.log.append(f"add {req_index}")
-
-    def remove_request(self, req_id: str) -> None:
-        self.log.append(f"remove {req_id}")
-
-    def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Any]:
-        return {"positions": 1}
-
-
-@pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> Model:
-    monkeypatch.setattr(v2, "follow_v2", lambda: None)
-    return Model()
-
-
-def follow(model: Model | None) -> Any:
-    owner = SimpleNamespace(revisit=None if model is None else model.worker)
-    return v2.following(Base)(None, owner, None, None)
+# -- the runners --------------------------------------------------------------------------------------------------
 
 
 def batch(requests: list[str], computed: list[int], scheduled: list[int]) -> Any:
@@ -140,58 +144,81 @@ def request(name: str, prompt: list[int], settings: Any) -> Any:
     return SimpleNamespace(req_id=name, sampling_params=params, prompt_token_ids=prompt)
 
 
+class Runner:
+    """The V2 runner, as far as it is extended."""
+
+    def __init__(self, worker: Any) -> None:
+        self.model = SimpleNamespace(revisit=worker)
+
+    def get_model(self) -> Any:
+        return self.model
+
+    def add_requests(self, scheduler_output: Any) -> None:
+        pass
+
+    def prepare_inputs(self, batch: Any) -> Any:
+        return batch
+
+
+hooks.extend(Runner, "add_requests", hooks.wrap_new_requests)
+hooks.extend(Runner, "prepare_inputs", hooks.wrap_batches_v2)
+
+
+def scheduled(*new: Any, finished: tuple[str, ...] = ()) -> Any:
+    return SimpleNamespace(scheduled_new_reqs=new, finished_req_ids=set(finished))
+
+
 def forward(model: Model, pieces: list[tuple[dict[int, torch.Tensor], int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
     hidden = {layer: torch.cat([s[layer][a:b] for s, a, b in pieces]) for layer in (1, DEPTH)}
     model.worker.observe(hidden[DEPTH], [hidden[1]])
     return model.sample([("", s, a, b) for s, a, b in pieces])
 
 
-def test_requests_are_followed_refined_and_freed(model: Model) -> None:
-    state = follow(model)
+def test_requests_are_followed_refined_and_freed() -> None:
+    model = Model()
+    runner = Runner(model.worker)
     method, prompt, plain = ReVisiT(alpha=0.01), [1, IMAGE, IMAGE, 2], [1, 2]
     a, b = model.sequence(prompt, 1), model.sequence(plain, 2)
-    state.add_request(5, request("a", prompt, {"alpha": 0.01}))
-    state.add_request(2, request("b", plain, None))
+    runner.add_requests(scheduled(request("a", prompt, {"alpha": 0.01}), request("b", plain, None)))
     assert list(model.worker.requests) == ["a"]
 
-    assert state.prepare_inputs(batch(["b", "a"], [0, 0], [2, 2]), None) == {"positions": 1}
+    runner.prepare_inputs(batch(["b", "a"], [0, 0], [2, 2]))
     raw, got = forward(model, [(b, 0, 2), (a, 0, 2)])
     assert torch.equal(got, raw)  # its prompt is not finished
-    state.prepare_inputs(batch(["a", "b"], [2, 2], [2, 1]), None)  # rows are ordered anew every step
+    runner.prepare_inputs(batch(["a", "b"], [2, 2], [2, 1]))  # rows are ordered anew every step
     raw, got = forward(model, [(a, 2, 4), (b, 2, 3)])
     torch.testing.assert_close(got[0], model.wanted(method, a, prompt, 4))
     assert torch.equal(got[1], raw[1])
     assert model.worker.pool.used == 1
 
     # A decoding step of a replayed graph: no forward is seen, only the sampled states.
-    state.prepare_inputs(batch(["a"], [4], [1]), None)
+    runner.prepare_inputs(batch(["a"], [4], [1]))
     _, got = model.sample([("a", a, 4, 5)])
     torch.testing.assert_close(got[0], model.wanted(method, a, prompt, 5))
 
-    state.remove_request("a")
+    runner.add_requests(scheduled(finished=("a",)))
     assert model.worker.pool.used == 0
-    assert state.log == ["add 5", "add 2", "remove a"]
 
 
-def test_a_preempted_request_collects_again(model: Model) -> None:
-    state, prompt = follow(model), [IMAGE, 2]
-    sequence = model.sequence(prompt, 1)
-    state.add_request(0, request("a", prompt, {"alpha": 0.01}))
-    state.prepare_inputs(batch(["a"], [0], [2]), None)
+def test_a_preempted_request_collects_again() -> None:
+    model, prompt = Model(), [IMAGE, 2]
+    runner, sequence = Runner(model.worker), model.sequence(prompt, 1)
+    runner.add_requests(scheduled(request("a", prompt, {"alpha": 0.01})))
+    runner.prepare_inputs(batch(["a"], [0], [2]))
     forward(model, [(sequence, 0, 2)])
-    state.remove_request("a")  # the V2 runner removes preempted requests and adds them again
-    state.add_request(3, request("a", prompt, {"alpha": 0.01}))
-    state.prepare_inputs(batch(["a"], [0], [5]), None)  # prompt and three tokens of output, all computed again
+    runner.add_requests(scheduled(request("a", prompt, {"alpha": 0.01})))  # the V2 runner adds it again
+    runner.prepare_inputs(batch(["a"], [0], [5]))  # prompt and three tokens of output, all computed again
     assert model.worker._rows[0].token == 3
     _, got = forward(model, [(sequence, 0, 5)])
     torch.testing.assert_close(got[0], model.wanted(ReVisiT(alpha=0.01), sequence, prompt, 5))
+    assert model.worker.pool.used == 1
 
 
 def test_earlier_pipeline_stages_have_nothing_to_follow() -> None:
-    state = follow(None)
-    state.add_request(0, request("a", [IMAGE], {"alpha": 0.01}))
-    assert state.prepare_inputs(batch(["a"], [0], [1]), None) == {"positions": 1}
-    state.remove_request("a")
+    runner = Runner(None)
+    runner.add_requests(scheduled(request("a", [IMAGE], {"alpha": 0.01})))
+    one = batch(["a"], [0], [1])
+    assert runner.prepare_inputs(one) is one
 
 
 # -- what is extended ---------------------------------------------------------------------------------------------
@@ -250,23 +277,18 @@ def test_a_request_waits_until_its_vision_states_have_room(scheduler: Any) -> No
 def test_requests_that_failed_in_the_worker_are_ended(scheduler: Any) -> None:
     model = Model(blocks=1)
 
-    class Runner:
-        model = SimpleNamespace(revisit=None)
-
-        def get_model(self) -> Any:
-            return self.model
-
+    class Sampling(Runner):
         def sample_tokens(self, output: Any) -> Any:
             return output
 
-    Runner.model.revisit = model.worker
-    hooks.extend(Runner, "sample_tokens", hooks.wrap_sample_tokens)
+    hooks.extend(Sampling, "sample_tokens", hooks.wrap_sample_tokens)
+    runner = Sampling(model.worker)
     model.add("a", [IMAGE] * 2 * BLOCK)
     at_once, on_its_way = SimpleNamespace(), SimpleNamespace(model_runner_output=SimpleNamespace())
-    assert Runner().sample_tokens(at_once) is at_once
+    assert runner.sample_tokens(at_once) is at_once
     assert scheduler.update_from_output(None, at_once) == {"a"}
     model.add("b", [IMAGE] * 2 * BLOCK)
-    Runner().sample_tokens(on_its_way)
+    runner.sample_tokens(on_its_way)
     assert scheduler.update_from_output(None, on_its_way.model_runner_output) == {"a", "b"}
 
 
@@ -293,29 +315,33 @@ def test_a_request_that_can_never_fit_is_refused_where_it_is_admitted(monkeypatc
 # -- at start-up --------------------------------------------------------------------------------------------------
 
 
-def test_a_model_of_somebody_else_is_refused_at_start_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = SimpleNamespace(
-        compilation_config=object(), model_config=SimpleNamespace(architecture="LlavaForConditionalGeneration")
-    )
+def test_a_model_that_is_not_known_is_refused_at_start_up(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm import ModelRegistry
 
+    with pytest.raises(RevisitError, match="not Phi3VForCausalLM; leave the plug-in out"):
+        plan.check_model("Phi3VForCausalLM")
     monkeypatch.setitem(ModelRegistry.models, "LlavaForConditionalGeneration", object())
-    with pytest.raises(RevisitError, match="REVISIT_VLLM=1"):
-        v2.V2(config, None)
-    config.model_config.architecture = "Phi3VForCausalLM"
-    with pytest.raises(RevisitError, match="not Phi3VForCausalLM"):
-        v2.V2(config, None)
+    with pytest.raises(RevisitError, match="VLLM_PLUGINS=revisit"):
+        plan.check_model("LlavaForConditionalGeneration")
 
 
-def test_unknown_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    import vllm.version
+def test_what_a_server_keeps_is_logged_when_it_starts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class InputProcessor:
+        def __init__(self, vllm_config: Any, renderer: Any = None) -> None:
+            self.vllm_config = vllm_config
 
-    from revisit.integrations.vllm import check_version
-
-    check_version()
-    monkeypatch.setattr(vllm.version, "__version__", "0.40.1")
-    with pytest.raises(RevisitError, match=r"0\.40\.1"):
-        check_version()
+    deep = Plan((IMAGE,), 28, True, 3584, torch.bfloat16, 146, 1024, described("qwen2_5_vl"), "all")
+    monkeypatch.setattr(hooks, "make_plan", lambda config: deep)
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    hooks.extend(InputProcessor, "__init__", hooks.wrap_start)
+    with caplog.at_level(logging.INFO, "vllm.revisit"):
+        InputProcessor(None, renderer=None)
+    assert caplog.messages == [
+        "ReVisiT keeps vision states of layers 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28 of 28: 1,022 MB in each worker, "
+        "room for 10,678 vision tokens at a time."
+    ]
 
 
 @pytest.mark.parametrize(
@@ -325,6 +351,8 @@ def test_unknown_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"lora_config": object()}, "LoRA"),
         ({"speculative_config": object()}, "speculative"),
         ({"kv_transfer_config": object()}, "KV transfer"),
+        ({"context": 2}, "context parallelism"),
+        ({"fast_prefill": True}, "fast prefills"),
         ({"pipeline_parallel_size": 2}, None),
         ({"pipeline_parallel_size": 2, "layers": "all"}, "pipeline parallelism"),
         ({"pipeline_parallel_size": 2, "layers": "", "model_type": "qwen2_5_vl"}, "pipeline parallelism"),
@@ -341,7 +369,13 @@ def test_what_cannot_be_done_exactly_is_refused_at_start_up(
 
     monkeypatch.setenv("REVISIT_VLLM_LAYERS", changes.pop("layers", "last"))
     monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", changes.pop("breakable", "0"))
-    parallel = SimpleNamespace(pipeline_parallel_size=changes.pop("pipeline_parallel_size", 1))
+    parallel = SimpleNamespace(
+        pipeline_parallel_size=changes.pop("pipeline_parallel_size", 1),
+        enable_dbo=False,
+        enable_batch_sharded_sampling=None,
+        decode_context_parallel_size=changes.pop("context", 1),
+        prefill_context_parallel_size=1,
+    )
     mode = CUDAGraphMode[changes.pop("cudagraph_mode", "NONE")]
     eager = changes.pop("enforce_eager", False)
     config = SimpleNamespace(
@@ -353,6 +387,7 @@ def test_what_cannot_be_done_exactly_is_refused_at_start_up(
             try_get_generation_config=dict,
         ),
         compilation_config=SimpleNamespace(cudagraph_mode=mode),
+        cache_config=SimpleNamespace(kv_sharing_fast_prefill=changes.pop("fast_prefill", False)),
         **{"lora_config": None, "speculative_config": None, "kv_transfer_config": None, **changes},
     )
     if part is None:

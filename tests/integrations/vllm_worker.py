@@ -2,8 +2,9 @@
 
     python vllm_worker.py JOB.json RESULT.json
 
-Runs in the environment that has vLLM. A job names the model folder, the engines and the requests; with
-"plugged": false nothing of ours is switched on, which is the vanilla run that others are compared with.
+Runs in the environment that has vLLM, on the runner that VLLM_USE_V2_MODEL_RUNNER names. A job holds engines, each with its
+model folder and requests; with "plugged": false nothing of ours is switched on, which is the vanilla run that others are
+compared with.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -65,22 +67,20 @@ def count_preemptions(scheduler: Any) -> list[str]:
     return seen
 
 
-def run_engine(job: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
-    """All requests of one engine, in so many rounds, and what the plug-in held and did afterwards."""
+def run_engine(engine: dict[str, Any], plugged: bool) -> dict[str, Any]:
+    """All requests of one engine, in its number of rounds, and what the plug-in held and did afterwards."""
     from vllm import LLM
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
-    plugged = job["plugged"]
     os.environ["REVISIT_VLLM_LAYERS"] = engine.get("layers", "")  # what the model recommends
     os.environ["REVISIT_VLLM_POOL_MB"] = str(engine.get("pool_mb", ""))
     began = time.perf_counter()
     llm = LLM(
-        job["model"],
-        dtype="float32",
+        engine["model"],
+        dtype=engine.get("dtype", "float32"),
         enforce_eager=True,
         seed=0,
-        limit_mm_per_prompt={"image": 2},
-        **({"logits_processors": engine.get("processors", ["revisit.integrations.vllm:V1"])} if plugged else {}),
+        limit_mm_per_prompt={"image": 2, "video": 0},
         **{"max_model_len": 512, **engine["options"]},
     )
     started = time.perf_counter() - began
@@ -92,7 +92,7 @@ def run_engine(job: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
     size = -(-len(requests) // engine.get("rounds", 1))
     for part in (requests[i : i + size] for i in range(0, len(requests), size)):
         outputs += llm.generate(
-            [prompt(r, job["place"]) for r in part], [parameters(r, plugged) for r in part], use_tqdm=False
+            [prompt(r, engine["place"]) for r in part], [parameters(r, plugged) for r in part], use_tqdm=False
         )
         gc.collect()
         memory.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
@@ -112,6 +112,7 @@ def run_engine(job: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
         core.step()
     result = {
         "name": engine["name"],
+        "v2": llm.llm_engine.vllm_config.use_v2_model_runner,
         "rows": rows,
         "started": started,
         "seconds": seconds,
@@ -128,6 +129,16 @@ def run_engine(job: dict[str, Any], engine: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def run(folder: Path, name: str, engines: list[dict[str, Any]], plugged: bool = True) -> list[dict[str, Any]]:
+    """What these engines gave, in a process of its own; files of that name are left in the folder."""
+    job, result = folder / f"{name}.json", folder / f"{name}-result.json"
+    job.write_text(json.dumps({"plugged": plugged, "engines": engines}))
+    done = subprocess.run([sys.executable, __file__, str(job), str(result)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-6000:]
+    results: list[dict[str, Any]] = json.loads(result.read_text())
+    return results
+
+
 def main(job_file: str, result_file: str) -> None:
     job = json.loads(Path(job_file).read_text())
     os.environ.update(SETTINGS)
@@ -137,7 +148,7 @@ def main(job_file: str, result_file: str) -> None:
     sys.path.insert(0, str(Path(__file__).parent.parent))
     results = []
     for engine in job["engines"]:
-        results.append(run_engine(job, engine))
+        results.append(run_engine(engine, job["plugged"]))
         Path(result_file).write_text(json.dumps(results))
 
 

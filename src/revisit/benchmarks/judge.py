@@ -108,7 +108,9 @@ def _read_cache(path: Path) -> dict[str, str]:
             row = json.loads(line)
             known[row["key"]] = row["reply"]
         except (ValueError, KeyError, TypeError) as error:
-            raise RevisitError(f"{path} line {number} is not a reply of a judge; delete the line or the file.") from error
+            raise RevisitError(
+                f"{path} line {number} is not a reply of a judge; delete the line or the file."
+            ) from error
     start = b'{"key"'
     if end and not start.startswith(end[: len(start)]):
         raise RevisitError(f"{path} does not end like the judge's cache; give another file, or delete this one.")

@@ -47,7 +47,7 @@ class Family:
         None  # tokens its processor writes around and within an image; None: not known
     )
     sid_share: float = 0.1  # published share of the vision tokens that SID keeps
-    vllm: tuple[str, str] | None = None  # the class in vLLM and the module that holds it
+    vllm: str | None = None  # the architecture in vLLM, if the plug-in knows it
     needs: str = ""  # a package that its processor imports and this package does not install
     prefixing_processor: str = ""  # the processor class, if it puts the images before the text by itself
     native_suffix: str = ""  # ending of the native checkpoints' names, where this type runs code of its own
@@ -92,13 +92,14 @@ FAMILIES = {
             "gemma3",
             "Gemma 3",
             patch_map=maps.pan_and_scan,
-            vllm=("Gemma3ForConditionalGeneration", "gemma3_mm"),
+            vllm="Gemma3ForConditionalGeneration",
             image_edges=_GEMMA_EDGES,
         ),
         Family(
             "gemma4",
             "Gemma 4",
             patch_map=maps.pooled,
+            vllm="Gemma4ForConditionalGeneration",
             image_edges=("<|image>", "<image|>"),
         ),
         Family("git", refused="puts the image before the text without a token for it"),
@@ -110,12 +111,18 @@ FAMILIES = {
             "idefics3",
             "Idefics 3",
             patch_map=maps.splits,
-            vllm=("Idefics3ForConditionalGeneration", "idefics3"),
+            vllm="Idefics3ForConditionalGeneration",
             image_edges=_SPLIT_EDGES,
         ),
         Family("instructblip", refused=_EMBEDDED),
         Family("instructblipvideo", refused=_EMBEDDED),
-        Family("internvl", "InternVL 3, 3.5", patch_map=maps.tiles, image_edges=("<img>", "</img>")),
+        Family(
+            "internvl",
+            "InternVL 3, 3.5",
+            patch_map=maps.tiles,
+            vllm="InternVLForConditionalGeneration",
+            image_edges=("<img>", "</img>"),
+        ),
         Family("internvl_chat", native_suffix="-hf"),
         Family("kosmos-2", refused=_MASKED),
         Family("kosmos-2.5", refused=_MASKED),
@@ -124,14 +131,14 @@ FAMILIES = {
             "LLaVA 1.5",
             patch_map=maps.llava,
             sid_share=100 / 576,
-            vllm=("LlavaForConditionalGeneration", "llava"),
+            vllm="LlavaForConditionalGeneration",
             image_edges=(),
         ),
         Family(
             "llava_next",
             "LLaVA-NeXT",
             patch_map=maps.llava_next,
-            vllm=("LlavaNextForConditionalGeneration", "llava_next"),
+            vllm="LlavaNextForConditionalGeneration",
             image_edges=(),
         ),
         Family("llava_next_video", patch_map=maps.llava_next, image_edges=()),
@@ -139,14 +146,14 @@ FAMILIES = {
             "llava_onevision",
             "LLaVA-OneVision",
             patch_map=maps.llava_onevision,
-            vllm=("LlavaOnevisionForConditionalGeneration", "llava_onevision"),
+            vllm="LlavaOnevisionForConditionalGeneration",
             image_edges=(),
         ),
         Family(
             "mistral3",
             "Mistral 3, Pixtral",
             patch_map=maps.native,
-            vllm=("Mistral3ForConditionalGeneration", "mistral3"),
+            vllm="Mistral3ForConditionalGeneration",
             needs="torchvision",
             image_edges=("[IMG_BREAK]", "[IMG_END]"),
         ),
@@ -156,12 +163,12 @@ FAMILIES = {
             "paligemma", "PaliGemma", patch_map=maps.square, prefixing_processor="PaliGemmaProcessor", image_edges=()
         ),
         _omni("qwen2_5_omni_thinker"),
-        _qwen("qwen2_5_vl", "Qwen2.5-VL", vllm=("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl")),
-        _qwen("qwen2_vl", "Qwen2-VL", vllm=("Qwen2VLForConditionalGeneration", "qwen2_vl")),
-        _qwen("qwen3_5", "Qwen3.5, 3.6"),
+        _qwen("qwen2_5_vl", "Qwen2.5-VL", vllm="Qwen2_5_VLForConditionalGeneration"),
+        _qwen("qwen2_vl", "Qwen2-VL", vllm="Qwen2VLForConditionalGeneration"),
+        _qwen("qwen3_5", "Qwen3.5, 3.6", vllm="Qwen3_5ForConditionalGeneration"),
         _qwen("qwen3_5_moe", "Qwen3.5, 3.6 (MoE)"),
         _omni("qwen3_omni_moe_thinker"),
-        _qwen("qwen3_vl", "Qwen3-VL", vllm=("Qwen3VLForConditionalGeneration", "qwen3_vl")),
+        _qwen("qwen3_vl", "Qwen3-VL", vllm="Qwen3VLForConditionalGeneration"),
         _qwen("qwen3_vl_moe", "Qwen3-VL (MoE)"),
         Family("shieldgemma2", patch_map=maps.pan_and_scan, image_edges=_GEMMA_EDGES),
         Family("smolvlm", "SmolVLM", patch_map=maps.splits, image_edges=_SPLIT_EDGES),
@@ -188,9 +195,9 @@ def edge_ids(tokenizer: Tokenizer, family: Family | None = None) -> set[int]:
     return {int(ids[0]) for ids in encoded if len(ids) == 1}
 
 
-def vllm_modules() -> dict[str, str]:
-    """The architectures that the vLLM plug-in knows, with the module of vLLM that holds each."""
-    return dict(family.vllm for family in FAMILIES.values() if family.vllm)
+def vllm_architectures() -> set[str]:
+    """The architectures that the vLLM plug-in knows."""
+    return {family.vllm for family in FAMILIES.values() if family.vllm}
 
 
 def prefixes_images(processor: object) -> bool:

@@ -22,8 +22,10 @@ from revisit.evaluation.identity import fingerprint, model_folder
 from revisit.evaluation.records import Answer
 from revisit.methods.revisit import ReVisiT
 from revisit.models.config import describe_model, resolve
+from revisit.models.families import of
 from revisit.models.processors import load_processor
 from revisit.models.prompts import chat_text
+from revisit.models.types import Configured
 
 TOGETHER = 128  # jobs handed to vLLM at once; it cuts its own batches
 
@@ -53,7 +55,8 @@ class VllmEngine(Engine):
 
         from revisit.integrations.vllm import enable
 
-        enable()
+        if self.known:
+            enable()
         return LLM(
             resolve(self.name),
             dtype=self.dtype,
@@ -65,6 +68,17 @@ class VllmEngine(Engine):
     def processor(self) -> Any:
         """The model's processor, which writes the prompts."""
         return load_processor(self.name, trust_remote_code=self.trust_remote_code)
+
+    @cached_property
+    def about(self) -> Configured:
+        """The model's configuration, read from its small files."""
+        described: Configured = describe_model(self.name, self.trust_remote_code)
+        return described
+
+    @property
+    def known(self) -> bool:
+        """Whether the plug-in knows the model; if not, greedy decoding still works."""
+        return of(self.about.config.model_type).vllm is not None
 
     def identity(self) -> Mapping[str, Any]:
         return {
@@ -104,8 +118,11 @@ class VllmEngine(Engine):
         if isinstance(method, ReVisiT):
             from revisit.integrations.vllm.request import check, kept_layers
 
-            about = describe_model(self.name, self.trust_remote_code)
-            check(method, kept_layers(about))
+            if not self.known:
+                raise RevisitError(
+                    f"ReVisiT's vLLM plug-in does not know models of type {self.about.config.model_type}; use --engine local or ray."
+                )
+            check(method, kept_layers(self.about))
 
     def _answers(self, method: Method, decoding: Decoding, jobs: Sequence[Job]) -> list[Answer | BadImage]:
         return answers_to([(job, decode_images(job)) for job in jobs], partial(self._answer, method, decoding))

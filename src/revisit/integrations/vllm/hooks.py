@@ -1,44 +1,58 @@
 """Where the plug-in meets vLLM's own classes: the few methods that are extended, in the process where each of them runs.
 
-    API server   InputProcessor.process_inputs          a request whose images can never fit is refused (a 400)
-    engine core  Scheduler._handle_blocked_waiting_request  a request waits until its vision states have room
-                 Scheduler.update_from_output           a request that failed in the worker is ended, alone
-    worker       see `v1` and `v2`                      requests and batches are followed, failures reported
+    API server   InputProcessor                     the model is checked at start; a request whose settings are bad
+                                                    or whose images can never fit is refused (a 400)
+    engine core  Scheduler                          a request waits until its vision states have room, and one that
+                                                    failed in the worker is ended, alone
+    worker       GPUModelRunner, of V2 or of V1     requests and batches are followed, failures reported
 
-Each extension calls vLLM's method and changes nothing for requests that did not opt in. `check_version` refuses other
-versions of vLLM than the one these methods were read in.
+Each extension calls vLLM's method and changes nothing for requests that did not opt in.
 """
 
 from __future__ import annotations
 
-import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from revisit.errors import RevisitError
+from revisit.integrations.vllm.interfaces import extend, vllm_class
 from revisit.integrations.vllm.plan import Plan, Reservations, make_plan
 from revisit.integrations.vllm.request import KEY, admit, parse
 
+log = logging.getLogger("vllm.revisit")  # below vLLM's own logger, which prints it
 FAILED = "revisit_failed"  # attribute of a runner's output: ids of requests that must be ended
-
-
-def extend(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put `make(method)` in the place of a class's method, once."""
-    method = getattr(owner, name)
-    if not hasattr(method, "revisit"):
-        extended = functools.wraps(method)(make(method))
-        extended.revisit = True  # type: ignore[attr-defined]
-        setattr(owner, name, extended)
 
 
 def install() -> None:
     """Extend what the API server and the engine core run."""
-    from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.engine.input_processor import InputProcessor
+    vllm_class("v1.request.Request", "request_id", "sampling_params", "prompt_token_ids")
+    processor = vllm_class("v1.engine.input_processor.InputProcessor", "vllm_config")
+    extend(processor, "__init__", wrap_start)
+    extend(processor, "process_inputs", wrap_process_inputs)
+    scheduler = vllm_class("v1.core.sched.scheduler.Scheduler", "vllm_config", "requests", "grammar_compile_error_reqs")
+    extend(scheduler, "_handle_blocked_waiting_request", wrap_blocked_waiting)
+    extend(scheduler, "update_from_output", wrap_update_from_output)
 
-    extend(InputProcessor, "process_inputs", wrap_process_inputs)
-    extend(Scheduler, "_handle_blocked_waiting_request", wrap_blocked_waiting)
-    extend(Scheduler, "update_from_output", wrap_update_from_output)
+
+def follow_runner(v2: bool) -> None:
+    """Extend the model runner; called when the model is made, in the process that runs it."""
+    vllm_class("v1.core.sched.output.SchedulerOutput", "finished_req_ids", "scheduled_new_reqs")
+    vllm_class("v1.core.sched.output.NewRequestData", "req_id", "sampling_params", "prompt_token_ids")
+    if v2:
+        vllm_class("v1.worker.gpu.input_batch.InputBatch", "req_ids", "num_computed_tokens_np", "num_scheduled_tokens")
+        runner = vllm_class("v1.worker.gpu.model_runner.GPUModelRunner", "get_model")
+        extend(runner, "add_requests", wrap_new_requests)
+        extend(runner, "prepare_inputs", wrap_batches_v2)
+    else:
+        vllm_class("v1.worker.gpu_input_batch.InputBatch", "req_ids", "num_reqs", "num_computed_tokens_cpu")
+        runner = vllm_class("v1.worker.gpu_model_runner.GPUModelRunner", "get_model", "input_batch")
+        extend(runner, "_update_states", wrap_new_requests)
+        extend(runner, "_prepare_inputs", wrap_batches_v1)
+    extend(runner, "sample_tokens", wrap_sample_tokens)
+
+
+# -- API server ---------------------------------------------------------------------------------------------------
 
 
 def plan_of(owner: Any) -> Plan:
@@ -47,6 +61,16 @@ def plan_of(owner: Any) -> Plan:
         owner.revisit_plan = make_plan(owner.vllm_config)
     plan: Plan = owner.revisit_plan
     return plan
+
+
+def wrap_start(start: Callable[..., None]) -> Callable[..., None]:
+    """A model that the plug-in does not know is refused when the server starts, and what is kept is logged."""
+
+    def started(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        start(self, vllm_config, *args, **kwargs)
+        log.info(plan_of(self).summary)
+
+    return started
 
 
 def wrap_process_inputs(process_inputs: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,11 +93,14 @@ def wrap_process_inputs(process_inputs: Callable[..., Any]) -> Callable[..., Any
     return process
 
 
+# -- engine core --------------------------------------------------------------------------------------------------
+
+
 def wrap_blocked_waiting(handle_blocked: Callable[..., Any]) -> Callable[..., Any]:
     """A scheduler that passes over a request, without holding up those behind it, until there is room for its vision states."""
 
-    def ready(self: Any, request: Any) -> bool:
-        return bool(handle_blocked(self, request)) and reserve(self, request)
+    def ready(self: Any, request: Any, *args: Any, **kwargs: Any) -> bool:
+        return bool(handle_blocked(self, request, *args, **kwargs)) and reserve(self, request)
 
     return ready
 
@@ -108,11 +135,62 @@ def needed(scheduler: Any, request: Any) -> int:
 def wrap_update_from_output(update_from_output: Callable[..., Any]) -> Callable[..., Any]:
     """Requests that failed in the worker are ended with vLLM's own error status."""
 
-    def update(self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
+    def update(self: Any, scheduler_output: Any, model_runner_output: Any, *args: Any, **kwargs: Any) -> Any:
         self.grammar_compile_error_reqs.update(getattr(model_runner_output, FAILED, ()))
-        return update_from_output(self, scheduler_output, model_runner_output)
+        return update_from_output(self, scheduler_output, model_runner_output, *args, **kwargs)
 
     return update
+
+
+# -- worker -------------------------------------------------------------------------------------------------------
+
+
+def worker_of(runner: Any) -> Any:
+    """The `Worker` of a runner's model, None if the model is not ours or on an earlier pipeline stage."""
+    model = runner.get_model() if getattr(runner, "model", None) is not None else None
+    return getattr(model, "revisit", None)
+
+
+def wrap_new_requests(update: Callable[..., Any]) -> Callable[..., Any]:
+    """Ended requests give their blocks back before new ones take theirs."""
+
+    def updated(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        worker = worker_of(self)
+        if worker is not None:
+            for name in scheduler_output.finished_req_ids:
+                worker.remove(name)
+            for new in scheduler_output.scheduled_new_reqs:
+                worker.add(new.req_id, new.sampling_params, new.prompt_token_ids)
+        return update(self, scheduler_output, *args, **kwargs)
+
+    return updated
+
+
+def wrap_batches_v2(prepare_inputs: Callable[..., Any]) -> Callable[..., Any]:
+    """Before every forward: which positions of which requests it computes, in the order of the batch's rows."""
+
+    def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
+        batch = prepare_inputs(self, *args, **kwargs)
+        worker = worker_of(self)
+        if worker is not None:
+            worker.begin(batch.req_ids, batch.num_computed_tokens_np, batch.num_scheduled_tokens)
+        return batch
+
+    return prepare
+
+
+def wrap_batches_v1(prepare_inputs: Callable[..., Any]) -> Callable[..., Any]:
+    """The same in the V1 runner, which keeps its batch."""
+
+    def prepare(self: Any, scheduler_output: Any, num_scheduled_tokens: Any, *args: Any, **kwargs: Any) -> Any:
+        result = prepare_inputs(self, scheduler_output, num_scheduled_tokens, *args, **kwargs)
+        worker = worker_of(self)
+        if worker is not None:
+            batch, rows = self.input_batch, slice(self.input_batch.num_reqs)
+            worker.begin(batch.req_ids[rows], batch.num_computed_tokens_cpu[rows], num_scheduled_tokens[rows])
+        return result
+
+    return prepare
 
 
 def wrap_sample_tokens(sample_tokens: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,9 +209,3 @@ def wrap_sample_tokens(sample_tokens: Callable[..., Any]) -> Callable[..., Any]:
         return output
 
     return sample
-
-
-def worker_of(runner: Any) -> Any:
-    """The `Worker` of a runner's model, None if the model is not ours or on an earlier pipeline stage."""
-    model = runner.get_model() if getattr(runner, "model", None) is not None else None
-    return getattr(model, "revisit", None)

@@ -8,22 +8,25 @@ compilation and graph capture. Logits are refined where they are computed, befor
 from __future__ import annotations
 
 import functools
-from importlib import import_module
 from typing import Any
 
+import vllm.envs
 from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.distributed import get_pp_group, tensor_model_parallel_all_reduce
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+from vllm.model_executor.models.interfaces import EagleModelMixin, SupportsEagle3
+from vllm.model_executor.models.registry import _VLLM_MODELS
 
 from revisit.errors import RevisitError
-from revisit.integrations.vllm import ARCHITECTURES
 from revisit.integrations.vllm.head import ShardedHead
+from revisit.integrations.vllm.hooks import follow_runner
+from revisit.integrations.vllm.interfaces import vllm_class
 from revisit.integrations.vllm.plan import describe, make_plan
 from revisit.integrations.vllm.pool import Pool
 from revisit.integrations.vllm.request import LAYERS_SWITCH, kept_layers
 from revisit.integrations.vllm.worker import Worker
-from revisit.models.families import FINAL_NORMS, resolve_layers
+from revisit.models.families import FINAL_NORMS, resolve_layers, vllm_architectures
 
 
 class Tapped:
@@ -53,18 +56,16 @@ class Tapped:
             self.revisit.rehearse(logits)
         return self.revisit.refine(logits, hidden_states)
 
-    def get_model_state_cls(self) -> Any:
-        """The V2 runner asks the model for the class that follows its requests."""
-        from revisit.integrations.vllm.v2 import following
-
-        own = getattr(super(), "get_model_state_cls", None)
-        return following(own() if own is not None else None)
-
 
 def build_worker(model: Any, config: VllmConfig) -> Worker:
     """The worker of a freshly built (not yet loaded) vLLM model."""
-    from revisit.integrations.vllm.v1 import follow_v1
-
+    vllm_class("model_executor.layers.logits_processor.LogitsProcessor", "soft_cap", "scale")
+    vllm_class(
+        "model_executor.layers.vocab_parallel_embedding.VocabParallelEmbedding",
+        "shard_indices",
+        "quant_method",
+        "tp_size",
+    )
     text = model.get_language_model()
     owner = next(
         (part for part in (text, model) if hasattr(part, "lm_head") and hasattr(part, "logits_processor")), None
@@ -82,14 +83,14 @@ def build_worker(model: Any, config: VllmConfig) -> Worker:
     plan = make_plan(config)
     layers = tuple(sorted({*resolve_layers(plan.kept, plan.depth, plan.tied), plan.depth}))
     if layers != (plan.depth,):
-        if not hasattr(model, "set_aux_hidden_state_layers"):
+        if not isinstance(decoder, EagleModelMixin):
             raise RevisitError(
-                f"{type(model).__name__} does not give out intermediate states in vLLM; use {LAYERS_SWITCH}=last."
+                f"{type(decoder).__name__} does not give out intermediate states in vLLM; use {LAYERS_SWITCH}=last."
             )
-        model.set_aux_hidden_state_layers(tuple(layer for layer in layers if layer < plan.depth))
+        SupportsEagle3.set_aux_hidden_state_layers(model, layers[:-1])
     norm = next((getattr(decoder, name) for name in FINAL_NORMS if hasattr(decoder, name)), None)
     pool = Pool(plan.blocks, plan.block, plan.width, plan.dtype, owner.lm_head.weight.device)
-    follow_v1()
+    follow_runner(config.use_v2_model_runner)
     return Worker(plan, pool, lambda: sharded_head(owner), layers, norm)
 
 
@@ -110,20 +111,30 @@ def sharded_head(owner: Any) -> ShardedHead:
 
 def refuse(config: VllmConfig) -> None:
     """Raises RevisitError, at start-up, for what cannot be done exactly."""
-    import vllm.envs
-
+    vllm_class("config.VllmConfig", "lora_config", "speculative_config", "kv_transfer_config", "use_v2_model_runner")
+    vllm_class("config.CacheConfig", "kv_sharing_fast_prefill")
+    vllm_class("config.ModelConfig", "enable_prompt_embeds", "enforce_eager")
+    vllm_class("config.CompilationConfig", "cudagraph_mode")
+    vllm_class(
+        "config.ParallelConfig",
+        *(
+            "enable_dbo",
+            "enable_batch_sharded_sampling",
+            "decode_context_parallel_size",
+            "prefill_context_parallel_size",
+        ),
+        "pipeline_parallel_size",
+    )
     parallel, model = config.parallel_config, config.model_config
     reasons = {
         "LoRA (the head may differ per request)": config.lora_config is not None,
         "prompt embeddings (they do not say where the image is)": model.enable_prompt_embeds,
-        "dual batch overlap": getattr(parallel, "enable_dbo", False),
-        "batch-sharded sampling (ranks would ask for different tokens)": getattr(
-            parallel, "enable_batch_sharded_sampling", False
-        ),
-        "context parallelism": getattr(parallel, "decode_context_parallel_size", 1) > 1
-        or getattr(parallel, "prefill_context_parallel_size", 1) > 1,
+        "dual batch overlap": parallel.enable_dbo,
+        "batch-sharded sampling (ranks would ask for different tokens)": parallel.enable_batch_sharded_sampling,
+        "context parallelism": max(parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size) > 1,
         "speculative decoding": config.speculative_config is not None,
         "KV transfer (states of tokens computed elsewhere are not here)": config.kv_transfer_config is not None,
+        "fast prefills over shared KV caches (they leave out states)": config.cache_config.kv_sharing_fast_prefill,
         f"pipeline parallelism and states of other layers than the last (set {LAYERS_SWITCH}=last)": parallel.pipeline_parallel_size
         > 1
         and kept_layers(describe(model)) != "last",
@@ -147,11 +158,12 @@ def replays_prefills(config: VllmConfig) -> bool:
 @functools.cache
 def tapped(name: str) -> type:
     """vLLM's class for an architecture, tapped."""
-    base = getattr(import_module(f"vllm.model_executor.models.{ARCHITECTURES[name]}"), name)
+    module, cls = _VLLM_MODELS[name]
+    base = vllm_class(f"model_executor.models.{module}.{cls}", "forward", "compute_logits", "get_language_model")
     return type(name, (Tapped, base), {"__module__": __name__, "__doc__": f"{name}, tapped."})
 
 
 def __getattr__(name: str) -> Any:
-    if name in ARCHITECTURES:
+    if name in vllm_architectures():
         return tapped(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

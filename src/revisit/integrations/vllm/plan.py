@@ -18,7 +18,7 @@ from revisit import settings
 from revisit.errors import RevisitError
 from revisit.integrations.vllm.request import kept_layers
 from revisit.methods.revisit import ReVisiT
-from revisit.models.families import resolve_layers
+from revisit.models.families import resolve_layers, vllm_architectures
 from revisit.models.parts import vision_token_ids
 from revisit.models.types import Configured
 
@@ -43,6 +43,16 @@ class Plan:
     block: int  # states of a block
     model: Configured  # what a recommendation reads, see `request.parse`
     kept: str | tuple[int, ...] = "last"  # layers that are kept besides the last
+
+    @property
+    def summary(self) -> str:
+        """What a server keeps, in one line for its log."""
+        layers = sorted({*resolve_layers(self.kept, self.depth, self.tied), self.depth})
+        megabytes = self.blocks * self.block * self.width * self.dtype.itemsize / 2**20
+        return (
+            f"ReVisiT keeps vision states of {'layers' if len(layers) > 1 else 'layer'} {', '.join(map(str, layers))} of {self.depth}: "
+            f"{megabytes:,.4g} MB in each worker, room for {self.blocks * self.block // len(layers):,} vision tokens at a time."
+        )
 
     def layers(self, method: ReVisiT) -> tuple[int, ...]:
         return resolve_layers(method.layers, self.depth, self.tied)
@@ -121,9 +131,7 @@ def make_plan(config: Any) -> Plan:
     """The plan of a server, from vLLM's configuration; refuses models whose states would not be seen."""
     from vllm.platforms import current_platform
 
-    from revisit.integrations.vllm import check_model
-
-    check_model(config)
+    check_model(config.model_config.architecture)
     model, scheduler = config.model_config, config.scheduler_config
     text = model.hf_text_config
     depth, tied = int(text.num_hidden_layers), bool(getattr(text, "tie_word_embeddings", False))
@@ -143,6 +151,22 @@ def make_plan(config: Any) -> Plan:
             f"{POOL_SWITCH}={megabytes:g} has no room for {block} vision states of width {width}; make it larger."
         )
     return Plan(vision_token_ids(model.hf_config), depth, tied, width, dtype, blocks, block, about, kept)
+
+
+def check_model(architecture: str) -> None:
+    """Raises RevisitError if the model that is about to be loaded will not show its states."""
+    from vllm import ModelRegistry
+
+    if architecture not in vllm_architectures():
+        raise RevisitError(
+            f"ReVisiT's vLLM plug-in knows {', '.join(sorted(vllm_architectures()))}, not {architecture}; leave the plug-in out for "
+            "this model (REVISIT_VLLM=0)."
+        )
+    if getattr(ModelRegistry.models[architecture], "module_name", None) != "revisit.integrations.vllm.models":
+        raise RevisitError(
+            f"Something else took the place of vLLM's {architecture} after ReVisiT's plug-in did, so the model would not show its "
+            "vision states; leave out the other plug-in (VLLM_PLUGINS=revisit)."
+        )
 
 
 def describe(model_config: Any) -> Configured:

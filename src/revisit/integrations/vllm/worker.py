@@ -29,7 +29,7 @@ from revisit.step.batched import fitting, refine, room_for
 from revisit.step.interface import Item, StateBlocks, Step, choose, to_device
 from revisit.step.rule import Rule
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("vllm.revisit")  # below vLLM's own logger, which prints it
 
 # Tokens outside the plausible set are this far below the model's own logits: never sampled, unless a grammar, a list of
 # allowed tokens or the like rules out the whole set; then what the model itself prefers comes next.

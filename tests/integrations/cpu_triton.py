@@ -1,0 +1,42 @@
+"""Lets vLLM's V2 model runner run on a CPU: Triton's own interpreter runs its kernels. Slow, and for tests only.
+
+vLLM's CPU build wants a Triton backend called "cpu", which the wheel of the Python package index does not have. Where
+VLLM_USE_V2_MODEL_RUNNER=1 asks for the V2 runner, Triton is switched to its interpreter when Python starts, and a backend of
+that name is entered just before vLLM looks for it.
+
+    python cpu_triton.py SITE_PACKAGES     installs this file there, to act in every process of that environment
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+
+class Interpreted:
+    """All that is asked of a driver whose kernels are never compiled."""
+
+    is_active = staticmethod(lambda: True)
+
+
+class Enter(importlib.abc.MetaPathFinder):
+    """Enters the backend just before vLLM's use of Triton is first imported."""
+
+    def find_spec(self, name: str, path: object, target: ModuleType | None = None) -> None:
+        if name == "vllm.triton_utils":
+            from triton.backends import backends
+
+            backends.setdefault("cpu", SimpleNamespace(driver=Interpreted, compiler=None))
+
+
+if __name__ == "__main__":
+    site = Path(sys.argv[1])
+    shutil.copy(__file__, site / "cpu_triton.py")
+    (site / "cpu_triton.pth").write_text("import cpu_triton\n")
+elif os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
+    os.environ["TRITON_INTERPRET"] = "1"
+    sys.meta_path.insert(0, Enter())
