@@ -17,7 +17,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from http_files import FileServer
-from revisit.benchmarks import amber, chair, get, pope, vqav2
+from revisit.benchmarks import amber, chair, get, mmhal, mmvp, phd, pope, vqav2
 from revisit.benchmarks.base import Benchmark
 from revisit.benchmarks.io import data, download
 from revisit.cli.main import app
@@ -135,14 +135,58 @@ def offer_vqav2(server: FileServer, patch: pytest.MonkeyPatch) -> None:
     coco_pictures(server, *range(11, 61))
 
 
+def offer_mmhal(server: FileServer, patch: pytest.MonkeyPatch) -> None:
+    rows = [
+        {
+            "question_type": "counting",
+            "image_id": f"a{n}",
+            "image_src": f"https://farm1.staticflickr.com/{n}_o.jpg",
+            "image_content": ["Dog"],
+            "question": "How many dogs are there?",
+            "gt_answer": "Two.",
+        }
+        for n in (1, 2)
+    ]
+    offer(server, mmhal.MMHal, {mmhal.MMHal.downloads[0].path: json.dumps(rows).encode()}, patch)
+    for n in (1, 2):
+        server.files[f"/farm1.staticflickr.com/{n}_o.jpg"] = jpeg(n)
+
+
+def offer_mmvp(server: FileServer, patch: pytest.MonkeyPatch) -> None:
+    table = "Index,Question,Options,Correct Answer\n1,Is it open?,(a) Open (b) Closed,(a)\n2,Is it open?,(a) Open (b) Closed,(b)\n"
+    offer(server, mmvp.MMVP, {"mmvp/Questions.csv": table.encode()}, patch)
+    for n in (1, 2):
+        server.files[f"/huggingface.co/datasets/MMVP/MMVP/resolve/main/MMVP%20Images/{n}.jpg"] = jpeg(n)
+
+
+def offer_phd(server: FileServer, patch: pytest.MonkeyPatch) -> None:
+    asked = {"task": "counting", "yes_question": "Are there two?", "no_question": "Are there three?"}
+    rows = [
+        {"image_id": "11", "context": {"iac": "It rains.", "icc": "There are three."}, **asked},
+        {"image_id": "12", "context": {"iac": "It snows.", "icc": "There are four."}, **asked},
+        {"image_id": "0", "ccs_description": "A square wheel.", **asked},
+    ]
+    offer(server, phd.PhD, {"phd/data.json": json.dumps(rows).encode()}, patch)
+    server.files["/images.cocodataset.org/train2014/COCO_train2014_000000000011.jpg"] = jpeg(11)
+    coco_pictures(server, 12)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for n in (0, 1):
+            archive.writestr(f"CCS_images/{n}.png", jpeg(n))
+    server.files[f"/{phd._CCS.partition('://')[2]}"] = packed.getvalue()
+
+
 OFFERS: dict[str, Callable[[FileServer, pytest.MonkeyPatch], None]] = {
     "pope": offer_pope,
     "repope": offer_repope,
     "chair": offer_chair,
     "amber": offer_amber,
     "vqav2": offer_vqav2,
+    "mmhal": offer_mmhal,
+    "mmvp": offer_mmvp,
+    "phd": offer_phd,
 }
-PICTURES = {"pope": 2, "repope": 1, "chair": 3, "amber": 2, "vqav2": 50}
+PICTURES = {"pope": 2, "repope": 1, "chair": 3, "amber": 2, "vqav2": 50, "mmhal": 2, "mmvp": 2, "phd": 3}
 
 
 @pytest.fixture(params=OFFERS)

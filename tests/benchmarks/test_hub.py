@@ -162,6 +162,39 @@ def make_llava_bench(folder: Path) -> Path:
     return card(folder, default={"train": "data/train-*"})
 
 
+def make_dash_b(folder: Path) -> Path:
+    features = {**dict.fromkeys(("question_id", "question", "answer", "object", "img_id"), TEXT), "image": Image()}
+    asked = [("7", "yes"), ("8", "no"), ("9", "no")]
+    rows = [(n, "Can you see a dog?", said, "dog", f"{n}.png", column(picture(int(n)))) for n, said in asked]
+    save(folder / "data/test-00000-of-00001.parquet", features, rows)
+    return card(folder, default={"test": "data/test-*"})
+
+
+def make_naturalbench(folder: Path) -> Path:
+    features = {
+        **dict.fromkeys(("Question_0", "Question_1"), TEXT),
+        **dict.fromkeys(("Image_0", "Image_1"), Image()),
+        **dict.fromkeys([f"Image_{i}_Question_{q}" for i in (0, 1) for q in (0, 1)], TEXT),
+        "Question_Type": TEXT,
+    }
+    data = [column(picture(n)) for n in (30, 40)]
+    rows = [
+        ("A dog?", "A cat?", *data, "Yes", "No", "No", "Yes", "yes_no"),
+        (
+            "Which? Option: A: one; B: two;",
+            "Where? Option: A: in; B: out;",
+            *data,
+            "A",
+            "B",
+            "B",
+            "A",
+            "multiple_choice",
+        ),
+    ]
+    save(folder / "data/train-00000-of-00001.parquet", features, rows)
+    return card(folder, default={"train": "data/train-*"})
+
+
 Maker = Callable[[Path], Path]
 MAKERS: dict[str, Maker] = {
     "pope": make_pope,
@@ -169,6 +202,8 @@ MAKERS: dict[str, Maker] = {
     "mmmu": make_mmmu,
     "mme": make_mme,
     "llava_bench": make_llava_bench,
+    "dash_b": make_dash_b,
+    "naturalbench": make_naturalbench,
 }
 # Answers in the order of the items, and metrics that follow from them by hand.
 KNOWN: dict[str, tuple[list[str], dict[str, float]]] = {
@@ -178,6 +213,12 @@ KNOWN: dict[str, tuple[list[str], dict[str, float]]] = {
     "mmmu": (["(A)", "it is three"], {"micro": 1 / 2, "Art/accuracy": 0, "Math/accuracy": 1}),
     "mme": (["Yes", "No", "Yes", "Yes"], {"acc": 75, "acc_plus": 50, "existence/score": 200, "OCR/score": 50}),
     "llava_bench": (["A high green hill.", "Green"], {"words": 2.5}),
+    "dash_b": (["Yes.", "Yes.", "No."], {"accuracy": 2 / 3, "TPR": 1, "TNR": 1 / 2, "harmonic": 2 / 3}),
+    # the first group right but for its second question on the first picture
+    "naturalbench": (
+        ["Yes", "No", "Yes", "Yes", "A", "B", "B", "A."],
+        {"Q_Acc": 3 / 4, "I_Acc": 3 / 4, "G_Acc": 1 / 2, "Acc": 7 / 8},
+    ),
 }
 
 
@@ -212,7 +253,7 @@ def test_fetched_loaded_and_scored(name: str, made: Callable[[str], Path], tmp_p
     assert {metric: scores.metrics[metric] for metric in expected} == pytest.approx(expected)
     about = json.loads((folder / "source.json").read_text())
     assert (about["benchmark"], about["source"], about["revision"]) == (name, str(source), None)
-    assert (about["rows"], about["items"]) == (len(items), len(items))
+    assert (about["rows"] * bench.hub.items_per_row, about["items"]) == (len(items), len(items))
     assert about["splits"] == list(get(name).hub.splits)
     assert about["pictures"] == len({image for item in items for image in item.images})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["data", source.name]  # no draft is left

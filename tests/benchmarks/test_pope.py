@@ -180,7 +180,7 @@ PICTURES = Pictures(("pictures",), ("https://example.org/pictures",))
 class Dash(YesNo):
     parser: str = "vlmevalkit"
 
-    name = "dash_b"
+    name = "near_miss_b"
     title = "DASH-B"
     source = "its authors"
     license = "MIT"
@@ -193,19 +193,19 @@ class Dash(YesNo):
 
 def test_a_benchmark_in_this_form_is_an_entry_of_data(tmp_path: Path):
     """Loaded, fetched and scored by what the entry says; a setting's name need not look like POPE's."""
-    (tmp_path / "dash.py").write_text(ENTRY)
-    (tmp_path / "dash_b").mkdir()
+    (tmp_path / "mine.py").write_text(ENTRY)
+    (tmp_path / "near_miss_b").mkdir()
     for name, label in (("near_miss", "no"), ("other", "yes")):
         row = {"question_id": 1, "image": "7.jpg", "text": f"Is there a {name}?", "label": label}
-        (tmp_path / f"dash_b/{name}.json").write_text(json.dumps(row))
-    bench = get(f"{tmp_path / 'dash.py'}:Dash")
+        (tmp_path / f"near_miss_b/{name}.json").write_text(json.dumps(row))
+    bench = get(f"{tmp_path / 'mine.py'}:Dash")
     items = bench.load(tmp_path)
     assert [(item.id, item.meta["label"]) for item in items] == [("near miss/1", "no"), ("other/1", "yes")]
     assert bench.score(items, {item.id: "Yes." for item in items}).metrics["near miss/accuracy"] == 0.0
-    assert bench.version == "dash_b-vlmevalkit-1"
+    assert bench.version == "near_miss_b-vlmevalkit-1"
     assert [(r.path, r.urls) for r in bench.downloads] == [
-        ("dash_b/near_miss.json", ("https://example.org/near_miss.json",))
+        ("near_miss_b/near_miss.json", ("https://example.org/near_miss.json",))
     ]
     assert {r.urls for r in bench.pictures(tmp_path)} == {("https://example.org/pictures/7.jpg",)}
     with pytest.raises(RevisitError, match="Did you mean 'other'"):
-        get(f"{tmp_path / 'dash.py'}:Dash", settings="othr")
+        get(f"{tmp_path / 'mine.py'}:Dash", settings="othr")

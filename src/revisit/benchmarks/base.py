@@ -31,6 +31,7 @@ class HubDataset:
     splits: tuple[str, ...]
     columns: tuple[str, ...]
     configs: tuple[str, ...] = ()  # configurations in the order to read them; the only one if empty
+    items_per_row: int = 1
 
 
 def lmms(name: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import functools
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -90,6 +91,17 @@ class CaptionScore:
         return len(self.recalled) / len(self.ground_truth) if self.ground_truth else 0.0
 
     @property
+    def repeats(self) -> bool:
+        """Whether some object is named three times or more."""
+        return max(Counter(self.parse.nodes).values(), default=0) >= 3
+
+    @property
+    def distinct(self) -> float:
+        """Distinct-1: different words / words; 0 without words."""
+        words = [token for token in self.parse.tokens if any(map(str.isalnum, token))]
+        return len(set(words)) / len(words) if words else 0.0
+
+    @property
     def f1(self) -> float:
         """The ReVisiT paper's per-caption F1."""
         p, r = self.precision, self.recall
@@ -148,6 +160,8 @@ def score_captions(captions: Iterable[tuple[str, str, Iterable[str]]]) -> Scores
         "Recall": {u: (float(len(s.recalled)), float(len(s.ground_truth))) for u, s in units.items()},
         "F1": {u: (s.f1, 1.0) for u, s in units.items()},
         "Len": {u: (0.01 * len(s.parse.merged), 1.0) for u, s in units.items()},
+        "Rep": {u: (float(s.repeats), 1.0) for u, s in units.items()},
+        "Distinct-1": {u: (s.distinct, 1.0) for u, s in units.items()},
     }
     counts = {
         "captions": len(units),
@@ -263,6 +277,8 @@ class Chair(Benchmark):
         Metric("Recall", "higher", 100, 1),
         Metric("F1", "higher", 100, 1),
         Metric("Len", None, 100, 1),
+        Metric("Rep", "lower", 100, 1),
+        Metric("Distinct-1", "higher", 100, 1),
     )
 
     license: ClassVar[str] = COCO_LICENSE

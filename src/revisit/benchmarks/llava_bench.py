@@ -10,25 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from pydantic import model_validator
-from typing_extensions import Self
-
-from revisit.benchmarks.base import (
-    Benchmark,
-    HubDataset,
-    Item,
-    Metric,
-    Scores,
-    check_answers,
-    lmms,
-    ratio,
-)
+from revisit.benchmarks.base import HubDataset, Item, Metric, Scores, lmms
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.drafts import Draft
 from revisit.benchmarks.io.files import Record
-from revisit.benchmarks.judge import Judge
+from revisit.benchmarks.judged import Judged
 from revisit.errors import RevisitError
 
 SOURCE = "the hub dataset liuhaotian/llava-bench-in-the-wild, or `revisit data get llava_bench DIR`"
@@ -84,14 +72,8 @@ def score_marks(rows: Iterable[tuple[str, str, tuple[float, float]]]) -> Scores:
     return Scores(metrics, per_item, {"answers": float(len(rows)), "unread_replies": float(bad)}, notes)
 
 
-class LlavaBench(Benchmark):
-    """`judge`: "none" (answers only), "model" with `judge_url`, `judge_model`, `judge_cache`, or "reviews", which
-    takes the answers as replies that a judge has given before."""
-
-    judge: Literal["none", "model", "reviews"] = "none"
-    judge_url: str = ""
-    judge_model: str = "gpt-4-0314"
-    judge_cache: Path | None = None
+class LlavaBench(Judged):
+    """LLaVA-Bench-in-the-Wild; without a judge only the answers' length is known."""
 
     name: ClassVar[str] = "llava_bench"
     title: ClassVar[str] = "LLaVA-Bench"
@@ -103,22 +85,13 @@ class LlavaBench(Benchmark):
         ("train",),
         ("question_id", "question", "image", "caption", "gpt_answer", "category", "image_id"),
     )
+    system: ClassVar[str | None] = SYSTEM
     max_new_tokens: ClassVar[int] = 1024
     headline: ClassVar[str] = "all"
     metrics: ClassVar[tuple[Metric, ...]] = (
         *(Metric(name, "higher", 1, 1) for name in ("all", "conv", "detail", "complex")),
         Metric("words", None, 1, 1),
     )
-
-    @model_validator(mode="after")
-    def _check_options(self) -> Self:
-        if self.judge == "model" and not self.judge_url:
-            raise RevisitError("A model judge needs judge_url, the base address of an OpenAI-compatible API.")
-        return self
-
-    @property
-    def version(self) -> str:
-        return f"llava_bench-{self.judge_model if self.judge == 'model' else self.judge}-1"
 
     def load(self, data_dir: Path) -> list[Item]:
         questions, context, reference = map(files.read_records, self.files(data_dir))
@@ -153,20 +126,9 @@ class LlavaBench(Benchmark):
             out.add(questions, question)
             out.add(reference, {"question_id": number, "prompt": row["question"], "text": row["gpt_answer"]})
 
-    def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
-        check_answers(items, answers)
-        if self.judge == "none":
-            words = {item.id: (float(len(answers[item.id].split())), 1.0) for item in items}
-            note = "Not judged: give a judge to get a score; words is the mean length of the answers."
-            return Scores({"words": ratio(words.values())}, {"words": words}, {"answers": float(len(items))}, (note,))
-        replies = answers if self.judge == "reviews" else self._ask(items, answers)
-        return score_marks((item.id, item.meta["category"], parse_marks(replies[item.id])) for item in items)
+    def ask(self, item: Item, answer: str) -> str:
+        m = item.meta
+        return judge_prompt(m["context"], item.prompt, m["category"], m["reference"], answer)
 
-    def _ask(self, items: list[Item], answers: Mapping[str, str]) -> dict[str, str]:
-        judge = Judge(self.judge_url, self.judge_model, self.judge_cache, temperature=0.2)
-        replies = {}
-        for item in items:
-            m = item.meta
-            prompt = judge_prompt(m["context"], item.prompt, m["category"], m["reference"], answers[item.id])
-            replies[item.id] = judge.ask(prompt, system=SYSTEM)
-        return replies
+    def score_replies(self, items: list[Item], replies: Mapping[str, str]) -> Scores:
+        return score_marks((item.id, item.meta["category"], parse_marks(replies[item.id])) for item in items)

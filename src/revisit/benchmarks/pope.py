@@ -1,4 +1,5 @@
-"""POPE: "Is there a ... in the image?", half yes and half no, in nine settings; RePOPE: the same with corrected labels.
+"""POPE: "Is there a ... in the image?", half yes and half no, in nine settings; RePOPE: the same with corrected labels; DASH-B:
+pictures that invite a false yes.
 
 The published parsers disagree on one answer in ten, so the parser is part of every number's name. A benchmark in this form
 is an entry of data: a class derived from `YesNo` that names its question files, as at the end of this file. Data: the
@@ -36,7 +37,7 @@ from revisit.benchmarks.io.files import Record
 from revisit.benchmarks.vqav2 import strip_punctuation
 from revisit.errors import RevisitError
 
-Parser = Literal["official", "vcd", "opera", "harness", "vlmevalkit", "repope"]
+Parser = Literal["official", "vcd", "opera", "harness", "vlmevalkit", "repope", "dash_b"]
 SUFFIXES = {"none": "", "one-word": " Please answer this question with one word."}
 
 # --------------------------------------------------------------------------------------------------- parsers
@@ -92,6 +93,7 @@ PARSERS: dict[str, Callable[[str, str], str]] = {
     "harness": parse_harness,
     "vlmevalkit": parse_vlmevalkit,
     "repope": parse_repope,
+    "dash_b": parse_repope,  # the same reading, but an answer without a prediction is wrong
 }
 
 # --------------------------------------------------------------------------------------------------- metrics
@@ -131,8 +133,8 @@ def score_cells(cells: Mapping[str, str], yes_labels: Mapping[str, bool] | None 
     return scores
 
 
-def score_answers(rows: Iterable[tuple[str, str, str]], parser: str = "official") -> Scores:
-    """The metrics over (unit, answer, label) rows. Precision and F1 without any yes answer are undefined (NaN)."""
+def _read(rows: Iterable[tuple[str, str, str]], parser: str) -> tuple[dict[str, str], dict[str, bool]]:
+    """Each unit's cell, and whether its label is yes, from (unit, answer, label) rows."""
     check_choice("parser", parser, PARSERS)
     parse = PARSERS[parser]
     cells, labels = {}, {}
@@ -142,6 +144,27 @@ def score_answers(rows: Iterable[tuple[str, str, str]], parser: str = "official"
             raise RevisitError(f"Item {unit}: the label must be yes or no, not {label!r}.")
         cells[unit] = cell(label, parse(answer, label), parser)
         labels[unit] = label == "yes"
+    return cells, labels
+
+
+def score_recalls(rows: Iterable[tuple[str, str, str]], parser: str = "dash_b") -> Scores:
+    """DASH-B's metrics over (unit, answer, label) rows: accuracy, the recalls of yes and no, and their harmonic mean."""
+    cells, labels = _read(rows, parser)
+    right = {unit: (float(cell in ("TP", "TN")), float(cell != "left out")) for unit, cell in cells.items()}
+    per_item = {
+        "accuracy": right,
+        "TPR": {unit: value for unit, value in right.items() if labels[unit]},
+        "TNR": {unit: value for unit, value in right.items() if not labels[unit]},
+    }
+    scores = Scores.of(per_item, {"right": sum(n for n, _ in right.values()), "answers": len(right)})
+    tpr, tnr = scores.metrics["TPR"], scores.metrics["TNR"]
+    scores.metrics["harmonic"] = 2 * tpr * tnr / (tpr + tnr) if tpr + tnr else math.nan
+    return scores
+
+
+def score_answers(rows: Iterable[tuple[str, str, str]], parser: str = "official") -> Scores:
+    """The metrics over (unit, answer, label) rows. Precision and F1 without any yes answer are undefined (NaN)."""
+    cells, labels = _read(rows, parser)
     scores = score_cells(cells, labels if parser == "harness" else None)
     if parser not in ("harness", "vlmevalkit"):
         return scores
@@ -183,6 +206,8 @@ def score_settings(rows: Iterable[tuple[str, str, str, str]], parser: str = "off
     counts = {f"{setting}/{k}": v for setting, part in parts.items() for k, v in part.counts.items()}
     return Scores(metrics, per_item, counts)
 
+
+RECALLS = tuple(Metric(name, "higher", 100, 2) for name in ("harmonic", "accuracy", "TPR", "TNR"))
 
 # --------------------------------------------------------------------------------------------- the form of POPE
 
@@ -375,3 +400,43 @@ class RePope(YesNo):
         Questions(f"coco_{k}", (f"coco_repope_{k}.json",), COCO, f"{_REPOPE}/coco_repope_{k}.json", sha256)
         for k, sha256 in _REPOPE_SHA256
     )
+
+
+class DashB(YesNo):
+    """DASH-B: pictures that invite a false "yes", and as many that show the object, for 70 objects; from its hub dataset."""
+
+    parser: Parser = "dash_b"
+
+    name: ClassVar[str] = "dash_b"
+    title: ClassVar[str] = "DASH-B"
+    source: ClassVar[str] = "the hub dataset YanNeu/DASH-B, by `revisit data get dash_b DIR`"
+    license: ClassVar[str] = "unknown"
+    headline: ClassVar[str] = "harmonic"
+    metrics: ClassVar[tuple[Metric, ...]] = RECALLS
+    question_files: ClassVar[tuple[Questions, ...]] = (
+        Questions("dash_b", ("questions.jsonl",), Pictures(("dash_b/images", "images"))),
+    )
+    hub: ClassVar[HubDataset | None] = HubDataset(
+        ("YanNeu/DASH-B",), ("test",), ("question_id", "question", "answer", "object", "image")
+    )
+
+    @classmethod
+    def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
+        """The question file; a picture has the number of its question."""
+        for row in rows:
+            number = str(row["question_id"])
+            out.once(number, row.where)
+            image = Path(out.picture(f"dash_b/images/{number}", row["image"], row.where)).name
+            label = row.need_choice("answer", ("yes", "no"))
+            entry = {
+                "question_id": number,
+                "image": image,
+                "text": row["question"],
+                "label": label,
+                "object": row["object"],
+            }
+            out.add("dash_b/questions.jsonl", entry)
+
+    def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
+        check_answers(items, answers)
+        return score_recalls(((item.id, answers[item.id], item.meta["label"]) for item in items), self.parser)

@@ -166,11 +166,12 @@ def _rows(library: Any, dataset: HubDataset, place: Place, splits: Iterable[str]
 
 
 def _read_back(benchmark: Benchmark, root: Path, rows: int, place: Place, *, whole: bool) -> int:
-    """How many items the benchmark finds in `root`, every picture there; one per row if the set is `whole`."""
+    """How many items the benchmark finds in `root`, every picture there; if the set is `whole`, as many as its rows make."""
     if rows == 0:
         raise RevisitError(f"{place.source} has no rows in that split; nothing was written.")
     items = type(benchmark)().load(root)  # with its default options
-    if whole and len(items) != rows:
+    assert benchmark.hub is not None
+    if whole and len(items) != rows * benchmark.hub.items_per_row:
         raise RevisitError(f"{place.source}: {rows} rows make {len(items)} questions; nothing was written.")
     for item in items:
         for image in item.images:
