@@ -128,3 +128,16 @@ def test_missing_annotations_say_where_they_go(tmp_path: Path):
 def test_length_by_the_published_formula(nltk_data):
     captions = [(str(n), "dog " * (7 + (n < 5)), ["dog"]) for n in range(20)]
     assert chair.score_captions(captions).metrics["Len"] == 0.01 * 145 / 20
+
+
+def test_repetition_and_distinct_words_by_hand():
+    def scored(tokens: str, nodes: tuple[str, ...]) -> chair.CaptionScore:
+        words = tuple(tokens.split())
+        return chair.CaptionScore(chair.Parse(words, (), words, nodes, nodes, ()), frozenset())
+
+    thrice = scored("a dog , a dog and the dog .", ("dog", "dog", "dog"))
+    assert thrice.repeats
+    assert thrice.distinct == 4 / 7  # a, dog, and, the; punctuation is not a word
+    assert not scored("a dog , a cat and the dog", ("dog", "cat", "dog")).repeats
+    assert scored("", ()).distinct == 0.0
+    assert [metric.name for metric in chair.Chair.metrics][-2:] == ["Rep", "Distinct-1"]

@@ -177,11 +177,11 @@ from revisit.benchmarks.pope import Pictures, Questions, YesNo
 PICTURES = Pictures(("pictures",), ("https://example.org/pictures",))
 
 
-class Dash(YesNo):
+class Shapes(YesNo):
     parser: str = "vlmevalkit"
 
-    name = "near_miss_b"
-    title = "DASH-B"
+    name = "shapes"
+    title = "Shapes"
     source = "its authors"
     license = "MIT"
     question_files = (
@@ -194,18 +194,18 @@ class Dash(YesNo):
 def test_a_benchmark_in_this_form_is_an_entry_of_data(tmp_path: Path):
     """Loaded, fetched and scored by what the entry says; a setting's name need not look like POPE's."""
     (tmp_path / "mine.py").write_text(ENTRY)
-    (tmp_path / "near_miss_b").mkdir()
+    (tmp_path / "shapes").mkdir()
     for name, label in (("near_miss", "no"), ("other", "yes")):
         row = {"question_id": 1, "image": "7.jpg", "text": f"Is there a {name}?", "label": label}
-        (tmp_path / f"near_miss_b/{name}.json").write_text(json.dumps(row))
-    bench = get(f"{tmp_path / 'mine.py'}:Dash")
+        (tmp_path / f"shapes/{name}.json").write_text(json.dumps(row))
+    bench = get(f"{tmp_path / 'mine.py'}:Shapes")
     items = bench.load(tmp_path)
     assert [(item.id, item.meta["label"]) for item in items] == [("near miss/1", "no"), ("other/1", "yes")]
     assert bench.score(items, {item.id: "Yes." for item in items}).metrics["near miss/accuracy"] == 0.0
-    assert bench.version == "near_miss_b-vlmevalkit-1"
+    assert bench.version == "shapes-vlmevalkit-1"
     assert [(r.path, r.urls) for r in bench.downloads] == [
-        ("near_miss_b/near_miss.json", ("https://example.org/near_miss.json",))
+        ("shapes/near_miss.json", ("https://example.org/near_miss.json",))
     ]
     assert {r.urls for r in bench.pictures(tmp_path)} == {("https://example.org/pictures/7.jpg",)}
     with pytest.raises(RevisitError, match="Did you mean 'other'"):
-        get(f"{tmp_path / 'mine.py'}:Dash", settings="othr")
+        get(f"{tmp_path / 'mine.py'}:Shapes", settings="othr")
