@@ -114,7 +114,7 @@ def read_samples(run: Path) -> tuple[Columns, list[Sample], list[str]]:
             continue  # planned, and not begun
         name, data = str(cell["benchmark"]["label"]), str(cell["provenance"]["data"] or "")
         if (name, data) not in items:
-            items[name, data] = _items(cell["benchmark"], data, notes)
+            items[name, data] = items_of(cell["benchmark"], data, notes)
         column = columns.of(cell)
         scores = read_scores(folder) if cell["status"] == "complete" else None
         for line in read_answers(folder / "answers.jsonl"):
@@ -133,7 +133,7 @@ def natural_order(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
 
 
-def _items(benchmark: Mapping[str, Any], data: str, notes: list[str]) -> dict[str, Item]:
+def items_of(benchmark: Mapping[str, Any], data: str, notes: list[str]) -> dict[str, Item]:
     """The items of a benchmark by id; none, and a note, where its data cannot be read any more."""
     options = {
         name: value for name, value in benchmark["options"].items() if name != "judge"
@@ -204,7 +204,7 @@ def _payload(sample: Sample, pictures: Mapping[Path, str], columns: Columns) -> 
     """One sample with short keys; there may be ten thousand."""
     entry: dict[str, Any] = {"b": sample.benchmark, "i": sample.item.id, "q": sample.prompt}
     entry["p"] = [pictures[path] for path in sample.item.images if path in pictures]
-    if truth := _truth(sample.item):
+    if truth := truth_of(sample.item):
         entry["t"] = truth
     entry["a"] = sample.answers
     if sample.disagree:
@@ -214,7 +214,7 @@ def _payload(sample: Sample, pictures: Mapping[Path, str], columns: Columns) -> 
     return entry
 
 
-def _truth(item: Item) -> str:
+def truth_of(item: Item) -> str:
     """What is right, as far as the item tells it."""
     found: Any = next((item.meta[key] for key in TRUTH if item.meta.get(key) not in (None, "", [])), "")
     row = item.meta.get("row")
