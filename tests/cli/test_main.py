@@ -62,7 +62,7 @@ def test_version(run: Callable[..., Done]) -> None:
     [
         ("generate photo.png --max-new-tokens 2 --compare-with none --html .", "."),
         ("scenes build photo.png --limit 2", "photo.png is a file"),
-        ("export custom-generate photo.png", "photo.png"),
+        ("export --to custom-generate --out photo.png", "photo.png"),
         ("compare photo.png", "photo.png is a file"),
         ("compare old", "old/results.json has format 99; this version reads 3"),
         ("generate photo.png --dtype float99", "must be float32, float16, bfloat16 or auto, not 'float99'"),

@@ -18,7 +18,9 @@ from revisit.methods.revisit import ReVisiT
 
 
 def test_transformers_loads_the_folder_and_decodes_with_it(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["export", "custom-generate", str(tmp_path), "--set", "alpha=0.01"])
+    result = CliRunner().invoke(
+        app, ["export", "--to", "custom-generate", "--out", str(tmp_path), "--set", "alpha=0.01"]
+    )
     assert result.exit_code == 0, result.output
     model, _ = families.build("llava")
     inputs = families.inputs("llava", ["What is this?"], [[families.picture(1)]])
@@ -55,7 +57,9 @@ def test_what_the_folder_does_not_say_is_recommended_for_the_model(tmp_path: Pat
     model, _ = families.build("qwen2_5_vl")
     inputs = families.inputs("qwen2_5_vl", ["What is this?"], [[families.picture(1)]])
     options = {"max_new_tokens": 8, "do_sample": False}
-    CliRunner().invoke(app, ["export", "custom-generate", str(tmp_path / "named"), "--set", "alpha=0.01"])
+    CliRunner().invoke(
+        app, ["export", "--to", "custom-generate", "--out", str(tmp_path / "named"), "--set", "alpha=0.01"]
+    )
     write(tmp_path / "whole", ReVisiT(alpha=0.01))
     for folder, method in (("named", "revisit:alpha=0.01"), ("whole", ReVisiT(alpha=0.01))):
         seen, wanted = Trace(), Trace()

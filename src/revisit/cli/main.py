@@ -19,7 +19,7 @@ from revisit.cli.compare import compare
 from revisit.cli.demo import demo
 from revisit.cli.doctor import doctor
 from revisit.cli.eval import evaluate
-from revisit.cli.export import custom_generate
+from revisit.cli.export import export
 from revisit.cli.generate import generate
 from revisit.cli.lens import lens
 from revisit.cli.listing import benchmarks, methods, models
@@ -57,13 +57,12 @@ for _command in (
         ui,
         serve,
     ),
-    *(analyze, ablate, report, reproduce),
+    *(analyze, ablate, report, reproduce, export),
 ):
     app.command("eval" if _command is evaluate else None)(_command)
 for _group, _about, _name, _inner in (
     ("scenes", "Generated pictures with known contents.", "build", scenes.build),
     ("data", "Data of benchmarks.", "get", data.get),
-    ("export", "Write a method as a folder that other programs load.", "custom-generate", custom_generate),
 ):
     _commands = typer.Typer(help=_about, no_args_is_help=True)
     _commands.command(_name)(_inner)

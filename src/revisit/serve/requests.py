@@ -100,9 +100,6 @@ def check_sizes(chat: ChatBody, limits: Limits) -> None:
     for source in sources:
         if not source.startswith("data:") and len(source) > URL_CHARACTERS:
             raise ApiError(400, f"An image's URL may have {URL_CHARACTERS:,} characters at most.", param="messages")
-    for name in ("max_tokens", "max_completion_tokens"):
-        if (asked := getattr(chat, name)) is not None and asked > limits.new_tokens:
-            raise ApiError(400, f"{name} must be from 1 to {limits.new_tokens}, not {quoted(asked)}.", param=name)
 
 
 def check_settings(settings: Settings, limits: Limits) -> None:
@@ -158,7 +155,7 @@ def read_request(
     for source in sources:
         left = limits.request_pixels - sum(image.width * image.height for image in images)
         images.append(read_source(source, min(limits.image_pixels, left), fetch))
-    length = chat.max_completion_tokens or chat.max_tokens or min(limits.default_new_tokens, limits.new_tokens)
+    length = min(chat.max_completion_tokens or chat.max_tokens or limits.default_new_tokens, limits.new_tokens)
     return ChatRequest(
         messages=[_for_template(message) for message in chat.messages],
         images=images,

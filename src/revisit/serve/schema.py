@@ -36,6 +36,8 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "audio": (None,),
     "modalities": (["text"], None),
     "reasoning_effort": (None,),
+    "repetition_penalty": (1, None),
+    "min_p": (0, None),
 }
 
 
@@ -141,7 +143,9 @@ class ChatBody(Body):
 
     model: str = Field(description="The name of the served model.")
     messages: list[Message] = Field(min_length=1, description="The conversation; the last message is the user's.")
-    max_tokens: int | None = Field(None, ge=1, description="Longest answer, in tokens.")
+    max_tokens: int | None = Field(
+        None, ge=1, description="Longest answer, in tokens; the server's limit if it is lower."
+    )
     max_completion_tokens: int | None = Field(None, ge=1, description="The same, and beats max_tokens.")
     temperature: float | None = Field(None, ge=0, le=2, description="0 or nothing: the likeliest token is taken.")
     top_p: float | None = Field(None, ge=0, le=1)
@@ -166,6 +170,8 @@ class ChatBody(Body):
     audio: object = None
     modalities: object = None
     reasoning_effort: object = None
+    repetition_penalty: object = None
+    min_p: object = None
 
     user: object = Field(None, description="Of no effect, like the following.")
     metadata: object = None
