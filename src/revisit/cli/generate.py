@@ -115,6 +115,7 @@ def generate(
     from revisit import Trace, load
     from revisit import generate as decode
     from revisit.cli.notices import print_notice, print_unfamiliar
+    from revisit.explain.record import refuse_beams
     from revisit.models.config import is_embedded
     from revisit.models.prompts import answers, new_tokens, prepare
 
@@ -128,6 +129,10 @@ def generate(
     print_notice(model)
     chosen = methods.as_method(method, loaded, **settings)
     compared = [methods.as_method(name, loaded, **own) for name, own in others]
+    if html or trace_:
+        for shown in (chosen, *compared):
+            refuse_beams(shown)
+    beams = beams if beams > 1 else chosen.own_beams
     generation: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample, "num_beams": beams}
     if sample:
         generation |= {"temperature": temperature, "top_p": top_p}

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from revisit.decoding.method import Method
     from revisit.models.types import Inputs, Model, Processor
 
-# (row, token) -> whether the row ends here; called for every token of a row until the row has ended.
+# (row, token) -> whether the row ends here; called for every token of a row until the row has ended. With beams the tokens
+# are known, and come, when the search is over.
 OnToken = Callable[[int, int], bool]
 
 
@@ -96,13 +97,17 @@ def decode_batch(
     All rows share the number of beams. `more` goes to generate, for example a cache that holds the prompts.
     """
     (beams,) = {decoding.num_beams for decoding in decodings} or {1}
-    if on_token is not None and beams > 1:
-        raise RevisitError("Beam search cannot be streamed: leave out the beams, or wait for the whole answer.")
+    if beams == 1 and (beams := method.own_beams) > 1 and _draws(decodings):
+        raise RevisitError(
+            f"{method.name} searches with beams and draws nothing: leave out the temperature, or use another method."
+        )
     limits = [decoding.max_new_tokens for decoding in decodings]
     seeds = list(range(len(decodings))) if seeds is None else seeds
     trace, end = trace or Trace(), end_tokens(model.generation_config)
     criteria = StoppingCriteriaList()
-    if on_token is not None or len(set(limits)) > 1:
+    if beams > 1 and len(set(limits)) > 1:
+        criteria.append(BeamLimits(limits, inputs["input_ids"].shape[1]))
+    elif beams == 1 and (on_token is not None or len(set(limits)) > 1):
         criteria.append(RowEnds(limits, end, on_token))
     output = generate(
         model,
@@ -121,8 +126,10 @@ def decode_batch(
         stopping_criteria=criteria,
     )
     rows = new_tokens(output, inputs).tolist()
-    ends = criteria[0].lengths if criteria else [None] * len(rows)
+    ends = criteria[0].lengths if criteria and beams == 1 else limits
     tokens = [until_end(row[:length], end) for row, length in zip(rows, ends, strict=True)]
+    if on_token is not None and beams > 1:
+        tokens = [_heard(on_token, number, row) for number, row in enumerate(tokens)]
     texts = decode_texts(processor, tokens)
     return [
         Decoded(
@@ -156,6 +163,25 @@ class RowEnds(StoppingCriteria):  # type: ignore[misc]
                 if stop or token in self.end or self.steps >= self.limits[row]:
                     self.lengths[row] = self.steps
         return torch.tensor([length is not None for length in self.lengths], device=input_ids.device)
+
+
+class BeamLimits(StoppingCriteria):  # type: ignore[misc]
+    """Ends the beams of each item at the item's own limit."""
+
+    def __init__(self, limits: Sequence[int], prompt: int) -> None:
+        self.limits, self.prompt = limits, prompt
+
+    def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
+        reached = [input_ids.shape[1] - self.prompt >= limit for limit in self.limits]
+        return torch.tensor(reached, device=input_ids.device).repeat_interleave(len(input_ids) // len(reached))
+
+
+def _heard(on_token: OnToken, row: int, tokens: list[int]) -> list[int]:
+    """The tokens of a finished row up to the one where its listener ends it."""
+    for count, token in enumerate(tokens, 1):
+        if on_token(row, token):
+            return tokens[:count]
+    return tokens
 
 
 class RowSampling(LogitsProcessor):  # type: ignore[misc]

@@ -144,6 +144,8 @@ def generate(
     _check_drawing(model, kwargs)
     if kwargs.get("stop_strings") is not None:
         kwargs = _stopping_at_strings(kwargs)
+    if chosen.own_beams > 1 and beams_asked(model, kwargs) == 1:
+        kwargs = {**kwargs, "num_beams": chosen.own_beams}
     made = Trace(record=True) if trace is True else trace
     extra: dict[str, Any] = {"trace": made} if isinstance(made, Trace) else {}
     if processor is not None:
@@ -180,6 +182,12 @@ def _check_drawing(model: Model, kwargs: Mapping[str, Any]) -> None:
     if not kwargs.get("do_sample", getattr(config, "do_sample", None)):
         given = {"num_beams": given["num_beams"]}
     Drawing.read({name: value for name, value in given.items() if value is not None}, "generate")
+
+
+def beams_asked(model: Model, kwargs: Mapping[str, Any]) -> int:
+    """How many beams the arguments of `generate` ask for."""
+    config = kwargs.get("generation_config") or getattr(model, "generation_config", None)
+    return kwargs.get("num_beams") or getattr(config, "num_beams", None) or 1
 
 
 def _kind(value: object) -> str:
@@ -389,4 +397,4 @@ def _refuse(mode: GenerationMode, generation_config: GenerationConfig, caller: d
             "prefill_chunk_size is not supported: with it, transformers loses the image between chunks; leave it out."
         )
     if mode in (GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE) and caller.get("streamer") is not None:
-        raise RevisitError("Beam search cannot be streamed: leave out the streamer, or set num_beams=1.")
+        raise RevisitError("Beam search cannot be streamed: leave out the streamer, or decode without beams.")

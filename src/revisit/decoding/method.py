@@ -109,6 +109,11 @@ class Method(Settings):
         """The settings of the authors' released code; the defaults, unless a method says otherwise."""
         return cls(**overrides)
 
+    @property
+    def own_beams(self) -> int:
+        """Beams that the method searches with where the call asks for none; 1 if it can do without."""
+        return 1
+
     def for_model(self, model: Model | str) -> Self:
         """This method as it decodes a model: itself, unless it leaves settings to the model."""
         return self

@@ -412,6 +412,10 @@ class Run:
         """
         model, kwargs = self.loop_model, self.model_kwargs
         if not self._length:
+            if not input_ids.shape[1]:
+                raise RevisitError(
+                    f"{type(self.method).__name__} decodes by a loop of its own, which needs the prompt as input_ids, not as inputs_embeds."
+                )
             outputs = model._prefill(input_ids, self.generation_config, kwargs)
         else:
             new = input_ids.shape[1] - self._length

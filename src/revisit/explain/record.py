@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from revisit.benchmarks.chair_words import WORDS, object_words
-from revisit.decoding.loop import generate
+from revisit.decoding.loop import beams_asked, generate
 from revisit.decoding.method import method_text
 from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
@@ -161,8 +161,7 @@ def explain(
     """
     if not methods:
         raise RevisitError("There is no decoding method, so there is nothing to explain.")
-    config = generate_kwargs.get("generation_config") or model.generation_config
-    if (generate_kwargs.get("num_beams") or getattr(config, "num_beams", None) or 1) > 1:
+    if beams_asked(model, generate_kwargs) > 1:
         raise RevisitError(
             "Beam search cannot be shown step by step, because beams change places; leave out num_beams."
         )
@@ -192,10 +191,19 @@ def explain(
     )
 
 
+def refuse_beams(method: Method) -> None:
+    """Raises RevisitError for a method that searches with beams, whose answers have no steps to show."""
+    if method.own_beams > 1:
+        raise RevisitError(
+            f"{method.name} searches with beams, which change places, so its answer cannot be shown step by step: use another method."
+        )
+
+
 def answer_with(
     model: Model, processor: Processor, inputs: Inputs, method: Method, **generate_kwargs: Any
 ) -> MethodOutput:
     """Decode prepared inputs (one row) with a method, and record every step."""
+    refuse_beams(method)
     trace = Trace(record=True)
     output = generate(model, **inputs, method=method, trace=trace, processor=processor, **generate_kwargs)
     return answer_of(processor.tokenizer, new_tokens(output, inputs)[0].tolist(), trace)

@@ -1,0 +1,230 @@
+"""OPERA: the released code's tokens, a plain re-computation of its rules, batches, the model families, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import families
+import revisit
+from revisit import OPERA, RevisitError
+from revisit.decoding.batch import decode_batch
+from revisit.decoding.settings import Decoding
+from revisit.methods import opera
+
+RELEASED = json.loads((Path(__file__).parents[1] / "data" / "released" / "opera.json").read_text("utf-8"))
+TEXT = "describe all of it now"
+NO_END = families.VOCAB + 88  # an end of text that no model can say
+
+
+@functools.cache
+def sharper(family: str, factor: float) -> Any:
+    """A model whose last layer attends to few tokens, so that searches return; it says no image token."""
+    model = copy.deepcopy(families.build(family)[0])
+    model.model.language_model.layers[-1].self_attn.q_proj.weight.data.mul_(factor)
+    names = ("image_token_id", "video_token_id", "vision_start_token_id")
+    vision = [i for i in (getattr(model.config, name, None) for name in names) if i is not None]
+    model.lm_head.register_forward_hook(lambda _m, _a, output: output.index_fill(-1, torch.tensor(vision), -60.0))
+    return model
+
+
+def prompt(family: str, *pictures: int) -> dict[str, Any]:
+    images = [[families.picture(number, (56, 28))] for number in pictures]
+    return dict(families.inputs(family, [TEXT] * len(images), images))
+
+
+def search(model: Any, inputs: dict[str, Any], method: OPERA, new: int, **options: Any) -> list[list[int]]:
+    options = {"do_sample": False, "eos_token_id": NO_END, "pad_token_id": 0, "max_new_tokens": new, **options}
+    output: Tensor = revisit.generate(model, **inputs, method=method, **options)
+    return output[:, inputs["input_ids"].shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("row", RELEASED, ids=lambda row: f"{row['family']}-{row['sharper']}-{row['threshold']}")
+def test_the_released_code_token_for_token(row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    returns = []
+    place = opera.Search._place
+    monkeypatch.setattr(opera.Search, "_place", lambda *args: returns.append(place(*args)) or returns[-1])
+    method = OPERA(beams=3, candidates=3, threshold=row["threshold"])
+    model = sharper(row["family"], row["sharper"])
+    assert search(model, prompt(row["family"], row["picture"]), method, 40) == [row["tokens"]]
+    assert len([there for there in returns if there is not None]) == row["returns"] > 0
+
+
+# -- a plain re-computation: whole forwards with all attention, lists, one item ------------------------------------------
+
+
+def looked(model: Any, inputs: dict[str, Any], said: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Logits (rows, V), and attention (rows, T, T): of each place the most of all heads, normalized, in the last layer."""
+    rows, more = len(said), torch.tensor(said, dtype=torch.long)
+    given = {name: value.repeat(rows, *[1] * (value.ndim - 1)) for name, value in inputs.items()}
+    given["input_ids"] = torch.cat([given["input_ids"], more], dim=1)
+    for name, fill in (("attention_mask", 1), ("mm_token_type_ids", 0)):
+        if name in given:
+            given[name] = torch.cat([given[name], torch.full_like(more, fill).to(given[name].dtype)], dim=1)
+    with torch.no_grad():
+        output = model(**given, output_attentions=True)
+    most = output.attentions[-1].amax(1)
+    return output.logits[:, -1].float(), most / most.sum(-1, keepdim=True)
+
+
+def reference(model: Any, inputs: dict[str, Any], method: OPERA, new: int) -> list[int]:
+    start, width = inputs["input_ids"].shape[1], method.beams
+    image = (inputs["input_ids"][0] == model.config.image_token_id).nonzero().flatten()
+    said: list[list[int]] = [[] for _ in range(width)]
+    totals = torch.tensor([0.0] + [-1e9] * (width - 1))
+    past: list[Any] = []  # of each step: said and totals before it, the columns leaned on, what was chosen
+    times: dict[int, int] = {}
+    refused: dict[int, list[tuple[int, int]]] = {}
+    while len(said[0]) < new:
+        logits, _ = looked(model, inputs, said)
+        tokens = logits.topk(method.candidates).indices
+        scores, leaned = torch.full_like(logits, -999.0), torch.zeros(width, method.candidates, dtype=torch.long)
+        for number in range(method.candidates):
+            _, seen = looked(model, inputs, [[*row, int(tokens[n, number])] for n, row in enumerate(said)])
+            for row in range(width):
+                square = method.scale * seen[row, start:, start:]
+                columns = torch.tensor([float(square[j:, j].prod()) for j in range(len(square))])
+                paid = (1e-7 * columns).half().float()
+                leaned[row, number] = int(paid.argmax())
+                penalty = paid.max() if len(square) > 10 else -seen[row, -1, image].sum()
+                token = tokens[row, number]
+                scores[row, token] = logits[row, token] - method.weight * penalty
+        mine = leaned.mode(-1).values
+        past.append([said, totals, mine, []])
+        column = int(mine.mode().values)
+        counts = sum((columns == column).long() for _, _, columns, _ in past)
+        place = next((p for p in (column + 1, column) if times.get(p, 0) < method.candidates), None)
+        if bool((counts > method.threshold).all()) and column >= 10 and place is not None:
+            times[place] = times.get(place, 0) + 1
+            back = min(place, len(said[0]) - 1)
+            refused[place] = [*refused.get(place, []), *past[back][3]]
+            refused.pop(place + 1, None)
+            said, totals, past = past[back][0], past[back][1], past[: back + 1]
+            logits, _ = looked(model, inputs, said)
+            scores = logits.clone()
+            for row, token in refused[place]:
+                scores[row, token] = logits[row].min()
+        sums = (scores.log_softmax(-1) + totals[:, None]).flatten()
+        totals, best = sums.topk(width)
+        chosen = [(int(i) // logits.shape[1], int(i) % logits.shape[1]) for i in best]
+        past[-1][3] = chosen
+        said = [[*said[row], token] for row, token in chosen]
+    return said[0]
+
+
+@pytest.mark.parametrize(("family", "factor", "pictures"), [("llava", 6.0, (0, 1)), ("qwen2_5_vl", 15.0, (1, 2))])
+def test_every_row_of_a_batch_equals_a_plain_recomputation(
+    family: str, factor: float, pictures: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Items that return to different places at different times."""
+    returned: list[int] = []
+    place = opera.Search._place
+    monkeypatch.setattr(
+        opera.Search, "_place", lambda self, item, *rest: returned.append(item) or place(self, item, *rest)
+    )
+    model, method = sharper(family, factor), OPERA(beams=2, candidates=2, threshold=1)
+    got = search(model, prompt(family, *pictures), method, 27)
+    assert set(returned) == {0, 1}
+    model.set_attn_implementation("eager")
+    try:
+        want = [reference(model, prompt(family, picture), method, 27) for picture in pictures]
+    finally:
+        model.set_attn_implementation("sdpa")
+    assert got == want
+
+
+# -- counts, families, settings, refusals ---------------------------------------------------------------------------------
+
+
+def test_a_step_takes_one_forward_and_one_for_each_candidate() -> None:
+    model, _ = families.build("llava")
+    rows: list[int] = []
+    hook = model.register_forward_hook(lambda _module, _args, output: rows.append(len(output.logits)))
+    search(model, prompt("llava", 1, 2), OPERA(beams=3, candidates=4), 6)
+    hook.remove()
+    assert rows == [2 * 3] * 6 * (1 + 4)
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_every_family_is_searched_and_rows_do_not_depend_on_each_other(family: str) -> None:
+    model, _ = families.build(family)
+    method = OPERA(beams=2, candidates=2)
+    both = search(model, prompt(family, 1, 2), method, 4)
+    assert both == [search(model, prompt(family, picture), method, 4)[0] for picture in (1, 2)]
+
+
+def test_several_images_and_rows_without_one() -> None:
+    model, processor = families.build("llava")
+    texts = ["<image>what is it", "no image here"]
+    inputs = dict(processor(text=texts, images=[[families.picture(1)]], padding=True, return_tensors="pt"))
+    got = search(model, inputs, OPERA(beams=3), 6)
+    text = dict(processor(text=texts[1:], padding=True, return_tensors="pt"))
+    plain = search(model, text, "greedy", 6, num_beams=3)  # type: ignore[arg-type]
+    assert got[1] == plain[0]
+    two = dict(families.inputs("llava", ["compare"], [[families.picture(1), families.picture(2)]]))
+    assert len(search(model, two, OPERA(beams=2), 4)[0]) == 4
+
+
+def test_columns_are_multiplied_from_their_own_row_on() -> None:
+    attention = torch.tensor([[0.5, 0.0, 0.0], [0.2, 0.6, 0.0], [0.1, 0.4, 0.3]])
+    products = torch.ones(1, 0)
+    for row in range(3):
+        products = opera.column_products(products, attention[None, row, : row + 1], 10.0)
+    torch.testing.assert_close(products, torch.tensor([[5.0 * 2 * 1, 6.0 * 4, 3.0]]))
+    paid = opera.rounded(torch.tensor([0.2, 1.0, 24.0, 1e12]))
+    assert paid.tolist() == [0.0, *(1e-7 * torch.tensor([1.0, 24.0])).half().float().tolist(), float("inf")]
+    assert [int(x) for x in opera.first_largest(torch.tensor([0.0, 0.0, 0.0]))] == [0, 0]
+    assert opera.most_frequent(torch.tensor([[3, 1, 1, 3], [2, 5, 5, 0]])).tolist() == [1, 5]
+
+
+def test_answers_of_a_batch_keep_to_their_own_limits_and_are_heard_at_the_end() -> None:
+    model, processor = revisit.load("tiny", device_map="cpu")
+    images = [[families.picture(1)], [families.picture(2)]]
+    inputs = revisit.prepare(processor, ["What is in the picture?"] * 2, images, model.device)
+    heard: list[tuple[int, int]] = []
+    limits = [Decoding(max_new_tokens=4), Decoding(max_new_tokens=9)]
+    found = decode_batch(
+        model, processor, inputs, OPERA(beams=3), limits, on_token=lambda *pair: heard.append(pair) is not None
+    )
+    for number, limit in enumerate(limits):
+        one = revisit.prepare(processor, ["What is in the picture?"], images[number : number + 1], model.device)
+        (alone,) = decode_batch(model, processor, one, OPERA(beams=3), [limit])
+        assert (alone.tokens, alone.finish) == (found[number].tokens, found[number].finish)
+        assert [token for row, token in heard if row == number] == list(alone.tokens)
+        assert len(alone.traces) == 3
+
+
+def test_what_is_refused() -> None:
+    model, _ = families.build("llava")
+    inputs = prompt("llava", 1)
+    with pytest.raises(RevisitError, match="OPERA compares beams, and this call has one: pass num_beams=5"):
+        model.generate(**inputs, custom_generate=OPERA(), max_new_tokens=2)
+    with pytest.raises(RevisitError, match="leave out sampling"):
+        revisit.generate(model, **inputs, method="opera", max_new_tokens=2, do_sample=True)
+    with pytest.raises(RevisitError, match="leave out the temperature"):
+        decode_batch(*families.build("llava"), inputs, OPERA(), [Decoding(temperature=0.5)])  # type: ignore[arg-type]
+    with pytest.raises(RevisitError, match="has a decoding loop of its own; use it alone"):
+        revisit.generate(model, **inputs, method="chain:methods=[opera,vcd]", max_new_tokens=2)
+    with pytest.raises(RevisitError, match="searches with beams, which change places"):
+        revisit.ask((model, families.build("llava")[1]), families.picture(1), "what is it", method="opera")
+    with pytest.raises(RevisitError, match="use the default cache"):
+        revisit.generate(model, **inputs, method="opera", max_new_tokens=3, cache_implementation="static")
+    embeds = model.get_input_embeddings()(inputs["input_ids"])
+    mask = inputs["input_ids"] == model.config.image_token_id
+    with pytest.raises(RevisitError, match="needs the prompt as input_ids"):
+        revisit.generate(model, inputs_embeds=embeds, vision_mask=mask, method="opera", max_new_tokens=2)
+
+
+def test_its_settings_by_name() -> None:
+    assert OPERA() == OPERA.official() == OPERA(beams=5, candidates=5, scale=50, weight=1, threshold=15)
+    assert (OPERA.fast().candidates, OPERA.fast().threshold) == (1, 25)
+    model, _ = families.build("llava")
+    by_call = search(model, prompt("llava", 1), OPERA(beams=2), 4, num_beams=3)
+    assert by_call == search(model, prompt("llava", 1), OPERA(beams=3), 4)
