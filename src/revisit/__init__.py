@@ -26,7 +26,10 @@ if TYPE_CHECKING:  # what type checkers know; at run time the methods' classes a
     from revisit.methods.flb import FLB as FLB
     from revisit.methods.icd import ICD as ICD
     from revisit.methods.m3id import M3ID as M3ID
+    from revisit.methods.memvr import MemVR as MemVR
     from revisit.methods.middle_layers import MiddleLayers as MiddleLayers
+    from revisit.methods.only import ONLY as ONLY
+    from revisit.methods.opera import OPERA as OPERA
     from revisit.methods.pai import PAI as PAI
     from revisit.methods.revisit import ReVisiT as ReVisiT
     from revisit.methods.ritual import RITUAL as RITUAL
@@ -34,6 +37,7 @@ if TYPE_CHECKING:  # what type checkers know; at run time the methods' classes a
     from revisit.methods.sid import SID as SID
     from revisit.methods.vaf import VAF as VAF
     from revisit.methods.vcd import VCD as VCD
+    from revisit.methods.vista import VISTA as VISTA
     from revisit.models.images import open_image as open_image
     from revisit.models.loading import load as load
     from revisit.models.prompts import answers as answers

@@ -30,6 +30,7 @@ FAMILIES = ("llava", "qwen2_5_vl")
 METHODS = [
     *("greedy", "apc", "revisit", "dola", "deco", "vcd", "m3id", "icd", "sid", "avisc", "pai", "ritual"),
     *("flb", "middle_layers", "vaf", f"sadt:words=[{','.join('abcdefghijklmnopqrstuvwxyz0123456789!:;')}]"),
+    *("vista", "memvr:threshold=0.8", "only", "opera:beams=2,candidates=2"),
     "code:description_tokens=8",
     "chain:methods=[vcd,revisit]",
 ]
@@ -204,7 +205,11 @@ def test_an_adaptive_weight_and_several_vision_tokens_stay_within_the_budget_of_
 
 
 @pytest.mark.parametrize(
-    "name", ["greedy", "dola", "vcd", "sid", "revisit", "flb", "middle_layers", "vaf", *METHODS[15:16]]
+    "name",
+    [
+        *("greedy", "dola", "vcd", "sid", "revisit", "flb", "middle_layers", "vaf", *METHODS[15:16]),
+        *("vista", "memvr", "only", "opera"),
+    ],
 )
 def test_no_method_waits_more_than_once_a_step(name: str) -> None:
     method = methods.as_method(name, built("llava")[0])

@@ -16,16 +16,19 @@ from revisit import (
     FLB,
     ICD,
     M3ID,
+    ONLY,
     PAI,
     RITUAL,
     SADT,
     SID,
     VAF,
     VCD,
+    VISTA,
     AvisC,
     Chain,
     DeCo,
     DoLa,
+    MemVR,
     MiddleLayers,
     Trace,
 )
@@ -56,6 +59,9 @@ METHODS: dict[str, Method] = {
     "sadt": SADT(
         words=tuple("!#$%&'()*+-./0123456789:;<=>?@[]^_`abcdefghijklmnopqrstuvwxyz{|}~")
     ),  # tokens of random models
+    "vista": VISTA(layers=(1, 2, 3)),
+    "memvr": MemVR(threshold=0.8),
+    "only": ONLY(),
     "chain": Chain([VCD(), DoLa(layers=(1, 2)), revisit.ReVisiT()]),
 }
 

@@ -78,7 +78,9 @@ def test_one_forward_for_both_branches_equals_one_each(family: str, name: str, h
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", ["dola", "deco", "apc", "chain", "flb", "middle_layers", "vaf", "sadt"])
+@pytest.mark.parametrize(
+    "name", ["dola", "deco", "apc", "chain", "flb", "middle_layers", "vaf", "sadt", "vista", "only"]
+)
 @pytest.mark.parametrize("how", [{"do_sample": True}, {"num_beams": 3}], ids=["sampling", "beams"])
 def test_other_methods_sample_and_search(family: str, name: str, how: dict[str, Any]) -> None:
     output, trace = decode(family, batch(family), METHODS[name], **how)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from revisit.contrast.pixels import refuse_filled_cache
 from revisit.decoding.run import CACHE, StandIn
 from revisit.errors import RevisitError
-from revisit.taps.states import saved_positions
+from revisit.taps.states import Hooks, saved_positions
 
 if TYPE_CHECKING:
     from transformers import Cache
@@ -100,6 +101,29 @@ def loop_arguments(run: Run, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, 
             **inputs, generation_config=config, custom_generate=hand_back
         )
     return prepared
+
+
+def last_states(run: Run, inputs: dict[str, Any] | None) -> list[Tensor]:
+    """What every decoder layer returns at the last token of a prompt, run on its own; None is the prompt of this call.
+
+    -> layers × (rows, d)
+    """
+    refuse_filled_cache(run)
+    found: list[Tensor] = []
+    kept = {**run.model_kwargs, CACHE: copy.deepcopy(run.model_kwargs.get(CACHE))}
+    ids, kwargs, config = (
+        (run.input_ids, kept, run.generation_config) if inputs is None else loop_arguments(run, inputs)
+    )
+    run.contrasting = True
+    try:
+        with ExitStack() as stack, saved_positions(run.model):
+            hooks = Hooks(stack)
+            for layer in run.parts.layers:
+                hooks.after(layer, lambda states: found.append(states[:, -1].clone()))
+            run.model._prefill(ids, config, kwargs)
+    finally:
+        run.contrasting = False
+    return found
 
 
 class Branches(StandIn):

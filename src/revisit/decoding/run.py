@@ -374,7 +374,7 @@ class Run:
         self.trace.layers = layers
         if self._exits:
             raise RevisitError(
-                "Only one method of a chain can look at early layers (DoLa, DeCo): leave one of them out."
+                "Only one method of a chain can look at early layers (DoLa, DeCo, VISTA): leave one of them out."
             )
         self._exits = True
         return EarlyExits(

@@ -23,6 +23,13 @@ VISION_TOKENS = ("image_token", "video_token", "boi_token", "fake_image_token") 
 FINAL_NORMS = ("norm", "final_layernorm", "final_layer_norm", "embedding_norm", "ln_f")  # in decoders
 CROSS_ATTENTION = ("cross_attention_layers", "cross_layer_interval")  # of configurations that read images that way
 LANGUAGE_MODELS = ("language_model", "text_model")  # in models that do not declare their LM head themselves
+MLPS = ("mlp", "feed_forward", "ffn")  # in decoder layers
+NORMS_BEFORE_MLP = (
+    "pre_feedforward_layernorm",
+    "post_attention_layernorm",
+    "input_layernorm",
+)  # the first one that a layer has
+NORMS_AFTER_MLP = ("post_feedforward_layernorm", "post_mlp_layernorm")  # if it has one
 LOGIT_FACTORS = {"logit_scale": 1, "output_multiplier": 1, "logits_scaling": -1, "logits_mup_width_multiplier": -1}
 LOGIT_CAP = "final_logit_softcapping"
 PIXELS = ("pixel_values", "pixel_values_images", "pixel_values_videos", "image_patches")  # inputs of models

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -251,6 +251,25 @@ class ModelParts:
                 f"Between its layers {describe(self.model)} keeps several states for every token, and its head reads none of them "
                 f"alone, so hidden state {layer} cannot be projected: use the last layer (layers='last')."
             )
+
+    @property
+    def mlps(self) -> list[nn.Module]:
+        """The feed-forward network of every decoder layer; raises RevisitError where a layer has none that could be found."""
+        found = [next((getattr(layer, n) for n in families.MLPS if hasattr(layer, n)), None) for layer in self.layers]
+        if not all(isinstance(module, nn.Module) for module in found):
+            raise RevisitError(
+                f"Not every decoder layer of {describe(self.model)} has a feed-forward network that could be found: use another method."
+            )
+        return cast("list[nn.Module]", found)
+
+    def feed_forward(self, layer: int, states: Tensor) -> Tensor:
+        """States after the feed-forward half of a decoder layer, with the norms around it.  (..., d) -> (..., d)"""
+        block, mlp = self.layers[layer], self.mlps[layer]
+        before = next(
+            (getattr(block, name) for name in families.NORMS_BEFORE_MLP if hasattr(block, name)), nn.Identity()
+        )
+        after = next((getattr(block, name) for name in families.NORMS_AFTER_MLP if hasattr(block, name)), nn.Identity())
+        return cast("Tensor", states + after(mlp(before(states))))
 
     @classmethod
     def of(cls, model: Model) -> ModelParts:

@@ -1,0 +1,127 @@
+"""VISTA (Li et al.): steer every layer toward what the image adds to the prompt, and let late layers speak.
+
+1. For each decoder layer, v is what the image adds at the prompt's last token: the layer's output there, with the image
+   minus without.
+2. From then on the output x of each layer's feed-forward network turns toward v and keeps its length:
+   x ← |x| · n(n(x) + strength · (1 + max(0, cos(x, −v))) · n(v)), with n(x) = x / |x|. It turns further where it points away.
+3. score = (1 − share)·l + share · the mean logits of late layers, without the final norm.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from revisit.decoding.method import LayerNumbers
+from revisit.errors import RevisitError
+from revisit.methods.prompts import Boundaries
+from revisit.registry import Number, Share, Strength
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from typing_extensions import Self
+
+    from revisit.decoding.method import Refine
+    from revisit.decoding.run import Run
+
+
+def steer(states: Tensor, direction: Tensor, strength: float) -> Tensor:
+    """States turned toward a direction, at their own length.  (rows, q, d), (rows, d) -> (rows, q, d)"""
+    from torch.nn.functional import cosine_similarity, normalize
+
+    direction = direction[:, None]  # (rows, 1, d)
+    wide = states.float()
+    away = cosine_similarity(wide, -direction, dim=-1).clamp_min(0)[..., None]  # (rows, q, 1)
+    turned = normalize(normalize(wide, dim=-1) + strength * (1 + away) * normalize(direction, dim=-1), dim=-1)
+    return (turned * wide.norm(dim=-1, keepdim=True)).to(states.dtype)
+
+
+def late_layers(depth: int) -> tuple[int, ...]:
+    """The published hidden states, 26 to 31 of LLaVA-7B's 32, at the same relative depth of another decoder."""
+    return tuple(range(max(1, min(round(26 * depth / 32), depth - 1)), depth))
+
+
+class VISTA(Boundaries):
+    """Settings of VISTA; the defaults are those of its script for captions.
+
+    Args:
+        strength: How far states turn; 0 steers nothing and saves both extra prefills.
+        share: Weight of the late layers' logits; 0 leaves them out.
+        layers: Hidden states whose logits are averaged: "late" (26 to 31 of 32, scaled to the decoder's depth) or indices.
+        first: Added to the first number of the first layer's direction. The released code takes the direction from a principal
+            component analysis of one example, whose component is that axis with length 1.
+    """
+
+    strength: Strength = 0.17
+    share: Share = 0.3
+    layers: Literal["late"] | LayerNumbers = "late"
+    first: Number = 0.0
+
+    name = "vista"
+    summary = "steer every layer toward what the image adds, and mix in the logits of late layers"
+    cost = "1 forward; head rows for the late layers; 2 further prefills, with and without the image"
+    source = "Li et al., VISTA, arXiv:2502.03628"
+
+    @classmethod
+    def official(cls, **overrides: Any) -> Self:
+        """The released code with its settings for captions."""
+        return cls(**{"first": 1.0, **overrides})
+
+    @classmethod
+    def pope(cls, **overrides: Any) -> Self:
+        """The released code with its settings for questions with short answers."""
+        return cls.official(**{"strength": 0.01, **overrides})
+
+    def begin(self, run: Run) -> Refine:
+        mask = run.find_vision_tokens()
+        has_image, depth = mask.any(-1), run.parts.depth
+        layers = late_layers(depth) if isinstance(self.layers, str) else tuple(sorted(self.layers))
+        if layers[-1] >= depth:
+            raise RevisitError(
+                f"VISTA: layer {layers[-1]} does not exist: this model's early layers are numbered 0 (embedding) to {depth - 1}."
+            )
+        if self.strength:
+            self._steer(run, mask)
+        if not self.share:
+            return partial(self._plain, run, has_image)
+        exits = run.early_exits(layers)
+
+        def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
+            assert run.raw is not None
+            late = exits.take(run.raw).mean(1)  # (rows, V)
+            scores = ((1 - self.share) * logits + self.share * late).where(has_image[:, None].to(logits.device), logits)
+            if run.beams:
+                scores = scores.log_softmax(-1)
+            run.recorder.note_scores(input_ids, logits, scores, late, has_image)
+            return scores
+
+        return refine
+
+    def _steer(self, run: Run, mask: Tensor) -> None:
+        """Turn the clean rows' states for the rest of the call."""
+        from revisit.contrast.branch import last_states
+        from revisit.contrast.prompt_edits import edited, without_image
+        from revisit.taps.states import Hooks
+
+        around = self.boundaries(run)
+        text = edited(run, mask, lambda _, ids, vision: without_image(ids, vision, around), pixels=False)
+        with_image, without = last_states(run, None), last_states(run, text)
+        hooks, rows = Hooks(run.stack), len(mask)
+        for number, mlp in enumerate(run.parts.mlps):
+            direction = (with_image[number] - without[number]).float()  # (rows, d)
+            if number == 0:
+                direction[:, 0] += self.first
+            direction = direction * mask.any(-1, keepdim=True).to(direction.device)
+            hooks.after(mlp, partial(self._turn, run, direction, rows))
+
+    def _turn(self, run: Run, direction: Tensor, rows: int, states: Tensor) -> Tensor | None:
+        import torch
+
+        if run.contrasting:
+            return None
+        turned = steer(states[:rows], direction.to(states.device), self.strength)
+        return turned if len(states) == rows else torch.cat([turned, states[rows:]])
+
+    def _plain(self, run: Run, has_image: Tensor, input_ids: Tensor, logits: Tensor) -> Tensor:
+        run.recorder.note_scores(input_ids, logits, logits, acted=has_image)
+        return logits

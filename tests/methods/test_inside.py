@@ -1,0 +1,341 @@
+"""VISTA, MemVR and ONLY, which change or tap what the model computes inside, against plain re-computations without a KV cache."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from decoding_cases import LENGTH, batch, decode, new_tokens, single
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, normalize
+
+import families
+import revisit
+from revisit import ONLY, VISTA, MemVR, RevisitError
+from revisit.decoding.method import Method
+from revisit.methods import memvr, only, vista
+
+PAIR = ("llava", "qwen2_5_vl")
+ROW = 1  # the prompt whose picture is not square
+
+
+def extended(inputs: dict[str, Any], tokens: list[int]) -> dict[str, Any]:
+    """A prompt and what was said after it."""
+    more, given = torch.tensor([tokens], dtype=torch.long), dict(inputs)
+    for name, value in (("input_ids", more), ("attention_mask", more * 0 + 1), ("mm_token_type_ids", more * 0)):
+        if name in given:
+            given[name] = torch.cat([given[name], value.to(given[name].dtype)], dim=1)
+    return given
+
+
+def text_alone(family: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    model, processor = families.build(family)
+    around = ["<|vision_start|>", "<|vision_end|>"] if family == "qwen2_5_vl" else []
+    gone = torch.tensor([model.config.image_token_id, *processor.tokenizer.convert_tokens_to_ids(around)])
+    ids = inputs["input_ids"][:, ~torch.isin(inputs["input_ids"][0], gone)]
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+@contextlib.contextmanager
+def hooked(*hooks: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def check(family: str, method: Method, scores_of: Any) -> None:
+    """Every step's scores are those of the re-computation, whose own arg-max is what was said."""
+    inputs = dict(single(family, ROW))
+    output, _ = decode(family, inputs, method)
+    plain, _ = decode(family, inputs, None)
+    said = new_tokens(output, inputs)[0].tolist()
+    for step, scores in enumerate(output.scores):
+        want = scores_of(inputs, said[:step])
+        torch.testing.assert_close(scores[0], want, atol=2e-4, rtol=1e-4)
+        assert int(want.argmax()) == said[step]
+    assert any(not torch.allclose(a, b, atol=1e-3) for a, b in zip(output.scores, plain.scores, strict=True))
+
+
+# -- VISTA ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", PAIR)
+def test_vista_steers_and_mixes_as_written(family: str) -> None:
+    model, _ = families.build(family)
+    blocks = model.model.language_model.layers
+
+    def outputs(inputs: dict[str, Any]) -> Tensor:
+        found: list[Tensor] = []
+        watch = [b.register_forward_hook(lambda _m, _a, output: found.append(output[0, -1])) for b in blocks]
+        with hooked(*watch), torch.no_grad():
+            model(**inputs)
+        return torch.stack(found)  # (layers, d)
+
+    def scores_of(inputs: dict[str, Any], said: list[int]) -> Tensor:
+        direction = outputs(inputs) - outputs(text_alone(family, inputs))
+        direction[0, 0] += 1
+
+        def turned(v: Tensor, x: Tensor) -> Tensor:
+            further = 1 + torch.maximum(torch.zeros(()), cosine_similarity(x, -v[None, None], dim=-1))[..., None]
+            return normalize(normalize(x, dim=-1) + 0.17 * further * normalize(v, dim=-1), dim=-1) * x.norm(
+                dim=-1, keepdim=True
+            )
+
+        hooks = [
+            b.mlp.register_forward_hook(lambda _m, _a, x, v=v: turned(v, x))
+            for b, v in zip(blocks, direction, strict=True)
+        ]
+        with hooked(*hooks), torch.no_grad():
+            output = model(**extended(inputs, said), output_hidden_states=True)
+            late = torch.stack([model.lm_head(output.hidden_states[j][0, -1]) for j in (1, 3)]).mean(0)
+        mixed: Tensor = 0.7 * output.logits[0, -1] + 0.3 * late
+        return mixed
+
+    check(family, VISTA.official(layers=(1, 3)), scores_of)
+
+
+def test_vista_turns_states_at_their_own_length() -> None:
+    states, direction = torch.tensor([[[3.0, 4.0], [-1.0, 0.0]]]), torch.tensor([[2.0, 0.0]])
+    got = vista.steer(states, direction, 0.5)
+    toward = normalize(torch.tensor([0.6 + 0.5, 0.8]), dim=-1) * 5
+    torch.testing.assert_close(got, torch.stack([toward, torch.tensor([0.0, 0.0])])[None], atol=1e-6, rtol=0)
+    torch.testing.assert_close(vista.steer(states, direction, 0.25)[0, 1], torch.tensor([-1.0, 0.0]))
+    assert vista.late_layers(32) == (26, 27, 28, 29, 30, 31)
+    assert vista.late_layers(28)[-1] == 27
+
+
+def test_vista_runs_the_prompt_three_times_and_each_token_once() -> None:
+    model, _ = families.build("llava")
+    lengths: list[int] = []
+    hook = model.model.language_model.layers[0].register_forward_hook(lambda _m, _a, x: lengths.append(x.shape[1]))
+    with hooked(hook):
+        decode("llava", single("llava", ROW), VISTA())
+    prompt = single("llava", ROW)["input_ids"].shape[1]
+    text = text_alone("llava", single("llava", ROW))["input_ids"].shape[1]
+    assert lengths == [prompt, text, prompt] + [1] * (LENGTH - 1)
+    lengths.clear()
+    with hooked(
+        model.model.language_model.layers[0].register_forward_hook(lambda _m, _a, x: lengths.append(x.shape[1]))
+    ):
+        decode("llava", single("llava", ROW), VISTA(strength=0))
+    assert lengths == [prompt] + [1] * (LENGTH - 1)
+
+
+# -- MemVR ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", PAIR)
+def test_memvr_looks_again_where_it_is_unsure(family: str) -> None:
+    """The prompt is one forward and every later token another, each with its own layer and its own mean sizes."""
+    model, _ = families.build(family)
+    text = model.model.language_model
+    layers, threshold, ratio = (1, 2, 3), 0.93, 0.4
+    used: list[int | None] = []
+
+    def scores_of(inputs: dict[str, Any], said: list[int]) -> Tensor:
+        start = inputs["input_ids"].shape[1]
+        image = inputs["input_ids"][0] == model.config.image_token_id
+        chosen: list[int | None] = []  # the layer of each forward so far
+        for count in range(len(said) + 1):  # as many forwards as there were
+            spans = [slice(0, start), *(slice(start + n, start + n + 1) for n in range(count))]
+            state: dict[str, Any] = {"vision": None}
+            chosen.append(None)
+
+            def read(_module: Any, args: Any, number: int, state: dict[str, Any] = state) -> None:
+                x = args[0]
+                if number == 0:
+                    state["vision"] = x[0, :start][image]
+                if number in layers and chosen[-1] is None:
+                    best = model.lm_head(text.norm(x[0, -1])).topk(10).values.softmax(-1)
+                    if float(-(best * best.log()).sum() / math.log(10)) > threshold:
+                        chosen[-1] = number
+
+            def look(_module: Any, args: Any, output: Tensor, number: int, state: dict[str, Any] = state) -> Tensor:
+                output = output.clone()
+                for span, layer in zip(spans, chosen, strict=True):  # noqa: B023
+                    if layer == number:
+                        own, found = output[:, span], args[0][:, span] @ state["vision"].T @ state["vision"]
+                        output[:, span] = (1 - ratio) * own + ratio * found * own.abs().mean() / found.abs().mean()
+                return output
+
+            hooks = []
+            for number, block in enumerate(text.layers):
+                hooks.append(block.register_forward_pre_hook(lambda m, a, n=number: read(m, a, n)))
+                hooks.append(block.mlp.register_forward_hook(lambda m, a, o, n=number: look(m, a, o, n)))
+            with hooked(*hooks), torch.no_grad():
+                logits: Tensor = model(**extended(inputs, said[:count])).logits[0, -1]
+        used[:] = chosen
+        return logits
+
+    check(family, MemVR(layers=layers, threshold=threshold, ratio=ratio), scores_of)
+    assert len(set(used)) > 1
+
+
+def test_memvr_measures_how_unsure_a_layer_is() -> None:
+    flat = torch.cat([torch.zeros(10), torch.full((5,), -50.0)])
+    assert float(memvr.unsureness(flat)) == pytest.approx(1.0)
+    assert float(memvr.unsureness(torch.tensor([40.0, *[0.0] * 20]))) == pytest.approx(0.0, abs=1e-6)
+    assert memvr.middle_layers(32) == tuple(range(7, 17))
+    assert all(0 < memvr.middle_layers(depth)[-1] < depth for depth in (2, 4, 24, 28, 40))
+
+
+def test_memvr_without_doubt_is_the_model_and_takes_no_further_forward() -> None:
+    model, _ = families.build("qwen2_5_vl")
+    plain, _ = decode("qwen2_5_vl", batch("qwen2_5_vl"), None)
+    calls: list[int] = []
+    with hooked(model.register_forward_hook(lambda _m, _a, _o: calls.append(1))):
+        sure, trace = decode("qwen2_5_vl", batch("qwen2_5_vl"), MemVR(threshold=1.0))
+    assert len(calls) == LENGTH
+    assert torch.equal(sure.sequences, plain.sequences)
+    assert trace.summary()["applied"] == 0
+    _, doubtful = decode("qwen2_5_vl", batch("qwen2_5_vl"), MemVR(threshold=0.0))
+    assert doubtful.summary()["applied"] == 2 * LENGTH
+
+
+# -- ONLY -----------------------------------------------------------------------------------------------------------------
+
+
+def only_logits(family: str, inputs: dict[str, Any], said: list[int]) -> tuple[Tensor, Tensor]:
+    """The model's logits and those of the shortcut from layer 0, from its whole attention matrix."""
+    model, _ = families.build(family)
+    text = model.model.language_model
+    first, last = text.layers[0], text.layers[-1]
+    image = torch.cat([inputs["input_ids"][0] == model.config.image_token_id, torch.zeros(len(said)).bool()])
+    words = ~image
+    words[0] = False
+    read: list[Tensor] = []
+    model.set_attn_implementation("eager")
+    watch = first.register_forward_pre_hook(lambda _m, args: read.append(args[0]))
+    try:
+        with hooked(watch), torch.no_grad():
+            output = model(**extended(inputs, said), output_attentions=True, output_hidden_states=True)
+    finally:
+        model.set_attn_implementation("sdpa")
+    weights = output.attentions[0][0, :, -1].clone()  # (heads, n)
+    spreads = []
+    for columns in (words, image):
+        own = weights[:, columns]
+        own[own > own.mean(-1, keepdim=True) + own.std(-1, keepdim=True)] = 0
+        weights[:, columns] = own
+        p = own / own.sum(-1, keepdim=True)
+        spreads.append(-(p * (p + 1e-6).log()).sum(-1))
+    ratio = spreads[0] / spreads[1]
+    weights[ratio < ratio.mean()] = 0
+    with torch.no_grad():
+        values = first.self_attn.v_proj(first.input_layernorm(read[0]))[0].unflatten(-1, (2, 8))  # (n, key heads, d)
+        mixed = torch.stack([weights[head] @ values[:, head // 2] for head in range(4)]).flatten()
+        state = last.input_layernorm(first.self_attn.o_proj(mixed)) + 0.2 * output.hidden_states[-2][0, -1]
+        state = state + last.mlp(last.post_attention_layernorm(state))
+        other: Tensor = model.lm_head(text.norm(state) + 0.5 * output.hidden_states[-1][0, -1])
+    return output.logits[0, -1], other
+
+
+@pytest.mark.parametrize("family", PAIR)
+@pytest.mark.parametrize("gamma", [0.0, 2.0], ids=["contrasted", "added"])
+def test_only_takes_the_shortcut_from_one_layers_attention(family: str, gamma: float) -> None:
+    def scores_of(inputs: dict[str, Any], said: list[int]) -> Tensor:
+        logits, other = only_logits(family, inputs, said)
+        mixed = logits + 3 * other if gamma else 2 * logits - other
+        return mixed.masked_fill(logits < logits.max() + math.log(0.1), -torch.inf)
+
+    check(family, ONLY(gamma=gamma), scores_of)
+
+
+def test_only_adds_where_the_two_agree() -> None:
+    logits = torch.tensor([[2.0, 1.0, -9.0], [2.0, 1.0, -9.0]])
+    other = torch.tensor([[2.1, 1.0, -9.0], [1.0, 2.0, -9.0]])
+    got = only.combine(logits, other, 0.2, 3.0, 1.0, 0.1)
+    want = torch.stack([logits[0] + 3 * other[0], 2 * logits[1] - other[1]])
+    want[:, 2] = -torch.inf
+    torch.testing.assert_close(got, want)
+    assert (ONLY().gamma, ONLY.pope().gamma) == (0.25, 0.2)
+
+
+def test_only_takes_one_forward_a_token_and_a_head_row_more() -> None:
+    model, _ = families.build("llava")
+    forwards: list[int] = []
+    rows: list[int] = []
+    hooks = (
+        model.register_forward_hook(lambda _m, _a, _o: forwards.append(1)),
+        model.lm_head.register_forward_hook(lambda _m, _a, output: rows.append(output.numel() // families.VOCAB)),
+    )
+    with hooked(*hooks):
+        decode("llava", batch("llava"), ONLY())
+    assert len(forwards) == LENGTH
+    assert rows == [2, 2] * LENGTH
+
+
+# -- numbers of the released code, for inputs that are waves: the sine of 1.7·n + phase at the n-th place --------------------
+
+
+RELEASED = json.loads((Path(__file__).parents[1] / "data" / "released" / "formulas.json").read_text("utf-8"))
+
+
+def wave(*shape: int, phase: float = 0.0) -> Tensor:
+    return torch.sin(torch.arange(math.prod(shape), dtype=torch.float32) * 1.7 + phase).view(*shape)
+
+
+def test_vista_steers_as_the_released_layer() -> None:
+    """Which rounds what it returns to half precision."""
+    direction = wave(3, 4, phase=0.9) - wave(3, 4)
+    direction[0, 0] += 1
+    torch.testing.assert_close(direction, torch.tensor(RELEASED["vista"]["direction"]))
+    states = 2 * wave(1, 5, 4, phase=0.3)
+    got = torch.cat([vista.steer(states, row[None], 0.17) for row in direction])
+    torch.testing.assert_close(got, torch.tensor(RELEASED["vista"]["steered"]), atol=1e-3, rtol=1e-3)
+
+
+def test_memvr_mixes_as_the_released_network() -> None:
+    x, plain = wave(1, 3, 6, phase=2.0), torch.tensor(RELEASED["memvr"]["plain"])[None]
+    got = memvr.looked_again(x, plain, wave(1, 5, 6, phase=1.5), torch.ones(1, 3), 0.12)
+    torch.testing.assert_close(got, torch.tensor(RELEASED["memvr"]["output"])[None], atol=1e-5, rtol=1e-5)
+    assert float(memvr.unsureness(2 * wave(40))) == pytest.approx(RELEASED["memvr"]["entropy"], abs=1e-6)
+
+
+def test_only_edits_attention_as_the_released_layer() -> None:
+    """With the image at columns 35 to 610, where the released code has it."""
+    columns = 35 + 576 + 6
+    weights = (3 * wave(1, 4, columns) + wave(1, 4, columns, phase=2.0) ** 3).softmax(-1)
+    image = torch.zeros(1, columns).bool()
+    image[:, 35:611] = True
+    text = ~image
+    text[:, 0] = False
+    got = only.textual(weights, text, image)[0]
+    torch.testing.assert_close(got.sum(-1), torch.tensor(RELEASED["only"]["sums"]), atol=1e-5, rtol=1e-5)
+    assert (got == 0).sum(-1).tolist() == RELEASED["only"]["zeros"]
+    assert (got == 0).all(-1).nonzero().flatten().tolist() == RELEASED["only"]["removed"]
+
+
+# -- all three --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["vista", "memvr", "only"])
+def test_mixed_batches_several_images_and_chains(name: str) -> None:
+    _, processor = families.build("llava")
+    texts = ["<image>what is it", "no image here"]
+    inputs = dict(processor(text=texts, images=[[families.picture(1)]], padding=True, return_tensors="pt"))
+    method = {"vista": VISTA(), "memvr": MemVR(threshold=0.0), "only": ONLY()}[name]
+    mixed, _ = decode("llava", inputs, method)
+    plain, _ = decode("llava", inputs, None)
+    torch.testing.assert_close(mixed.scores[0][1], plain.scores[0][1], atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(mixed.scores[0][0], plain.scores[0][0], atol=1e-3)
+    two = dict(families.inputs("llava", ["compare"], [[families.picture(1), families.picture(2)]]))
+    assert decode("llava", two, method)[0].sequences.shape[1] == two["input_ids"].shape[1] + LENGTH
+    chain = revisit.Chain([method, revisit.VCD(), revisit.ReVisiT()])
+    both, _ = decode("llava", batch("llava"), chain)
+    alone, _ = decode("llava", single("llava", ROW), chain)
+    torch.testing.assert_close(both.scores[-1][ROW], alone.scores[-1][0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", [VISTA(layers=(9,)), MemVR(layers=(9,)), ONLY(layer=9)], ids=lambda m: m.name)
+def test_layers_that_a_model_does_not_have_are_refused(method: Method) -> None:
+    with pytest.raises(RevisitError, match="layer 9 does not exist"):
+        decode("llava", single("llava", 0), method)
