@@ -29,15 +29,18 @@ from revisit import (
     FLB,
     ICD,
     M3ID,
+    ONLY,
     PAI,
     RITUAL,
     SID,
     VAF,
     VCD,
+    VISTA,
     AvisC,
     Chain,
     DeCo,
     DoLa,
+    MemVR,
     MiddleLayers,
     ReVisiT,
 )
@@ -69,6 +72,9 @@ OTHERS: dict[str, Method] = {
     "flb": FLB(),
     "middle layers": MiddleLayers(),
     "vaf": VAF(),
+    "vista": VISTA(),
+    "memvr": MemVR(),
+    "only": ONLY(),
     "vcd, then revisit": Chain([VCD(), ReVisiT()]),
 }
 

@@ -339,3 +339,5 @@ def test_mixed_batches_several_images_and_chains(name: str) -> None:
 def test_layers_that_a_model_does_not_have_are_refused(method: Method) -> None:
     with pytest.raises(RevisitError, match="layer 9 does not exist"):
         decode("llava", single("llava", 0), method)
+    with pytest.raises(RevisitError, match="nothing left to do"):
+        VISTA(strength=0, share=0)

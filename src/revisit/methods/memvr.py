@@ -129,7 +129,7 @@ class Looks:
         with taps_paused():
             state = normed(self.run.parts.final_norm, states[: self.rows, -1:])
             head = self.run.parts.head
-            logits = head.all_logits(state[:, 0].to(head.device))  # (rows, V)
+            logits = head.transforms[-1](head.module(state[:, 0].to(head.device)).float())  # (rows, V), as declared
         unsure = (unsureness(logits) > self.method.threshold).to(self.done.device)
         self.now = unsure & ~self.done & self.mask.any(-1)
         self.done = self.done | self.now

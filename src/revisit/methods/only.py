@@ -178,8 +178,8 @@ class Shortcut:
         if head.transform is None:
             head.calibrate(self.final[0], raw[0], describe(parts.model))
         with taps_paused():
-            state = block.input_layernorm(self.attended[:, None].to(self.last.device))
-            state = state + RESIDUAL * self.last[:, None]
+            state = normed(block.input_layernorm, self.attended[:, None])  # type: ignore[arg-type]
+            state = state + RESIDUAL * self.last[:, None].to(state.device)
             state = normed(parts.final_norm, parts.feed_forward(-1, state))
             state = state + FINAL * self.final[:, None].to(state.device)
             other = head.all_logits(state[:, 0].to(head.device))

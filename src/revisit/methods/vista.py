@@ -12,6 +12,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import model_validator
+
 from revisit.decoding.method import LayerNumbers
 from revisit.errors import RevisitError
 from revisit.methods.prompts import Boundaries
@@ -33,7 +35,8 @@ def steer(states: Tensor, direction: Tensor, strength: float) -> Tensor:
     wide = states.float()
     away = cosine_similarity(wide, -direction, dim=-1).clamp_min(0)[..., None]  # (rows, q, 1)
     turned = normalize(normalize(wide, dim=-1) + strength * (1 + away) * normalize(direction, dim=-1), dim=-1)
-    return (turned * wide.norm(dim=-1, keepdim=True)).to(states.dtype)
+    result: Tensor = (turned * wide.norm(dim=-1, keepdim=True)).to(states.dtype)
+    return result
 
 
 def late_layers(depth: int) -> tuple[int, ...]:
@@ -61,6 +64,12 @@ class VISTA(Boundaries):
     summary = "steer every layer toward what the image adds, and mix in the logits of late layers"
     cost = "1 forward; head rows for the late layers; 2 further prefills, with and without the image"
     source = "Li et al., VISTA, arXiv:2502.03628"
+
+    @model_validator(mode="after")
+    def _check_that_something_is_left(self) -> Self:
+        if self.strength == 0 and self.share == 0:
+            raise RevisitError("VISTA: with strength 0 and share 0 there is nothing left to do; set one of them.")
+        return self
 
     @classmethod
     def official(cls, **overrides: Any) -> Self:
