@@ -39,10 +39,13 @@ def test_a_row_of_a_batch_equals_its_single_run(family: str, name: str) -> None:
         assert trace.rows[row].set_sizes == own.rows[0].set_sizes
 
 
+ON_ATTENTION = ("sid", "pai", "avisc", "middle_layers", "vaf", "sadt", "only")
+
+
 @pytest.mark.parametrize("family", [family for family in families.FAMILIES if family not in FAMILIES])
 def test_every_other_family_decodes_with_every_method(family: str) -> None:
     for name, method in METHODS.items():
-        if name in ("sid", "pai", "avisc") and families.recurrent(family):
+        if name in ON_ATTENTION and families.recurrent(family):
             with pytest.raises(RevisitError, match="works on the attention of every decoder layer, which 1 of the 4"):
                 decode(family, batch(family), method)
             continue

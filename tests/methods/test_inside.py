@@ -108,6 +108,8 @@ def test_vista_turns_states_at_their_own_length() -> None:
     toward = normalize(torch.tensor([0.6 + 0.5, 0.8]), dim=-1) * 5
     torch.testing.assert_close(got, torch.stack([toward, torch.tensor([0.0, 0.0])])[None], atol=1e-6, rtol=0)
     torch.testing.assert_close(vista.steer(states, direction, 0.25)[0, 1], torch.tensor([-1.0, 0.0]))
+    nearly = torch.tensor([[1.0, 1.0], [1.0, 1.0]]), torch.tensor([[1.0, 1.000001], [0.5, 1.0]])
+    assert vista.added(*nearly).tolist() == [[0.0, 0.0], [0.5, 0.0]]
     assert vista.late_layers(32) == (26, 27, 28, 29, 30, 31)
     assert vista.late_layers(28)[-1] == 27
 

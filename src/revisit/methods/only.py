@@ -124,6 +124,7 @@ class Shortcut:
         self.attended: Tensor | None = None  # (rows, d)
         self.last: Tensor | None = None  # (rows, d) what the last layer reads
         self.final: Tensor | None = None  # (rows, d) the final state
+        run.stack.enter_context(watching(run.parts, self._attention_hook, "ONLY"))
         self.project = getattr(self._attention(layer), "o_proj", None)
         if self.project is None:
             raise RevisitError(
@@ -133,7 +134,6 @@ class Shortcut:
         hooks = Hooks(run.stack)
         hooks.state(run.parts, run.parts.depth - 1, lambda states: self._keep("last", states))
         hooks.state(run.parts, run.parts.depth, lambda states: self._keep("final", states))
-        run.stack.enter_context(watching(run.parts, self._attention_hook, "ONLY"))
 
     def _attention(self, layer: int) -> nn.Module | None:
         block = self.run.parts.layers[layer]

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
 
+ROUNDING = 1e-5  # of a state's length
+
 
 def steer(states: Tensor, direction: Tensor, strength: float) -> Tensor:
     """States turned toward a direction, at their own length.  (rows, q, d), (rows, d) -> (rows, q, d)"""
@@ -37,6 +39,13 @@ def steer(states: Tensor, direction: Tensor, strength: float) -> Tensor:
     turned = normalize(normalize(wide, dim=-1) + strength * (1 + away) * normalize(direction, dim=-1), dim=-1)
     result: Tensor = (turned * wide.norm(dim=-1, keepdim=True)).to(states.dtype)
     return result
+
+
+def added(with_image: Tensor, without: Tensor) -> Tensor:
+    """What the image adds to a state; 0 where that is no more than rounding, which has no direction.  (rows, d), (rows, d)"""
+    direction = with_image - without
+    size = direction.norm(dim=-1, keepdim=True)
+    return direction * (size > ROUNDING * with_image.norm(dim=-1, keepdim=True))
 
 
 def late_layers(depth: int) -> tuple[int, ...]:
@@ -117,7 +126,7 @@ class VISTA(Boundaries):
         with_image, without = last_states(run, None), last_states(run, text)
         hooks, rows = Hooks(run.stack), len(mask)
         for number, mlp in enumerate(run.parts.mlps):
-            direction = (with_image[number] - without[number]).float()  # (rows, d)
+            direction = added(with_image[number].float(), without[number].float())  # (rows, d)
             if number == 0:
                 direction[:, 0] += self.first
             direction = direction * mask.any(-1, keepdim=True).to(direction.device)
