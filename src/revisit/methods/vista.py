@@ -44,8 +44,8 @@ def steer(states: Tensor, direction: Tensor, strength: float) -> Tensor:
 def added(with_image: Tensor, without: Tensor) -> Tensor:
     """What the image adds to a state; 0 where that is no more than rounding, which has no direction.  (rows, d), (rows, d)"""
     direction = with_image - without
-    size = direction.norm(dim=-1, keepdim=True)
-    return direction * (size > ROUNDING * with_image.norm(dim=-1, keepdim=True))
+    small = direction.norm(dim=-1, keepdim=True) <= ROUNDING * with_image.norm(dim=-1, keepdim=True)
+    return direction.masked_fill(small, 0.0)
 
 
 def late_layers(depth: int) -> tuple[int, ...]:
