@@ -13,7 +13,7 @@ import revisit
 from revisit.cli.demo import demo
 from revisit.embedded.samples import sample
 from revisit.explain import lens, lens_page, page
-from revisit.explain.record import Decode
+from revisit.explain.record import Candidate, Decode
 
 pytestmark = pytest.mark.browser
 
@@ -95,7 +95,7 @@ def test_one_tab_stop_per_answer_group(opened: Any) -> None:
     """The tokens are one stop; Tab leaves them, and everything that can be pressed can be reached."""
     assert opened.page.locator('.tok[tabindex="0"]').count() == 1
     names = []
-    for _ in range(12):
+    for _ in range(13):
         opened.page.keyboard.press("Tab")
         names.append(
             opened.page.evaluate("document.activeElement.className + '|' + document.activeElement.textContent")
@@ -106,7 +106,7 @@ def test_one_tab_stop_per_answer_group(opened: Any) -> None:
     at_rest(opened, opened.path)
 
 
-def test_the_picture_shows_through_at_the_selected_patch(opened: Any) -> None:
+def test_the_heat_map_colors_the_picture_and_does_not_hide_it(opened: Any) -> None:
     opened.page.locator(".answer").first.locator(".tok").nth(0).click()
     pixel = """([x, y]) => { const c = document.querySelector('.stage canvas');
       const pen = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });
@@ -114,13 +114,52 @@ def test_the_picture_shows_through_at_the_selected_patch(opened: Any) -> None:
       return [...pen.getImageData(0, 0, 1, 1).data]; }"""
     left, top, right, bottom = place(made_up.speaker(0, 96))
     hot = opened.page.evaluate(pixel, [(left + right) / 2, (top + bottom) / 2])
-    assert hot[3] == 0  # nothing lies over it
+    assert 100 < hot[3] <= 128  # translucent
+    assert hot[0] > 2 * hot[1]
     elsewhere = [(right + 1.5 / 12) % 1, (top + bottom) / 2]
-    assert opened.page.evaluate(pixel, elsewhere)[3] > 20
+    assert 0 < opened.page.evaluate(pixel, elsewhere)[3] < hot[3] - 20
     opened.page.keyboard.press("h")
     assert opened.page.evaluate(pixel, elsewhere)[3] == 0
     assert opened.page.get_by_role("button", name="Heat map").get_attribute("aria-pressed") == "false"
     at_rest(opened, opened.path)
+
+
+def test_the_picture_alone_is_one_click_away(opened: Any) -> None:
+    button, image = opened.page.get_by_role("button", name="Picture"), opened.page.locator(".stage img")
+    assert opened.page.locator(".stage canvas").is_visible()
+    button.click()
+    assert button.get_attribute("aria-pressed") == "true"
+    assert image.is_visible()
+    assert opened.page.locator(".stage > :not(img):visible").count() == 0
+    opened.page.keyboard.press("o")
+    assert button.get_attribute("aria-pressed") == "false"
+    assert opened.page.locator(".stage canvas").is_visible()
+    at_rest(opened, opened.path)
+
+
+def test_the_table_says_why_neither_favorite_won(browser: Any, tmp_path: Path) -> None:
+    decode = made_up.decode()
+    step = decode.answers[0].steps[1]
+    step.candidates[1] = Candidate(8, " other0", 0.35, 0.05, 0.1)
+    step.candidates.append(Candidate(9, " wall", 0.0003, 0.75, 0.001))
+    opened = browser.new_page()
+    opened.goto(page.write(tmp_path / "reason.html", decode).as_uri() + "#step=2")
+    first, second = opened.locator(".reason").all_inner_texts()
+    gives = "The vision token gives it 5.00 % and “small” 70.0 %, so “small” wins."
+    assert first == f"The model prefers “other0” (35.0 %). {gives}"
+    assert second == "The vision token prefers “wall” (75.0 %). The model gives “wall” 0.03 %, so it cannot win."
+    opened.keyboard.press("Home")  # here all agree
+    assert opened.locator(".reason").count() == 0
+
+
+def test_long_tokens_are_read_in_full_and_the_strip_has_a_label(browser: Any, tmp_path: Path) -> None:
+    decode = made_up.decode()
+    decode.answers[0].steps[0].candidates[1] = Candidate(9, " refrigerator", 0.1, 0.1, 0.1)
+    opened = browser.new_page()
+    opened.goto(page.write(tmp_path / "long.html", decode).as_uri() + "#step=1")
+    cell = opened.locator(".cands td", has_text="refrigerator")
+    assert cell.evaluate("e => e.scrollWidth <= e.clientWidth")
+    assert opened.locator(".strip").first.inner_text() == "Share of probability moved at each step"
 
 
 def test_candidates_and_changes_are_told(opened: Any) -> None:
@@ -241,8 +280,10 @@ def test_the_lens_page(seen: Any, tmp_path: Path) -> None:
     path = lens_page.write(tmp_path / "lens.html", looked)
     seen.page.goto(path.as_uri())
     first = looked.readings[1].maps
-    assert first is not None  # map, patch and sentence begin with one word
-    assert spot(seen.page) == pytest.approx(place(int((first[4, :, 0] * 255).round().argmax()), 4, 4), abs=0.01)
+    assert first is not None  # map, patch and sentence begin with the word that some patch says most
+    loud = int((first[4] * 255).round().amax(0).argmax())
+    assert seen.page.locator('.words [aria-pressed="true"]').inner_text().split()[0] == "abc"[loud]
+    assert spot(seen.page) == pytest.approx(place(int((first[4, :, loud] * 255).round().argmax()), 4, 4), abs=0.01)
     assert "no patch has more of it" in seen.page.locator(".where").inner_text()
     assert "add up to 100 % among the 3 words only" in seen.page.locator(".card").inner_text()
     stage = seen.page.locator(".stage").bounding_box()
@@ -251,11 +292,11 @@ def test_the_lens_page(seen: Any, tmp_path: Path) -> None:
     maps, top = looked.readings[1].maps, looked.readings[1].top
     assert maps is not None
     best = looked.readings[1].entries[int(top[4, 3, 0])]
-    word, share = looked.readings[1].words[0], f"{100 * float(maps[4, 3, 0]):.1f} %"
+    word, share = "abc"[loud], f"{100 * float(maps[4, 3, loud]):.1f} %"
     told = seen.page.locator(".where").inner_text()
     assert told.startswith(f"{word} has {share} of the patch at row 1, column 4 at layer 4")
     assert (f"which says {best} most" in told) == (best != word)
-    highest = int(maps[4, :, 0].argmax())
+    highest = int(maps[4, :, loud].argmax())
     assert (f"row {highest // 4 + 1}, column {highest % 4 + 1}" in told) == (highest != 3)
     seen.page.keyboard.press("ArrowDown")
     assert spot(seen.page) == pytest.approx(place(7, 4, 4), abs=0.01)

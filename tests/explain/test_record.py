@@ -69,17 +69,18 @@ def test_shift_by_hand() -> None:
     assert record.shift([0.6], [0.9]) == pytest.approx(0.3)
 
 
-def test_the_chosen_token_and_the_models_favourite_are_always_among_the_shown() -> None:
+def test_the_chosen_token_and_both_favorites_are_always_among_the_shown() -> None:
     ids = list(range(300, 340))
     base = [0.01] * 40
     base[39] = 0.6
+    vision = [0.02] * 38 + [0.22, 0.02]
     final = sorted((0.5 * 0.6**k for k in range(40)), reverse=True)
     step = record.step_of(
-        families.tokenizer(), 335, "x", StepRecord(0, 335, ids, base, None, final, set_size=40), {"name": "revisit"}
+        families.tokenizer(), 335, "x", StepRecord(0, 335, ids, base, vision, final, set_size=40), {"name": "revisit"}
     )
     shown = [candidate.token for candidate in step.candidates]
     assert len(shown) == record.SHOWN_CANDIDATES
-    assert {335, 339, 300} <= set(shown)
+    assert {335, 339, 338, 300} <= set(shown)
     assert step.instead_of == record.token_text(families.tokenizer(), 339)
 
 
@@ -104,7 +105,7 @@ def test_a_select_max_method_keeps_the_largest_divergence() -> None:
 
 def test_what_cannot_be_explained_is_refused() -> None:
     model, processor = families.build("llava")
-    with pytest.raises(RevisitError, match="No decoding method"):
+    with pytest.raises(RevisitError, match="There is no decoding method"):
         record.explain(model, processor, [families.picture(1)], "hi", [])
     with pytest.raises(RevisitError, match="Beam search cannot be shown"):
         record.explain(model, processor, [families.picture(1)], "hi", [Greedy()], num_beams=2)

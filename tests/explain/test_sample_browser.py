@@ -13,19 +13,43 @@ import families
 from revisit import RevisitError
 from revisit.benchmarks.base import Item
 from revisit.explain.record import wrong_spans
-from revisit.report.sample_browser import Columns, Sample, build, is_wrong, natural_order, write
+from revisit.report.sample_browser import Columns, Sample, build, natural_order, verdict, write
 
-LOWER, HIGHER = {"better": "lower"}, {"better": "higher"}
+LOWER: dict[str, Any] = {"better": "lower", "show": 100, "decimals": 1}
+HIGHER: dict[str, Any] = {**LOWER, "better": "higher"}
 
 
-def test_wrong_by_the_headline_metric() -> None:
+def test_one_verdict_by_the_headline_metric() -> None:
     metrics = {"CHAIRs": LOWER, "CHAIRi": LOWER, "Recall": HIGHER}
-    assert is_wrong({"CHAIRs": (1, 1), "Recall": (3, 3)}, metrics, "CHAIRs")
-    assert not is_wrong({"CHAIRs": (0, 1), "Recall": (1, 3)}, metrics, "CHAIRs")  # recall is not the headline
+    assert verdict({"CHAIRs": (1, 1), "Recall": (3, 3)}, metrics, "CHAIRs") == ("hallucinated", True)
+    assert verdict({"Recall": (1, 3), "CHAIRs": (0, 1)}, metrics, "CHAIRs") == ("no hallucination", False)
+    assert verdict({"errors": (1, 1)}, {"errors": LOWER}, "errors") == ("wrong", True)
     parts = {"accuracy": HIGHER, "F1": HIGHER}
-    assert is_wrong({"coco_random/accuracy": (0, 1)}, parts, "F1")  # F1 is not counted per item
-    assert not is_wrong({"coco_random/accuracy": (1, 1)}, parts, "F1")
-    assert not is_wrong({}, parts, "F1")
+    assert verdict({"coco_random/accuracy": (0, 1)}, parts, "F1") == ("wrong", True)  # F1 is not counted per item
+    assert verdict({"coco_random/accuracy": (1, 1)}, parts, "F1") == ("right", False)
+    assert verdict({"accuracy": (0.6, 1)}, parts, "accuracy") == ("score 60.0", True)  # as the tables print it
+    assert verdict({}, parts, "F1") == ("", False)
+
+
+def cell(label: str, **changes: Any) -> dict[str, Any]:
+    """A finished cell of CHAIR, as results.json has it."""
+    value = {"CHAIRs": {**LOWER, "value": 0.25, "low": None, "high": None}}
+    asked = {"label": "chair", "headline": "CHAIRs"}
+    about = {"model": {"name": "m"}, "method": {"label": label, "name": label, "settings": {}}, "benchmark": asked}
+    return {**about, "seed": 0, "status": "complete", "answers": 8, "items": 8, "metrics": value, **changes}
+
+
+def test_totals_are_on_the_printed_scale() -> None:
+    columns = Columns()
+    other = {"CHAIRs": {**LOWER, "value": 0.5, "low": None, "high": None}}
+    columns.of(cell("greedy", metrics=other))
+    columns.of(cell("revisit"))
+    columns.of(cell("vcd", status="unfinished", answers=3, metrics={}))
+    found = columns.totals()["chair"]
+    assert found["metric"] == "CHAIRs ↓"
+    assert found["of"][0] == {"text": "50.0", "best": 0, "bar": 0.5}
+    assert found["of"][1] == {"text": "25.0", "best": 1, "bar": 0.25}
+    assert found["of"][2] == {"open": "3 of 8"}
 
 
 def test_words_for_what_is_not_there() -> None:
@@ -44,15 +68,17 @@ def made(count: int, folder: Path) -> tuple[Columns, list[Sample]]:
         families.picture(number, (80, 60)).save(paths[-1])
     columns = Columns()
     for label in ("greedy", "revisit"):
-        columns.of({"model": {"name": "m"}, "seed": 0, "method": {"label": label, "name": label, "settings": {}}})
+        columns.of(cell(label))
+    columns.of(cell("vcd", status="unfinished", answers=0, metrics={}))
     samples = []
     for number in range(count):
         wrong = number % 4 == 0
         item = Item(str(number), f"What is in picture {number}?", (paths[number % 10],), {"ground_truth": ["dog"]})
         text = "A dog and a cat." if wrong else "A dog."
-        second = {"x": text, "w": [(12, 15)] if wrong else [], "s": {"CHAIRs": float(wrong)}, "c": 1, "n": 5}
-        first = {"x": "A dog.", "w": [], "s": {"CHAIRs": 0.0}, "c": 0, "n": 5}
-        samples.append(Sample("chair", item, item.prompt, {0: first, 1: {**second, **({"bad": 1} if wrong else {})}}))
+        verdicts = {"v": "hallucinated", "bad": 1} if wrong else {"v": "no hallucination"}
+        second = {"x": text, "w": [(12, 15)] if wrong else [], "c": 1, "n": 5, **verdicts}
+        first = {"x": "A dog.", "w": [], "v": "no hallucination", "c": 0, "n": 5}
+        samples.append(Sample("chair", item, item.prompt, {0: first, 1: second}))
     return columns, samples
 
 
@@ -99,10 +125,21 @@ def test_in_a_browser(seen: Any, tmp_path: Path, count: int, width: int, scheme:
     print(f"{count} samples: {metrics['TaskDuration']:.2f} s of work")
     assert 0 < metrics["TaskDuration"] < 2
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
-    assert seen.page.locator(".detail img").evaluate("image => image.naturalWidth") == 80
+    image = seen.page.locator(".detail img")
+    assert image.evaluate("image => image.naturalWidth") == 80
+    assert image.bounding_box()["width"] > 300  # shown large
+    assert seen.page.locator("h1").inner_text() == "run · 3 methods"
+    assert [text.split() for text in seen.page.locator(".totals tr").all_inner_texts()[1:]] == [
+        ["greedy", "25.0"],
+        ["revisit", "25.0"],
+        ["vcd", "0", "of", "8", "answers"],
+    ]
+    chips = [text.strip() for text in seen.page.locator(".chip").all_inner_texts()]
+    assert chips == ["no hallucination", "hallucinated", "not answered"]
+    assert seen.page.locator(".list li").first.locator(".dot.open").get_attribute("aria-label") == "vcd: not answered"
     status = seen.page.locator(".count")
     assert status.inner_text() == f"{count:,} of {count:,} samples, ordered by id"
-    assert "At the right of each row: greedy, revisit" in seen.page.locator(".side").inner_text()
+    assert "At the right of each row: greedy, revisit, vcd (" in seen.page.locator(".side").inner_text()
     seen.page.check("#disagree")
     assert status.inner_text() == f"{count // 4:,} of {count:,} samples, ordered by id"
     assert seen.page.locator("mark").all_inner_texts() == ["cat"]
@@ -113,9 +150,14 @@ def test_in_a_browser(seen: Any, tmp_path: Path, count: int, width: int, scheme:
     seen.page.fill("#text", f"picture {count - 4}?")
     seen.page.get_by_text(f"1 of {count:,} samples").wait_for()
     assert f"chair · {count - 4}" in seen.page.locator(".detail h2").inner_text()
-    assert seen.page.url.endswith(f"#sample=chair%3A{count - 4}")
+    link = seen.page.url
+    assert link.split("#")[1].startswith(f"sample=chair%3A{count - 4}&disagree=1&wrong=1only&text=picture+")
+    seen.page.goto("about:blank")
+    seen.page.goto(link)  # the link shows the same samples
+    assert status.inner_text() == f"1 of {count:,} samples, ordered by id"
+    assert seen.page.input_value("#wrong") == "1only"
+    seen.page.goto("about:blank")
     seen.page.goto(page.as_uri() + "#sample=chair%3A7")
-    seen.page.reload()
     assert "chair · 7" in seen.page.locator(".detail h2").inner_text()
     seen.page.keyboard.press("ArrowDown")
     assert "chair · 8" in seen.page.locator(".detail h2").inner_text()

@@ -18,7 +18,6 @@ from revisit.pages.document import check_writable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from PIL.Image import Image
 
     from revisit.explain.lens import Lens
     from revisit.explain.record import Decode, MethodOutput, TokenStep
@@ -29,7 +28,7 @@ BASE, VISION, FINAL = (
     "#b08a12",
     "#b3410e",
 )  # differ in lightness too, for gray prints and color-blind readers
-MAP = "inferno"
+HEAT = ("#d6006c00", "#d6006c80")  # color over the picture, from none to translucent
 STYLE: Any = {
     "font.size": 9,
     "font.family": "sans-serif",
@@ -101,7 +100,7 @@ def lens_figure(lens: Lens, reading: int = -1, layer: int = -1) -> Figure:
         drawn = None
         for number, word in enumerate(read.words):
             place = axes[number + 1]
-            place.imshow(_gray(lens.images[0]))
+            place.imshow(lens.images[0])
             drawn = _heat(place, lens.layout, read.maps[layer, :, number].numpy(), low=0.0, high=1.0) or drawn
             place.set_title(word, fontsize=9)
         if drawn is not None:
@@ -128,8 +127,7 @@ def _image(axes: Axes, decode: Decode, step: TokenStep, *, far: bool) -> None:
 
     region = decode.layout.region(step.index) if step.index is not None else None
     number = region.image if region is not None else 0
-    heated = step.heat is not None and region is not None
-    axes.imshow(_gray(decode.images[number]) if heated else decode.images[number])
+    axes.imshow(decode.images[number])
     axes.axis("off")
     if step.heat is not None and region is not None:
         _heat(axes, decode.layout, step.heat if far else -step.heat, region.image, region.view)
@@ -148,14 +146,16 @@ def _heat(
     low: float | None = None,
     high: float | None = None,
 ) -> Any:
-    """Draw values, one per vision token, over an image; large is bright."""
+    """Color an image by values, one per vision token; the larger, the more color."""
+    from matplotlib.colors import LinearSegmentedColormap
+
     finite = values[np.isfinite(values)]
     low = float(finite.min()) if low is None else low
     high = float(finite.max()) if high is None else high
     width, height = layout.sizes[image]
     views = {grid.view for grid in layout.grids if grid.image == image}
     view = view or ("tile" if "tile" in views else next(iter(views), "image"))
-    drawn = None
+    drawn, colors = None, LinearSegmentedColormap.from_list("heat", HEAT)
     for grid in layout.grids:
         if grid.image != image or grid.view != view:
             continue
@@ -163,16 +163,11 @@ def _heat(
         xs = [grid.xs[0][0], *(b for _, b in grid.xs)]
         ys = [grid.ys[0][0], *(b for _, b in grid.ys)]
         drawn = axes.pcolormesh(
-            xs, ys, values[index], cmap=MAP, vmin=low, vmax=high, alpha=0.55, linewidth=0, rasterized=True
+            xs, ys, values[index], cmap=colors, vmin=low, vmax=high, linewidth=0, rasterized=True
         )
     axes.set_xlim(0, width)
     axes.set_ylim(height, 0)
     return drawn
-
-
-def _gray(image: Image) -> Image:
-    """Without colors of its own, so that those of a heat map can be read."""
-    return image.convert("L").convert("RGB")
 
 
 def _bars(axes: Axes, step: TokenStep, most: int = 6) -> None:

@@ -28,7 +28,7 @@ def render(lens: Lens) -> str:
         styles=["viewer.css", "lens.css"],
         scripts=["viewer.js", "lens.js"],
         start="window.lens = new LensView(main, data);",
-        meta=f"{lens.model} · click a patch, or use the arrow keys; [ and ] change the layer",
+        meta=f"{lens.model} · click a patch, or use the arrow keys; [ and ] change the layer; o shows the picture alone",
     )
 
 

@@ -254,9 +254,10 @@ def step_of(
 
 
 def _shown(record: StepRecord, token: int) -> list[int]:
-    """The best candidates after the method, always with the chosen token and the model's own favorite."""
+    """The best candidates after the method, always with the chosen token and the favorites of model and vision token."""
     rest = range(SHOWN_CANDIDATES, len(record.ids))
-    needed = [k for k in rest if record.ids[k] in (token, record.favorite)]
+    seen = record.ids[int(np.argmax(record.vision))] if record.vision else None
+    needed = [k for k in rest if record.ids[k] in (token, record.favorite, seen)]
     return [*range(min(SHOWN_CANDIDATES - len(needed), len(record.ids))), *needed]
 
 

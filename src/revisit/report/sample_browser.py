@@ -14,18 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from revisit.benchmarks import registry
-from revisit.benchmarks.base import Item
+from revisit.benchmarks.base import Item, Metric
 from revisit.decoding.method import value_text
 from revisit.errors import RevisitError
 from revisit.evaluation.records import ScoresRecord
 from revisit.evaluation.store import make_folder, read_answers, read_results, read_scores, unfinished
 from revisit.models.images import open_image
 from revisit.pages.document import check_writable, script_page, write_page
+from revisit.report.comparisons import heading, ranked, stored_value
 
 log = logging.getLogger(__name__)
 
 PICTURES = "pictures"  # the folder of the copies
-SIDE = 384  # longest side of a copied picture
+SIDE = 640  # longest side of a copied picture
 # keys of Item.meta, in this order
 TRUTH = ("ground_truth", "gold", "label", "answer", "answers", "truth", "gt_answer", "category")
 # The page's own folder is all it may read; from disk that is a file: address.
@@ -53,6 +54,7 @@ class Columns:
 
     cells: dict[tuple[str, str], int] = field(default_factory=dict)
     methods: list[dict[str, Any]] = field(default_factory=list)
+    planned: dict[str, dict[int, Mapping[str, Any]]] = field(default_factory=dict)  # benchmark -> column -> cell
 
     def of(self, cell: Mapping[str, Any]) -> int:
         """The column of a cell; one more seed is one more column."""
@@ -65,7 +67,28 @@ class Columns:
             name, _, own = label.partition("(")
             shown = {"model": key[0], "name": name + seed, "settings": own.removesuffix(")")}
             self.methods.append({**shown, "method": entry})
+        self.planned.setdefault(str(cell["benchmark"]["label"]), {})[self.cells[key]] = cell
         return self.cells[key]
+
+    def totals(self) -> dict[str, Any]:
+        """The headline metric of every benchmark, by column, as tables print it; of unfinished cells how far they are."""
+        found: dict[str, Any] = {}
+        for benchmark, cells in self.planned.items():
+            done = {column: cell for column, cell in cells.items() if cell["status"] == "complete"}
+            totals = {
+                c: {"open": f"{cell['answers']} of {cell['items']}"} for c, cell in cells.items() if c not in done
+            }
+            name = str(next(iter(cells.values()))["benchmark"]["headline"])
+            shown = name
+            if done:
+                metric = Metric.from_record(name, next(iter(done.values()))["metrics"][name])
+                shown = heading(metric)
+                for (column, cell), printed in zip(done.items(), ranked(list(done.values()), metric), strict=True):
+                    value = stored_value(cell, metric)[0]
+                    bar = {"bar": round(value / 100, 4)} if 0 <= value <= 100 else {}
+                    totals[column] = {"text": printed.text, "best": int(printed.rank == 1), **bar}
+            found[benchmark] = {"metric": shown, "of": totals}
+        return found
 
 
 def build(run: Path, out: Path) -> Path:
@@ -73,7 +96,7 @@ def build(run: Path, out: Path) -> Path:
     columns, samples, notes = read_samples(run)
     if not samples:
         raise RevisitError(f"{run} holds no answers yet; run `revisit eval` with this --out to the end.")
-    return write(run.resolve().name, columns, samples, out, notes)
+    return write("/".join(run.resolve().parts[-2:]), columns, samples, out, notes)
 
 
 def write(name: str, columns: Columns, samples: Sequence[Sample], out: Path, notes: Sequence[str] = ()) -> Path:
@@ -83,16 +106,18 @@ def write(name: str, columns: Columns, samples: Sequence[Sample], out: Path, not
     data: dict[str, Any] = {
         "columns": [{key: c[key] for key in ("model", "name", "settings")} for c in columns.methods],
         "benchmarks": sorted({sample.benchmark for sample in samples}),
+        "totals": columns.totals(),
         "notes": list(notes),
         "samples": [_payload(sample, pictures, columns) for sample in samples],
     }
+    methods = len({method["name"] for method in columns.methods})
     text = script_page(
-        f"Samples of {name}",
+        f"{name} · {methods} method{'s' if methods != 1 else ''}",
         data,
         styles=["viewer.css", "samples.css"],
         scripts=["viewer.js", "samples.js"],
         start="window.samples = new SampleBrowser(main, data);",
-        meta=f"{len(samples):,} samples · {len(columns.methods)} methods · {', '.join(data['benchmarks'])}",
+        meta=f"{', '.join(dict.fromkeys(c['model'] for c in columns.methods))} · {len(samples):,} samples",
         policy=POLICY,
     )
     return write_page(page, text)
@@ -109,13 +134,12 @@ def read_samples(run: Path) -> tuple[Columns, list[Sample], list[str]]:
     notes = [str(missing)] if missing else []
     items: dict[tuple[str, str], dict[str, Item]] = {}
     for cell in results["cells"]:
-        folder = run / cell["path"]
+        folder, column = run / cell["path"], columns.of(cell)
         if not folder.is_dir():
             continue  # planned, and not begun
         name, data = str(cell["benchmark"]["label"]), str(cell["provenance"]["data"] or "")
         if (name, data) not in items:
             items[name, data] = items_of(cell["benchmark"], data, notes)
-        column = columns.of(cell)
         scores = read_scores(folder) if cell["status"] == "complete" else None
         for line in read_answers(folder / "answers.jsonl"):
             if scores is not None and scores.items.get(line.id) not in (None, line.item):
@@ -146,9 +170,9 @@ def items_of(benchmark: Mapping[str, Any], data: str, notes: list[str]) -> dict[
 
 
 def _answer(line: Any, scores: ScoresRecord | None, cell: Mapping[str, Any], item: Item) -> dict[str, Any]:
-    """One answer with short keys: text, marked words, scores of the item, whether it is wrong, steps that were changed.
+    """One answer with short keys: text, marked words, verdict and whether it is bad, steps that were changed.
 
-    An answer of an unfinished cell is not scored; `partial` says how many answers the cell has.
+    Without a verdict: an answer of an unfinished cell, or of a benchmark that does not count sample by sample.
     """
     from revisit.explain.record import wrong_spans
 
@@ -157,33 +181,32 @@ def _answer(line: Any, scores: ScoresRecord | None, cell: Mapping[str, Any], ite
     entry: dict[str, Any] = {"x": line.text, "c": line.counters.get("changed", 0), "n": line.counters.get("steps", 0)}
     if isinstance(shown, (list, tuple)):
         entry["w"] = wrong_spans(line.text, shown)
-    entry["s"] = {name: round(a / b, 4) for name, (a, b) in terms.items() if b}
-    if scores is None:
-        entry["partial"] = f"{cell['answers']} of {cell['items']}"
-    elif is_wrong(terms, cell["metrics"], str(cell["benchmark"]["headline"])):
-        entry["bad"] = 1
-    return entry
+    text, bad = verdict(terms, cell["metrics"], str(cell["benchmark"]["headline"]))
+    return {**entry, **({"v": text} if text else {}), **({"bad": 1} if bad else {})}
 
 
-def is_wrong(terms: Mapping[str, tuple[float, float]], metrics: Mapping[str, Any], headline: str) -> bool:
-    """Whether an item's answer fails: by the headline metric where it is counted per item, else by any with a direction.
+def verdict(terms: Mapping[str, tuple[float, float]], metrics: Mapping[str, Any], headline: str) -> tuple[str, bool]:
+    """An answer in a word, and whether it fails: by the headline metric if it is counted per item, else by accuracy.
 
-    A part's metric ("coco_random/accuracy") has the direction of the whole.
+    A part's metric ("coco_random/accuracy") is printed like the whole. No word where neither is counted.
     """
-    directions = {name: about["better"] for name, about in metrics.items()}
-    counted = {n: t for n, t in terms.items() if t[1] and directions.get(n, directions.get(n.rpartition("/")[2]))}
-    chosen = {n: t for n, t in counted.items() if n == headline or n.endswith(f"/{headline}")}
-    if not chosen:
-        chosen = {n: t for n, t in counted.items() if n.rpartition("/")[2].lower() in ("accuracy", "acc")}
-    for name, (numerator, denominator) in chosen.items():
-        better = directions.get(name) or directions.get(name.rpartition("/")[2])
-        if (numerator > 0) if better == "lower" else (numerator < denominator):
-            return True
-    return False
+    for wanted in ((headline,), ("accuracy", "acc")):
+        for name, (numerator, denominator) in terms.items():
+            last = name.rpartition("/")[2]
+            about = metrics.get(name) or metrics.get(last)
+            if not denominator or (name not in wanted and last not in wanted) or not about or not about["better"]:
+                continue
+            if about["better"] == "lower":
+                right, wrong = ("no hallucination", "hallucinated") if "CHAIR" in headline else ("right", "wrong")
+                return (wrong, True) if numerator > 0 else (right, False)
+            if 0 < numerator != denominator:
+                return f"score {Metric.from_record(last, about).text(numerator / denominator)}", numerator < denominator
+            return ("wrong", True) if numerator < denominator else ("right", False)
+    return "", False
 
 
 def copy_pictures(samples: Sequence[Sample], folder: Path) -> dict[Path, str]:
-    """A small copy of every picture; returns its address relative to the page."""
+    """A copy of every picture, for screens; returns its address relative to the page."""
     paths = dict.fromkeys(path for sample in samples for path in sample.item.images)
     addresses: dict[Path, str] = {}
     for number, path in enumerate(paths):

@@ -25,24 +25,29 @@ class LensView {
       oninput: () => { this.layer = Number(this.slider.value); this.show(); } });
     this.layerName = make("output", { for: "layer" });
     this.kinds = make("div", { class: "row", role: "group", "aria-label": "Vocabulary" }, ...data.readings.map((reading, i) =>
-      make("button", { type: "button", class: "quiet", onclick: () => { this.reading = i; this.word = reading.words.length ? 0 : -1; this.show(); } }, reading.name)));
+      make("button", { type: "button", class: "quiet", onclick: () => { this.reading = i; this.word = this.loudest(); this.show(); } }, reading.name)));
     this.words = make("div", { class: "words", role: "group", "aria-label": "Heat map of a word" });
     this.where = make("p", { class: "where", role: "status", "aria-live": "polite" });
     this.scale = make("span");
-    look.append(make("div", { class: "row" }, make("label", { for: "layer" }, "Layer"), this.slider, this.layerName, this.views), this.kinds, this.words,
+    look.append(make("div", { class: "row" }, make("label", { for: "layer" }, "Layer"), this.slider, this.layerName, this.stage.pictureButton, this.views), this.kinds, this.words,
       make("p", { class: "legend" }, this.scale, "0 %", make("i"), "100 %"), this.where);
     for (const note of [...data.notes, ...(data.reason ? [`Patches cannot be shown: ${data.reason}`] : [])]) look.append(make("p", { class: "note" }, note));
     document.addEventListener("keydown", (event) => this.key(event));
     const grid = data.grids[0];
     if (grid) this.token = grid.first + Math.floor(grid.rows / 2) * (grid.columns + grid.gap) + Math.floor(grid.columns / 2);
-    this.word = data.readings[this.reading].words.length ? 0 : -1;
-    if (this.word === 0) this.token = this.highest(); // map, patch and sentence begin with the same word
+    this.word = this.loudest();
+    if (this.word >= 0) this.token = this.highest(); // map, patch and sentence begin with the same word
     this.show();
   }
 
-  share(token) { // of the chosen word, at the chosen layer
+  share(token, word = this.word) { // of a word, at the chosen layer
     const reading = this.data.readings[this.reading];
-    return reading.mapBytes[(this.layer * this.data.tokens + token) * reading.words.length + this.word] / 255;
+    return reading.mapBytes[(this.layer * this.data.tokens + token) * reading.words.length + word] / 255;
+  }
+
+  loudest() { // the word that some patch says more than any patch says another; -1 without words
+    const peaks = this.data.readings[this.reading].words.map((_, word) => this.share(this.highest(word), word));
+    return peaks.indexOf(Math.max(...peaks));
   }
 
   exactly(token) { // the same in %, unrounded where it is among the best; maps hold one byte each
@@ -51,9 +56,9 @@ class LensView {
     return this.share(token) > 0 ? percent(this.share(token)) : "<0.2";
   }
 
-  highest() { // the vision token that says the chosen word most
+  highest(word = this.word) { // the vision token that says a word most
     let best = 0;
-    for (let token = 1; token < this.data.tokens; token++) if (this.share(token) > this.share(best)) best = token;
+    for (let token = 1; token < this.data.tokens; token++) if (this.share(token, word) > this.share(best, word)) best = token;
     return best;
   }
 
@@ -75,7 +80,7 @@ class LensView {
     this.stage.point(this.token);
     const view = this.views.value || null, mapped = this.word >= 0;
     this.words.replaceChildren(...reading.words.map((word, i) => make("button", { type: "button", class: "quiet", "aria-pressed": String(i === this.word),
-      onclick: () => { this.word = i === this.word ? -1 : i; this.show(); } }, word)));
+      onclick: () => { this.word = i === this.word ? -1 : i; this.show(); } }, word, make("small", {}, ` ${Math.round(100 * this.share(this.highest(i), i))} %`))));
     this.scale.textContent = mapped ? `share of “${reading.words[this.word]}” in a patch:` : "probability of what a patch says most:";
     this.stage.paint(mapped ? (token) => this.share(token) : (token) => this.says(this.layer, token, 0)[1], view);
     this.tell(reading, mapped);
@@ -129,6 +134,7 @@ class LensView {
       case "ArrowDown": return move(1, 0);
       case "[": return layer(-1);
       case "]": return layer(1);
+      case "o": return this.stage.bare();
     }
   }
 }

@@ -19,16 +19,38 @@ class SampleBrowser {
     this.list = make("ul", { class: "list", "aria-label": "Samples" });
     this.list.addEventListener("scroll", () => { if (this.list.scrollTop + this.list.clientHeight > this.list.scrollHeight - 400) this.more(); });
     this.detail = make("section", { class: "detail", "aria-label": "Sample" });
-    root.append(make("div", { class: "samples" }, make("div", { class: "side" },
+    root.append(this.totals(), make("div", { class: "samples" }, make("div", { class: "side" },
       make("div", { class: "filters" }, this.benchmark, make("label", {}, this.disagree, "methods disagree"), this.wrong, this.text, this.count),
       ...data.notes.map((note) => make("p", { class: "notes" }, note)), this.dots(), this.list), this.detail));
     document.addEventListener("keydown", (event) => this.key(event));
-    window.addEventListener("hashchange", () => this.goToHash());
-    this.filter();
+    window.addEventListener("hashchange", () => this.restore());
+    this.restore();
+  }
+
+  totals() { // the score of every method on every benchmark; a score leads to the samples that failed
+    const { totals } = this.data, names = Object.keys(totals);
+    const cell = (benchmark, c) => {
+      const total = totals[benchmark].of[c];
+      if (!total) return make("td", {}, "–");
+      if (total.open) return make("td", {}, make("span", { class: "dot open" }), ` ${total.open} answers`);
+      const score = make("button", { type: "button", class: `score${total.best ? " best" : ""}`, "aria-label": `${this.names[c]}, ${benchmark}: ${totals[benchmark].metric} ${total.text}. Show the samples that failed.`,
+        onclick: () => { this.benchmark.value = this.data.benchmarks.includes(benchmark) ? benchmark : ""; this.wrong.value = String(c); this.filter(); } }, total.text);
+      if (total.bar !== undefined) { score.prepend(make("i", { "aria-hidden": "true" })); score.style.setProperty("--p", total.bar); }
+      return make("td", {}, score);
+    };
+    return make("div", { class: "totals", tabindex: "0", role: "region", "aria-label": "Scores" }, make("table", {},
+      make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "Method"), ...names.map((name) => make("th", { scope: "col" }, name, " ", make("small", {}, totals[name].metric))))),
+      make("tbody", {}, ...this.names.map((name, c) => make("tr", {}, make("th", { scope: "row", title: this.data.columns[c].settings || null }, name), ...names.map((benchmark) => cell(benchmark, c)))))));
   }
 
   dots() { // what the marks at the right of each row stand for
-    return make("p", { class: "notes" }, "At the right of each row: ", this.names.join(", "), " (", make("span", { class: "dot" }), " right, ", make("span", { class: "dot bad" }), " wrong).");
+    const every = this.data.samples.flatMap((sample) => this.methods(sample).map((c) => this.state(sample.a[c])[0]));
+    const shown = [["dot", "right"], ["dot bad", "wrong"], ["dot unscored", "not scored"], ["dot open", "not answered"]].filter(([kind]) => every.includes(kind));
+    return make("p", { class: "notes" }, `At the right of each row: ${this.names.join(", ")} (`, ...shown.flatMap(([kind, text], k) => [k ? ", " : "", make("span", { class: kind }), ` ${text}`]), ").");
+  }
+
+  methods(sample) { // the columns that were asked, or will be
+    return Object.keys((this.data.totals[sample.b] || { of: sample.a }).of).map(Number);
   }
 
   matches(sample, wanted) {
@@ -50,15 +72,31 @@ class SampleBrowser {
     this.count.textContent = `${this.kept.length.toLocaleString("en")} of ${this.data.samples.length.toLocaleString("en")} samples, ordered by id`;
     this.list.replaceChildren(); this.drawn = 0; this.now = -1;
     this.more();
-    if (!this.kept.length) return this.detail.replaceChildren(make("p", {}, "No sample is like that."));
-    if (!this.goToHash()) this.select(Math.max(0, this.kept.indexOf(shown)));
+    if (this.kept.length) return this.select(Math.max(0, this.kept.indexOf(shown)));
+    this.remember("");
+    this.detail.replaceChildren(make("p", {}, "No sample matches these filters."));
+  }
+
+  remember(sample) { // the sample and the filters in the address, so that a link shows the same
+    const { value: text } = this.text, named = { sample, benchmark: this.benchmark.value, disagree: this.disagree.checked ? "1" : "", wrong: this.wrong.value, text };
+    const address = `#${new URLSearchParams(Object.entries(named).filter(([, value]) => value))}`;
+    if (window.location.hash !== address) try { window.history.replaceState(null, "", address); } catch (error) { /* not allowed in a frame */ }
+  }
+
+  restore() { // what the address names
+    const named = new URLSearchParams(window.location.hash.slice(1));
+    for (const name of ["benchmark", "wrong", "text"]) { this[name].value = named.get(name) || ""; if (this[name].value !== (named.get(name) || "")) this[name].value = ""; }
+    this.disagree.checked = named.get("disagree") === "1";
+    const at = this.data.samples.findIndex(({ b, i }) => `${b}:${i}` === named.get("sample"));
+    this.kept = at >= 0 ? [at] : []; this.now = 0;
+    this.filter();
   }
 
   more() { // rows are made as they are scrolled to
     const end = Math.min(this.kept.length, this.drawn + 150);
     for (; this.drawn < end; this.drawn++) {
       const at = this.drawn, sample = this.data.samples[this.kept[at]];
-      const dots = this.names.map((name, c) => (sample.a[c] ? this.dot(sample.a[c], `${name}: `) : null));
+      const dots = this.methods(sample).map((c) => this.dot(sample.a[c], `${this.names[c]}: `));
       this.list.append(make("li", {}, make("button", { type: "button", onclick: () => this.select(at) }, make("span", { class: "id" }, this.data.benchmarks.length > 1 ? `${sample.b} ${sample.i}` : sample.i),
         make("span", { class: "what" }, (this.questions[sample.b].size === 1 && sample.t) || sample.q), ...dots)));
     }
@@ -73,40 +111,39 @@ class SampleBrowser {
     row.setAttribute("aria-current", "true");
     row.scrollIntoView({ block: "nearest" });
     const sample = this.data.samples[this.kept[at]];
-    const address = `#sample=${encodeURIComponent(`${sample.b}:${sample.i}`)}`;
-    if (window.location.hash !== address) try { window.history.replaceState(null, "", address); } catch (error) { /* not allowed in a frame */ }
+    this.remember(`${sample.b}:${sample.i}`);
     this.show(sample);
-  }
-
-  goToHash() {
-    const named = new URLSearchParams(window.location.hash.slice(1)).get("sample");
-    const at = named ? this.kept.findIndex((number) => `${this.data.samples[number].b}:${this.data.samples[number].i}` === named) : -1;
-    if (at >= 0 && at !== this.now) this.select(at);
-    return at >= 0;
   }
 
   show(sample) {
     const facts = make("div", { class: "facts" }, make("h2", {}, `${sample.b} · ${sample.i}`), make("p", {}, sample.q || "The question is not known."));
     if (sample.t) facts.append(make("p", { class: "truth" }, "Truth: ", make("b", {}, sample.t)));
     if (sample.cmd) facts.append(make("details", {}, make("summary", {}, "See this answer token by token: run this command"), make("code", { class: "command" }, sample.cmd)));
-    const columns = this.names.map((name, c) => (sample.a[c] ? this.column(name, this.data.columns[c].settings, sample.a[c]) : null));
-    this.detail.replaceChildren(make("div", { class: "head" }, ...sample.p.map((src) => make("img", { src, alt: "Picture of the sample", loading: "lazy" })), facts), make("div", { class: "columns" }, ...columns));
+    const columns = this.methods(sample).map((c) => this.column(this.names[c], this.data.columns[c].settings, sample.a[c]));
+    const pictures = sample.p.map((src, k) => make("a", { href: src, target: "_blank", title: "Open the picture alone" }, make("img", { src, alt: `Picture ${sample.p.length > 1 ? `${k + 1} ` : ""}of the sample` })));
+    this.detail.replaceChildren(make("div", { class: "pictures" }, ...pictures), make("div", {}, facts, make("div", { class: "columns" }, ...columns)));
     this.detail.scrollTop = 0;
   }
 
+  state(answer) { // [mark, verdict]
+    if (!answer) return ["dot open", "not answered"];
+    return answer.v ? [answer.bad ? "dot bad" : "dot", answer.v] : ["dot unscored", "not scored"];
+  }
+
   dot(answer, name) {
-    const state = answer.partial ? ["dot open", `not scored, ${answer.partial} answers`] : answer.bad ? ["dot bad", "wrong"] : ["dot", "right"];
-    return make("span", { class: state[0], title: name + state[1] });
+    const [kind, verdict] = this.state(answer);
+    return make("span", { class: kind, title: name + verdict, role: "img", "aria-label": name + verdict });
   }
 
   column(name, settings, answer) {
+    const [kind, verdict] = this.state(answer);
+    const head = [make("h3", {}, name, make("span", { class: "chip" }, make("span", { class: kind }), ` ${verdict}`)), settings ? make("p", { class: "scores" }, settings) : null];
+    if (!answer) return make("article", { class: "column" }, ...head);
     const parts = [];
     let at = 0;
     for (const [start, end] of answer.w || []) { parts.push(answer.x.slice(at, start), make("mark", { title: "not in the picture" }, answer.x.slice(start, end))); at = end; }
     parts.push(answer.x.slice(at));
-    const scores = Object.entries(answer.s || {}).map(([metric, value]) => `${metric} ${Number(value.toFixed(3))}`).join(" · ");
-    return make("article", { class: `column${answer.bad ? " bad" : ""}` }, make("h3", {}, this.dot(answer, ""), answer.partial ? `${name} (partial: ${answer.partial} answers)` : name),
-      settings ? make("p", { class: "scores" }, settings) : null, make("p", {}, ...parts), make("p", { class: "scores" }, scores, answer.c ? `${scores ? " · " : ""}${answer.c} of ${answer.n} steps changed` : ""));
+    return make("article", { class: `column${answer.bad ? " bad" : ""}` }, ...head, make("p", {}, ...parts), answer.c ? make("p", { class: "scores" }, `${answer.c} of ${answer.n} steps changed`) : null);
   }
 
   key(event) {

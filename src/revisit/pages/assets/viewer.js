@@ -22,8 +22,8 @@ function bytes(base64) {
   return out;
 }
 
-// The picture shows through where a patch agrees (t = 1) and is darkened where it does not (t = 0), so that one sees what agrees.
-const heatColor = (t) => `rgba(14,8,40,${(0.74 * (1 - Math.max(0, Math.min(1, t)))).toFixed(3)})`;
+// Color over the picture: none where a patch disagrees (t = 0), translucent where it agrees (t = 1).
+const heatColor = (t) => `rgba(214,0,108,${(0.5 * Math.max(0, Math.min(1, t))).toFixed(3)})`;
 
 function percent(p) {
   if (p === null || p === undefined) return "–";
@@ -51,9 +51,14 @@ class Stage {
       return { stage, canvas, marks, spot };
     });
     root.append(this.frames);
+    this.pictureButton = make("button", { class: "quiet", type: "button", "aria-pressed": "false", title: "The picture alone (o)", onclick: () => this.bare() }, "Picture");
     this.fit();
     this.watch = new ResizeObserver(() => { this.fit(); this.draw(); });
     this.watch.observe(this.frames);
+  }
+
+  bare() { // the picture without anything on it, and back
+    this.pictureButton.setAttribute("aria-pressed", String(this.frames.classList.toggle("bare")));
   }
 
   fit() { // the largest size that neither the column nor the window cuts off
@@ -166,15 +171,15 @@ const LEGEND = [
   ["mark differs", "word", "not in the other answer"],
   ["mark wrong", "word", "an object that is not in the picture", "objects"],
 ];
-const ACCOUNT = "At every step ReVisiT keeps the plausible next tokens, asks every image patch which of them it supports, and selects the patch, or the few patches, that agree most with the model. It multiplies the model's distribution with theirs, which counts as much as the weight of the step says, so that words without support in the picture lose.";
+const ACCOUNT = "At every step ReVisiT keeps the plausible next tokens, checks which of those words each image patch supports, selects the patch (or the few patches) that agrees most with the model, and multiplies the two distributions: words the picture does not support become less likely.";
 const KEYS = [["← →", "previous, next step"], ["↑ ↓", "other answer"], ["n p", "next, previous change"], ["Home End", "first, last step"],
-  ["h", "heat map"], ["g", "patch grid"], ["?", "this help"]];
+  ["h", "heat map"], ["g", "patch grid"], ["o", "picture alone"], ["?", "this help"]];
 const TERMS = [["plausible tokens", "tokens at least alpha times as likely as the likeliest one; only they can be chosen"],
   ["model, %", "the model's own probability, among the plausible tokens"], ["vision token, %", "what the selected patch says about the plausible tokens: its hidden state, read through the model's own head; where several patches are selected, the mean of theirs"],
   ["after, %", "what the next token is chosen from: model × vision token to the power of the weight, normalized"],
   ["divergence", "how far a patch is from the model's distribution; the smallest is selected"],
   ["weight", "how much the vision token counts at this step: 1 is the plain product, as in the paper, and 0 leaves the model alone"],
-  ["heat map", "bright patches agree with the model at this step, dark ones disagree"]];
+  ["heat map", "the more color, the more a patch agrees with the model at this step"]];
 
 class Viewer {
   constructor(root, data) {
@@ -200,7 +205,7 @@ class Viewer {
     this.where = make("p", { class: "where" });
     this.nearest = make("div", { class: "nearest", role: "group", "aria-label": "The patches that agree most" });
     this.patchCard = make("div", { class: "patch", hidden: true });
-    look.append(make("div", { class: "tools" }, this.heatButton, this.gridButton, this.viewSelect,
+    look.append(make("div", { class: "tools" }, this.heatButton, this.gridButton, this.stage.pictureButton, this.viewSelect,
       make("span", { class: "legend" }, "disagrees", make("i"), "agrees")), this.where, this.nearest, this.patchCard);
     if (data.reason) look.append(make("p", { class: "note" }, `Patches cannot be shown: ${data.reason}`));
     data.answers.forEach((answer, i) => this.addCard(i));
@@ -264,12 +269,12 @@ class Viewer {
     answer.bytes = answer.maps ? bytes(answer.maps) : new Uint8Array(0);
     const facts = make("span", { class: "facts" });
     const tokens = make("div", { class: "tokens", role: "group", "aria-label": `Answer of ${[answer.name, answer.settings].filter(Boolean).join(", ")}; arrow keys walk its tokens` });
-    const strip = make("div", { class: "strip", "aria-hidden": "true", title: "How much probability was moved at each step" });
+    const bars = make("div", { class: "bars", "aria-hidden": "true" }), strip = make("div", { class: "strip" }, bars, make("p", {}, "Share of probability moved at each step"));
     const changes = make("ol", { class: "changes", "aria-label": "Where the best token changed" });
     const card = make("article", { class: "answer" }, make("header", {}, make("h2", {}, answer.name), answer.settings ? make("span", { class: "settings", title: "Settings that are not the method's defaults" }, answer.settings) : null, facts), tokens, strip, changes);
     this.answersBox.append(card);
     this.cards[i] = { card, facts, tokens, strip, changes, buttons: [], bars: [] };
-    strip.addEventListener("click", (event) => {
+    bars.addEventListener("click", (event) => {
       const at = this.cards[i].bars.indexOf(event.target);
       if (at >= 0) this.select(i, at, true);
     });
@@ -297,7 +302,7 @@ class Viewer {
     card.buttons.push(button);
     const bar = make("i", { class: changed ? "changed" : "", title: `step ${s + 1}: ${step.t.trim()}` });
     bar.style.setProperty("--shift", (step.v || 0).toFixed(3));
-    card.strip.append(bar);
+    card.strip.firstChild.append(bar);
     card.bars.push(bar);
     if (changed) card.changes.append(make("li", {}, make("button", { type: "button", onclick: () => this.select(i, s, true) },
       make("span", { class: "n" }, String(s + 1)), " ", visible(step.t.trim()), " ", make("s", {}, visible(step.was.trim())))));
@@ -471,8 +476,18 @@ class Viewer {
     this.table.replaceChildren(
       make("p", { class: "sub" }, `${answer.name} · `, make("span", { title: meaning["plausible tokens"] }, `${step.k} plausible token${step.k === 1 ? "" : "s"}`), step.c.length < step.k ? `, the best ${step.c.length} shown` : ""),
       make("table", { class: "cands" }, make("thead", {}, make("tr", {}, make("th", { scope: "col" }, "token"),
-        ...columns.map(([, name]) => make("th", { scope: "col", title: meaning[name] || "what the second branch of the method says" }, name)))), make("tbody", {}, ...rows)), ...this.formula(answer, step));
+        ...columns.map(([, name]) => make("th", { scope: "col", title: meaning[name] || "what the second branch of the method says" }, name)))), make("tbody", {}, ...rows)), ...this.reason(step, alone), ...this.formula(answer, step));
     this.table.scrollTop = this.why.scrollTop = 0;
+  }
+
+  reason(step, alone) { // why the best word after the step is not the favorite of the model, or not that of the patch
+    if (step.i === undefined || step.c.some((entry) => entry[2] === null)) return [];
+    const best = (column) => step.c.reduce((a, entry, b) => (entry[column] > step.c[a][column] ? b : a), 0);
+    const name = (at) => `“${visible(step.c[at][0].trim())}”`, share = (at, column) => `${percent(step.c[at][column])} %`;
+    const winner = best(3), patch = best(2), parts = [];
+    if (alone !== winner) parts.push(`The model prefers ${name(alone)} (${share(alone, 1)}). The vision token gives it ${share(alone, 2)} and ${name(winner)} ${share(winner, 2)}, so ${name(winner)} wins.`);
+    if (patch !== winner && patch !== alone) parts.push(`The vision token prefers ${name(patch)} (${share(patch, 2)}). The model gives ${name(patch)} ${share(patch, 1)}, so it cannot win.`);
+    return parts.map((text) => make("p", { class: "reason" }, text));
   }
 
   formula(answer, step) { // how the last column came from the other two
@@ -503,6 +518,7 @@ class Viewer {
       case "p": return change(-1);
       case "h": return this.toggle("heat");
       case "g": return this.toggle("lines");
+      case "o": return this.stage.bare();
     }
   }
 }
