@@ -162,9 +162,7 @@ def _heat(
         index = grid.first + np.arange(grid.tokens).reshape(grid.rows, grid.columns + grid.gap)[:, : grid.columns]
         xs = [grid.xs[0][0], *(b for _, b in grid.xs)]
         ys = [grid.ys[0][0], *(b for _, b in grid.ys)]
-        drawn = axes.pcolormesh(
-            xs, ys, values[index], cmap=colors, vmin=low, vmax=high, linewidth=0, rasterized=True
-        )
+        drawn = axes.pcolormesh(xs, ys, values[index], cmap=colors, vmin=low, vmax=high, linewidth=0, rasterized=True)
     axes.set_xlim(0, width)
     axes.set_ylim(height, 0)
     return drawn
