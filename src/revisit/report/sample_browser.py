@@ -75,7 +75,7 @@ class Columns:
         found: dict[str, Any] = {}
         for benchmark, cells in self.planned.items():
             done = {column: cell for column, cell in cells.items() if cell["status"] == "complete"}
-            totals = {
+            totals: dict[int, dict[str, Any]] = {
                 c: {"open": f"{cell['answers']} of {cell['items']}"} for c, cell in cells.items() if c not in done
             }
             name = str(next(iter(cells.values()))["benchmark"]["headline"])
