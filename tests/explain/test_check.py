@@ -18,7 +18,7 @@ from revisit.explain.check import THRESHOLD, check_many, is_content, settings_of
 from revisit.explain.support import encode_text, first_tokens, word_places
 from revisit.models import DESCRIBE
 from revisit.models.parts import ModelParts
-from revisit.models.prompts import prepare
+from revisit.models.prompts import chat_text, prepare
 
 TEXT = "The image shows a surfboard, a zebra and a pizza."
 
@@ -135,7 +135,7 @@ def test_capital_letters_do_not_take_support_away(pair: Any) -> None:
 
 
 def test_tokens_are_joined_to_words(pair: Any) -> None:
-    tokens, spans = encode_text(pair[1], DESCRIBE, 1, "Ein Bär, a t-shirt and 3 zebras!")
+    tokens, spans = encode_text(pair[1], chat_text(pair[1], DESCRIBE), "Ein Bär, a t-shirt and 3 zebras!")
     text = "Ein Bär, a t-shirt and 3 zebras!"
     places = word_places(text, spans)
     assert [text[a:b] for a, b, _ in places] == ["Ein", "Bär", "a", "t-shirt", "and", "3", "zebras"]
@@ -148,6 +148,12 @@ def test_tokens_are_joined_to_words(pair: Any) -> None:
 )
 def test_content_words(word: str, content: bool) -> None:
     assert is_content(word) is content
+
+
+def test_a_text_in_another_language_is_not_called_right(pair: Any) -> None:
+    found = revisit.check(pair, sample("demo").path, "Ein Hund liegt im Gras.")
+    assert not any(word.checkable for word in found.words)
+    assert "None of these words is checked" in found.notes[-1]
 
 
 def test_it_can_be_kept(pair: Any, tmp_path: Path) -> None:
@@ -173,6 +179,32 @@ def test_a_model_without_recommendation_is_read_at_its_last_layer() -> None:
     assert "No threshold is recommended" in found.notes[0]
     assert settings_of(model)[0] == {"layer": ModelParts.of(model).depth, "threshold": THRESHOLD}
     assert all(math.isfinite(word.support) and 0 <= word.support <= 1 for word in found.words)
+
+
+def test_a_model_that_was_measured_to_misread_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = families.llava()
+    entry = {"layer": 1, "threshold": 0.2, "auroc": 0.59}
+    monkeypatch.setattr(pair[0].generation_config, "check", entry, raising=False)
+    found = revisit.check(pair, families.picture(1, (40, 40)), "A dog.")
+    assert len(found.notes) == 1
+    assert "AUROC of 0.59 only" in found.notes[0]
+
+
+def test_logits_are_scaled_as_the_model_scales_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that caps its logits: support is what its own logits would say."""
+    model, processor = families.build("gemma4")
+    monkeypatch.setattr(model.config.get_text_config(), "final_logit_softcapping", 0.5)
+    picture = families.picture(1, (40, 40))
+    found = revisit.check((model, processor), picture, "A dog.", words="content")
+    inputs = prepare(processor, DESCRIBE, picture)
+    mask = torch.isin(inputs["input_ids"][0], torch.tensor(ModelParts.of(model).vision_ids))
+    tokens, _ = encode_text(processor, chat_text(processor, DESCRIBE), "A dog.")
+    with torch.no_grad():
+        chance = model(**inputs).logits[0, mask].softmax(-1)
+    firsts = first_tokens(processor.tokenizer, "dog", tokens[1])
+    assert found.words[1].support == pytest.approx(
+        max(float(chance[:, token].topk(min(5, len(chance))).values.mean()) for token in firsts), rel=1e-4
+    )
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -214,7 +246,7 @@ def test_pictures_and_texts_must_be_pairs(pair: Any) -> None:
         check_many(pair, [sample("demo").path], "a dog")
 
 
-@pytest.mark.parametrize("entry", [{"layers": 2}, 5, {"layer": 99}, {"threshold": 3}])
+@pytest.mark.parametrize("entry", [{"layers": 2}, 5, {"layer": 99}, {"threshold": 3}, {"auroc": 2}])
 def test_a_wrong_recommendation_is_refused(entry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = families.llava()
     monkeypatch.setattr(pair[0].generation_config, "check", entry, raising=False)

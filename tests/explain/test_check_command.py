@@ -122,6 +122,9 @@ def test_other_layouts(folder: Path, row: dict[str, Any]) -> None:
 
 WRONG: list[tuple[list[str], str]] = [
     ([PHOTO], "Give the text to check"),
+    ([], "Give a picture and its text"),
+    ([PHOTO, "--calibrate", "scenes:unusual:8"], "leave out the picture"),
+    (["--calibrate", "nowhere"], "nowhere"),
     ([PHOTO, ""], "no word to check"),
     ([PHOTO, "..."], "no word to check"),
     (["nowhere.jpg", "A dog."], "There is no file nowhere.jpg"),

@@ -46,5 +46,10 @@ def test_a_small_run(tmp_path: Path) -> None:
     assert found["chosen"] in CANDIDATES
     by_name = {row["name"]: row["foils"]["auroc"] for row in found["rows"]}
     assert by_name["mean of 5 largest, last layer"] > 0.8
+    assert set(found["kinds"]) == {"object", "place", "count", "color"}
+    assert sum(row["words"] for row in found["reliability"]) == found["kinds"]["object"]["words"]
+    assert set(found["recommended"]) == {"layer", "threshold", "auroc"}
+    assert found["another_picture"] > 0.7
+    assert 0 <= found["hijacking"]["selected"] <= 1
     study = {"study": "check", "settings": {"model": "tiny", "data": "scenes"}, "result": found, "command": "x"}
     assert "mean of 5 largest, last layer" in str(study_section(study))

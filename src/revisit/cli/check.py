@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check(
-    source: Path = typer.Argument(..., help="A picture, followed by its text; or a file of texts with --images."),
+    source: Path = typer.Argument(None, help="A picture, followed by its text; or a file of texts with --images."),
     text: str = typer.Argument(None, help="The text to check against the picture."),
     images: Path = typer.Option(None, help="Folder of the pictures that a file of texts is about."),
     output: Path = typer.Option(None, "--out", "-o", help="Folder for the checks of a file; resumed if it is there."),
@@ -31,6 +31,11 @@ def check(
     words: str = typer.Option("objects", help="objects, content, or a list such as dog,cat,cup."),
     field: str = typer.Option(None, help="The field of the file that holds the text, where several could."),
     batch_size: int = typer.Option(8, min=1, help="Texts in one forward pass."),
+    calibrate: str = typer.Option(
+        None,
+        help="Measure how well the model can check, on pictures whose objects are known (COCO's annotations, or scenes:…), and print "
+        "the layer and the threshold to put into its generation_config.json.",
+    ),
     html: Path = options.HTML,
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,
@@ -47,11 +52,20 @@ def check(
       revisit check photo.jpg "A dog on a couch."
 
       revisit check captions.jsonl --images val2014 --out checks
+
+      revisit check --calibrate coco --model llava-hf/llava-1.5-7b-hf
     """
     if threshold is not None and not 0 <= threshold <= 1:
         raise RevisitError(f"--threshold is a support from 0 to 1, not {threshold}.")
     if prompt is not None and not prompt.strip():
         raise RevisitError("The prompt is empty; leave --prompt out, or give the question that the text answers.")
+    if calibrate is not None:
+        if source is not None:
+            raise RevisitError("--calibrate measures the model; leave out the picture, the text and the file.")
+        _calibrate(model, calibrate, batch_size, quiet)
+        return
+    if source is None:
+        raise RevisitError('Give a picture and its text: revisit check photo.jpg "A dog."')
     if not source.exists():
         raise RevisitError(f"There is no file {source}.")
     if text is None and images is None:
@@ -141,3 +155,20 @@ def _file(pair: Pair, rows: list[Row], output: Path, asked: CheckOptions, batch_
         listed = " ".join(failures[:3])
         raise Incomplete(f"{len(failures)} texts could not be checked; run the command again to retry them. {listed}")
     return bool(flagged)
+
+
+def _calibrate(model: str, data: str, batch_size: int, quiet: bool) -> None:
+    """Print what a model's generation_config.json should say about checks."""
+    from revisit.cli.progress import reporter
+    from revisit.paper.check import check_study
+    from revisit.paper.pointing import BoxedPictures
+
+    with reporter(quiet) as progress:
+        found = check_study(BoxedPictures(model=model, data=data, batch_size=batch_size), progress)
+    captions, entry = found["check"]["captions"], found["recommended"]
+    rounded = {name: value if name == "layer" else round(value, 3) for name, value in entry.items()}
+    print(
+        f"Measured on {captions['words']} object words of the model's own captions, {captions['absent']} of them absent."
+    )
+    print("Put this into the model's generation_config.json:")
+    print(json.dumps({"check": rounded}))

@@ -34,7 +34,8 @@ REAL_MODELS = {
 @torch.no_grad()
 def likeness(head: Head, states: Tensor) -> float:
     """The mean over patches of their best word's probability, from the states (patches, d) at the projector's output."""
-    return float(head.all_logits(states.to(head.device)).softmax(-1).amax(-1).mean())
+    logits = head.all_logits(states.to(head.device))
+    return float((logits.amax(-1) - logits.logsumexp(-1)).exp().mean())
 
 
 def unlike_scenes(head: Head, states: Tensor, images: int) -> tuple[int, ...]:

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -16,20 +16,23 @@ from revisit.benchmarks.chair_words import object_words
 from revisit.embedded.familiar import NOTICE, advice, unlike_scenes
 from revisit.errors import RevisitError, as_path, need
 from revisit.explain import check_page
-from revisit.explain.support import WORD, Word, Written, read_texts, support, word_places
-from revisit.explain.tokens import token_spans
+from revisit.explain.support import WORD, Word, Written, read_texts, support
 from revisit.models import DESCRIBE
 from revisit.models.config import is_embedded, name_of
 from revisit.models.images import open_image
 from revisit.models.loading import loaded_pair
 from revisit.models.parts import ModelParts
+from revisit.models.prompts import chat_text, prepare
 
 if TYPE_CHECKING:
     import pandas
     from PIL.Image import Image
+    from torch import Tensor
 
     from revisit.explain.record import Decode
-    from revisit.models.types import ImageLike, Model, Processor
+    from revisit.models.geometry import Layout
+    from revisit.models.parts import Head
+    from revisit.models.types import ImageLike, Model, Processor, Tokenizer
 
 THRESHOLD = 0.05  # for models that recommend none
 # Function words, counts, and words about the picture itself: no patch can show them.
@@ -50,6 +53,7 @@ class CheckSettings(TypedDict):
     threshold: float
 
 
+TRUSTED = 0.8  # least AUROC, measured on a model, of words that its check calls doubtful without a warning
 Words = str | Sequence[str]  # which words are checked: "objects", "content", or a list
 
 
@@ -176,12 +180,12 @@ def check_many(
     if isinstance(texts, str) or len(images) != len(texts):
         raise RevisitError(f"Each text needs its own picture: there are {len(images)} pictures and {len(texts)} texts.")
     for text in texts:
-        _usable(text)
+        check_text(text)
     if prompt is not None and (not isinstance(prompt, str) or not prompt.strip()):
         raise RevisitError(f"The prompt must be the question that the text answers, not {prompt!r}.")
     if threshold is not None and (type(threshold) not in (int, float) or not 0 <= threshold <= 1):
         raise RevisitError(f"The threshold is a support from 0 to 1, not {threshold!r}.")
-    asked = word_test(words)
+    word_test(words)
     pictures = []
     for entry in images:
         several: list[Any] = list(entry) if isinstance(entry, (list, tuple)) else [entry]
@@ -189,21 +193,43 @@ def check_many(
             raise RevisitError("No image was given: a text is checked against a picture.")
         pictures.append([open_image(image) for image in several])
     loaded, processor = loaded_pair(model, "check")
-    settings, notes = settings_of(loaded, threshold)
-    layers = [0, settings["layer"]]  # 0: is the picture like those that the embedded model knows?
-    head, name, found = ModelParts.of(loaded).head, name_of(loaded), list[Check]()
+    checker, found = Checker(loaded, processor.tokenizer, threshold, words), list[Check]()
     for start in range(0, len(texts), batch_size):
         part = slice(start, start + batch_size)
-        for read in read_texts(loaded, processor, pictures[part], texts[part], prompt or DESCRIBE, layers):
-            states, written = read.vision[settings["layer"]], read.written(head, asked)
-            checked = support(head, processor.tokenizer, written, states, read.layout, asked)
-            strange = is_embedded(name) and unlike_scenes(head, read.vision[0], len(read.images))
-            seen = [*notes, f"{NOTICE} {advice('This picture', flag='')}"] if strange else list(notes)
-            found.append(Check(read.text, checked, settings["threshold"], name, read.images, seen))
+        own, asked = pictures[part], [prompt or DESCRIBE] * len(texts[part])
+        inputs = prepare(processor, asked, own, loaded.device)
+        before = [chat_text(processor, question, len(each)) for question, each in zip(asked, own, strict=True)]
+        for read in read_texts(loaded, processor, inputs, before, own, texts[part], checker.layers):
+            written = read.written(checker.asked)
+            found.append(checker.check(read.head, written, read.vision, read.layout, read.images))
     return found
 
 
-def _usable(text: object) -> None:
+class Checker:
+    """Asks one model's vision tokens: its recommended settings, and what the caller wants to know."""
+
+    def __init__(
+        self, model: Model, tokenizer: Tokenizer, threshold: float | None = None, words: Words = "objects"
+    ) -> None:
+        self.name, self.tokenizer, self.asked = name_of(model), tokenizer, word_test(words)
+        self.settings, self.notes = settings_of(model, threshold)
+        # 0: is the picture like those that the embedded model knows?
+        self.layers = sorted({0, self.settings["layer"]})
+
+    def check(
+        self, head: Head, written: Written, vision: Mapping[int, Tensor], places: Layout, images: list[Image]
+    ) -> Check:
+        """The check of a text, from the vision tokens' states (n, d) by layer, which lie on the pictures at `places`."""
+        words = support(head, self.tokenizer, written, vision[self.settings["layer"]], places, self.asked)
+        strange = is_embedded(self.name) and unlike_scenes(head, vision[0], len(images))
+        notes = [*self.notes, *([f"{NOTICE} {advice('This picture', flag='')}"] if strange else [])]
+        if not any(word.checkable for word in words):
+            notes.append("None of these words is checked: by default only English words for things are (see `words`).")
+        return Check(written.text, words, self.settings["threshold"], self.name, images, notes)
+
+
+def check_text(text: object) -> None:
+    """Raises RevisitError if a text has no word that could be checked."""
     if not isinstance(text, str):
         raise RevisitError(f"A text to check is a string, not {type(text).__name__}.")
     if not WORD.search(text):
@@ -214,17 +240,25 @@ def settings_of(model: Model, threshold: float | None = None) -> tuple[CheckSett
     """What the model recommends (`check` in its generation_config.json), or the last layer; and notes for the reader."""
     depth = ModelParts.of(model).depth
     own = getattr(model.generation_config, "check", None) or {}
-    if not isinstance(own, Mapping) or not set(own) <= {"layer", "threshold"}:
-        raise RevisitError("The entry `check` of the model's generation_config.json may have layer and threshold only.")
-    layer, recommended = own.get("layer", depth), own.get("threshold", THRESHOLD)
-    if not isinstance(layer, int) or not 0 <= layer <= depth or not 0 <= recommended <= 1:
+    if not isinstance(own, Mapping) or not set(own) <= {"layer", "threshold", "auroc"}:
         raise RevisitError(
-            f"The entry `check` of the model's generation_config.json is wrong: layer must be from 0 to {depth}, threshold from 0 to 1."
+            "The entry `check` of the model's generation_config.json may have layer, threshold and auroc only."
+        )
+    layer, recommended, measured = own.get("layer", depth), own.get("threshold", THRESHOLD), own.get("auroc", 1)
+    if not isinstance(layer, int) or not 0 <= layer <= depth or not 0 <= recommended <= 1 or not 0 <= measured <= 1:
+        raise RevisitError(
+            f"The entry `check` of the model's generation_config.json is wrong: layer must be from 0 to {depth}, threshold "
+            "and auroc from 0 to 1."
         )
     notes = []
     if threshold is None and "threshold" not in own:
         notes.append(
-            f"No threshold is recommended for this model: {THRESHOLD} is a guess, so compare supports instead."
+            f"No threshold is recommended for this model, and how well it can check was not measured: {THRESHOLD} is a guess, so "
+            "compare supports instead, or run `revisit check --calibrate DATA`."
+        )
+    if measured < TRUSTED:
+        notes.append(
+            f"This model's vision tokens often misread: they told present from absent objects with an AUROC of {measured:.2f} only."
         )
     return {"layer": layer, "threshold": recommended if threshold is None else threshold}, notes
 
@@ -235,25 +269,16 @@ def check_answer(decode: Decode, words: Words = "objects") -> Check:
     model, head = (None, None) if vision is None else (vision.model(), vision.head())
     if vision is None or model is None or head is None or tokenizer is None:
         raise RevisitError("The model was released before this check: keep it loaded, or call revisit.check.")
-    asked = word_test(words)
-    settings, notes = settings_of(model)
+    assert answer.trace is not None  # `explain` keeps it
     tokens = [step.token for step in answer.steps]
-    decoded, spans = token_spans(tokenizer, tokens)
-    shift = len(decoded) - len(decoded.lstrip())
-    likely = {n: [(c.token, c.base) for c in step.candidates] for n, step in enumerate(answer.steps)}
-    chances = [dict(likely[n]).get(token) for n, token in enumerate(tokens)]
-    logs = [math.log(chance) if chance else None for chance in chances]
-    places = word_places(answer.text, [(a - shift, b - shift) for a, b in spans])
-    states = vision.at(vision.layers.index(settings["layer"]))[0]
-    written = Written(answer.text, tokens, places, logs, likely)
-    found = support(head, tokenizer, written, states, decode.layout, asked)
-    return Check(answer.text, found, settings["threshold"], decode.model, decode.images, notes)
+    written = Written.decoded(tokenizer, answer.text, tokens, answer.trace.rows[0])
+    return Checker(model, tokenizer, words=words).check(head, written, vision.row(0), decode.layout, decode.images)
 
 
 def word_test(words: Words) -> Callable[[str], bool]:
     """Whether a word is to be checked, as a function."""
     if words == "objects":
-        return lambda word: object_words().fullmatch(word) is not None
+        return is_object
     if words == "content":
         return is_content
     if isinstance(words, str) or not isinstance(words, Iterable) or not all(isinstance(word, str) for word in words):
@@ -262,6 +287,12 @@ def word_test(words: Words) -> Callable[[str], bool]:
     if not listed - {""}:
         raise RevisitError("The list of words to check is empty.")
     return lambda word: word.lower() in listed
+
+
+@lru_cache(1 << 14)
+def is_object(word: str) -> bool:
+    """Whether a word is in CHAIR's list, singular or plural."""
+    return object_words().fullmatch(word) is not None
 
 
 def is_content(word: str) -> bool:

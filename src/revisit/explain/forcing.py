@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from revisit.errors import RevisitError
-from revisit.models.parts import ModelParts, describe
+from revisit.models.parts import Head, ModelParts, describe
 from revisit.taps.forcing import forced_inputs, last_logits, last_states
 from revisit.taps.states import Capture, no_image, saved_positions, vision_mask
 
@@ -25,6 +25,7 @@ class Forced:
 
     states: Tensor  # (tokens, d): final states; each predicts a token of the text
     vision: dict[int, Tensor]  # layer -> (vision tokens, d)
+    head: Head  # as the model uses it
 
 
 @torch.no_grad()
@@ -55,7 +56,11 @@ def force(model: Model, inputs: Inputs, texts: Sequence[Sequence[int]], layers: 
     states = seen[0].to(parts.head.device)  # (rows, positions, d)
     parts.head.calibrate(states[longest, -1], outputs.logits[longest, -1], describe(model))
     return [
-        Forced(states[row, start - 1 : start - 1 + len(tokens)], capture.items[row].by_layer if capture else {})
+        Forced(
+            states[row, start - 1 : start - 1 + len(tokens)],
+            capture.items[row].by_layer if capture else {},
+            parts.head,
+        )
         for row, tokens in enumerate(texts)
     ]
 

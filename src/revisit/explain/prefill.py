@@ -23,28 +23,32 @@ if TYPE_CHECKING:
 
 
 class PrefillStates:
-    """Hidden states of one prompt's vision tokens at some layers; they do not keep the model alive."""
+    """Hidden states of the prompts' vision tokens at some layers; they do not keep the model alive."""
 
     def __init__(self, model: Model, layers: tuple[int, ...]) -> None:
         self.layers = layers
         self._model = weakref.ref(model)
         self._transform: Callable[[Tensor], Tensor] | None = None
-        self._states: Tensor | None = None  # (layers, tokens, d)
+        self._rows: list[Tensor] = []  # (layers, tokens, d) of each prompt
 
-    def fill(self, states: Tensor, head: Head) -> None:
-        """Keep states (layers, tokens, d) of a prefill whose head is calibrated."""
-        self._states, self._transform = states, head.transform
+    def fill(self, rows: list[Tensor], head: Head) -> None:
+        """Keep each prompt's states (layers, tokens, d) of a prefill whose head is calibrated."""
+        self._rows, self._transform = rows, head.transform
 
     @property
     def states(self) -> Tensor:
-        """The states.  -> (layers, tokens, d)"""
-        if self._states is None:
+        """The states of the first prompt.  -> (layers, tokens, d)"""
+        if not self._rows:
             raise RevisitError("The model's forward pass did not go through its decoder module.")
-        return self._states
+        return self._rows[0]
 
     def at(self, layer: int) -> Tensor:
-        """The states at one layer, which may be counted from the end.  -> (1, tokens, d)"""
+        """The first prompt's states at one layer, which may be counted from the end.  -> (1, tokens, d)"""
         return self.states[layer][None]
+
+    def row(self, number: int) -> dict[int, Tensor]:
+        """One prompt's states (tokens, d) by layer."""
+        return dict(zip(self.layers, self._rows[number], strict=True))
 
     def model(self) -> Model | None:
         """The model; None if it has been released."""
@@ -64,11 +68,11 @@ class PrefillStates:
 def watch_prefill(
     model: Model, inputs: Inputs, layers: Sequence[int] | None = None, *, final_norm: bool = False, copies: int = 1
 ) -> Iterator[PrefillStates]:
-    """Keep the vision tokens' states of the first forward pass inside the block, which must run the prompt `inputs`.
+    """Keep the vision tokens' states of the first forward pass inside the block, which must run the prompts `inputs`.
 
     Args:
         model: The model that is about to run.
-        inputs: One prompt, as the processor prepared it.
+        inputs: The prompts, as the processor prepared them.
         layers: Hidden states to keep; by default the projector's output and the last.
         final_norm: Apply the decoder's final norm to layers below the last.
         copies: Rows that the model runs for the prompt (beams).
@@ -86,7 +90,8 @@ def watch_prefill(
             if capture.last is None:
                 return
             parts.head.calibrate(capture.last[0], output.logits[0, -1], describe(model))
-            found.fill(torch.stack([capture.items[0].by_layer[layer] for layer in chosen]), parts.head)
+            rows = [torch.stack([item.by_layer[layer] for layer in chosen]) for item in capture.items]
+            found.fill(rows, parts.head)
             capture.release()
 
         capture.after_forward(model, finish)

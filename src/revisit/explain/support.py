@@ -18,15 +18,16 @@ from torch import Tensor
 from revisit.errors import RevisitError
 from revisit.explain.forcing import force
 from revisit.explain.prefill import logit_slices
-from revisit.explain.tokens import Span, token_text, word_tokens, writers
+from revisit.explain.tokens import Span, token_spans, token_text, word_tokens, writers
 from revisit.models.geometry import Layout, layout
 from revisit.models.parts import Head, ModelParts
-from revisit.models.prompts import chat_text, prepare, vision_texts
+from revisit.models.prompts import vision_texts
 from revisit.taps.states import vision_mask
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from revisit.decoding.trace import RowTrace
     from revisit.models.types import Inputs, Model, Processor, Tokenizer
 
 TOP = 5  # vision tokens whose mean probability is the support of a token
@@ -78,6 +79,16 @@ class Written:
     logs: Sequence[float | None]  # log-probability of each token, where it is known
     likely: Mapping[int, Sequence[tuple[int, float]]]  # by token number: the likeliest tokens there, with probabilities
 
+    @classmethod
+    def decoded(cls, tokenizer: Tokenizer, text: str, tokens: Sequence[int], recorded: RowTrace) -> Written:
+        """An answer, or its beginning, with what decoding recorded about its tokens."""
+        whole, spans = token_spans(tokenizer, tokens)
+        shift = len(whole) - len(whole.lstrip())
+        places = word_places(text, [(a - shift, b - shift) for a, b in spans])
+        likely = {n: list(zip(step.ids, step.base, strict=True)) for n, step in enumerate(recorded.records)}
+        chances = [dict(likely.get(n, ())).get(token) for n, token in enumerate(tokens)]
+        return cls(text, tokens, places, [math.log(chance) if chance else None for chance in chances], likely)
+
 
 @dataclass(frozen=True)
 class ReadText:
@@ -89,16 +100,17 @@ class ReadText:
     spans: list[Span]  # of each token in the text
     states: Tensor  # (tokens, d), each of which predicts a token
     vision: dict[int, Tensor]  # layer -> (vision tokens, d)
+    head: Head
     layout: Layout
 
     @torch.no_grad()
-    def written(self, head: Head, asked: Callable[[str], bool]) -> Written:
+    def written(self, asked: Callable[[str], bool]) -> Written:
         """The text with the model's own view of it: its likeliest tokens where a word that is asked for begins."""
         words = word_places(self.text, self.spans)
         starts = {own[0] for start, end, own in words if asked(self.text[start:end])}
         logs: list[float] = []
         likely: dict[int, list[tuple[int, float]]] = {}
-        for logits in logit_slices(head, self.states):
+        for logits in logit_slices(self.head, self.states):
             at, table = len(logs), logits.log_softmax(-1)  # (part, V)
             written = torch.tensor(self.tokens[at : at + len(table)], device=table.device)
             logs += table.gather(-1, written[:, None])[:, 0].tolist()
@@ -112,28 +124,37 @@ class ReadText:
 def read_texts(
     model: Model,
     processor: Processor,
+    inputs: Inputs,
+    prompts: Sequence[str],
     images: Sequence[Sequence[Image]],
     texts: Sequence[str],
-    prompt: str,
     layers: Sequence[int],
 ) -> list[ReadText]:
-    """One forward pass over pictures and texts; the vision tokens' states are kept at these layers."""
+    """One forward pass over texts behind their prompts; the vision tokens' states are kept at these layers.
+
+    Args:
+        model: A loaded model.
+        processor: Its processor.
+        inputs: The prompts, as the processor prepared them.
+        prompts: The prompts as the chat template wrote them.
+        images: The pictures of each prompt.
+        texts: What follows each prompt.
+        layers: Hidden states to keep.
+    """
     vision_ids = ModelParts.of(model).vision_ids
-    encoded = [encode_text(processor, prompt, len(own), text) for own, text in zip(images, texts, strict=True)]
+    encoded = [encode_text(processor, before, text) for before, text in zip(prompts, texts, strict=True)]
     if any(bool(vision_mask(torch.tensor(tokens), vision_ids).any()) for tokens, _ in encoded):
         raise RevisitError("The text contains a token that stands for an image in this model; leave it out.")
-    inputs = prepare(processor, [prompt] * len(texts), [list(own) for own in images], model.device)
     forced = force(model, inputs, [tokens for tokens, _ in encoded], layers)
     found = []
     for row, (text, own, read) in enumerate(zip(texts, images, forced, strict=True)):
-        places = _row_layout(model, processor, inputs, row, images, read.vision)
-        found.append(ReadText(text, list(own), *encoded[row], read.states, read.vision, places))
+        places = row_layout(model, processor, inputs, row, images, len(read.vision[layers[0]]))
+        found.append(ReadText(text, list(own), *encoded[row], read.states, read.vision, read.head, places))
     return found
 
 
-def encode_text(processor: Processor, prompt: str, images: int, text: str) -> tuple[list[int], list[Span]]:
-    """The tokens that would continue the prompt with this text, and the characters of the text that each one covers."""
-    before = chat_text(processor, prompt, images)
+def encode_text(processor: Processor, before: str, text: str) -> tuple[list[int], list[Span]]:
+    """The tokens that would continue a prompt with this text, and the characters of the text that each one covers."""
     for token in vision_texts(processor):
         if token in text:
             raise RevisitError(f"The text contains {token!r}, which stands for an image in this model; leave it out.")
@@ -152,13 +173,13 @@ def encode_text(processor: Processor, prompt: str, images: int, text: str) -> tu
     return [token for token, _ in pairs], [span for _, span in pairs]
 
 
-def _row_layout(
+def row_layout(
     model: Model,
     processor: Processor,
     inputs: Inputs,
     row: int,
     images: Sequence[Sequence[Image]],
-    vision: Mapping[int, Tensor],
+    tokens: int,
 ) -> Layout:
     """The layout of one row of a batch, from its own part of what the processor says about each image."""
     total, first = sum(map(len, images)), sum(map(len, images[:row]))
@@ -167,7 +188,6 @@ def _row_layout(
         for name, value in inputs.items()
     }
     sizes = [image.size for image in images[row]]
-    tokens = len(next(iter(vision.values())))
     return layout(model.config, getattr(processor, "image_processor", None), sizes, tokens, own)
 
 
@@ -195,6 +215,8 @@ def support(
 ) -> list[Word]:
     """The words of a text with their support by the vision tokens' states (n, d), which lie on the picture at `places`."""
     text, tokens = written.text, written.tokens
+    if not written.words:
+        return []
     # A word of several tokens has the support of its first, which distinguishes most words.
     firsts = [
         first_tokens(tokenizer, text[start:end], tokens[own[0]]) if asked(text[start:end]) else [tokens[own[0]]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from revisit.models.types import Tokenizer
@@ -34,8 +35,19 @@ def token_texts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
     return [reader.add(token) for token in tokens]
 
 
+_TEXTS: WeakKeyDictionary[Tokenizer, dict[int, str]] = WeakKeyDictionary()  # decoding is slow
+_WORDS: WeakKeyDictionary[Tokenizer, dict[str, list[int]]] = WeakKeyDictionary()
+
+
 def token_text(tokenizer: Tokenizer, token: int) -> str:
     """One token alone, with its leading space if it has one."""
+    known = _TEXTS.setdefault(tokenizer, {})
+    if token not in known:
+        known[token] = _token_text(tokenizer, token)
+    return known[token]
+
+
+def _token_text(tokenizer: Tokenizer, token: int) -> str:
     raw = tokenizer.convert_ids_to_tokens(token)
     text: str = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
     if isinstance(raw, str) and raw.startswith("▁") and not text.startswith(" "):
@@ -54,9 +66,12 @@ def word_tokens(tokenizer: Tokenizer, word: str) -> list[int]:
 
     Taken from "a word", because some tokenizers put a space of their own before a text.
     """
-    before = tokenizer.encode("a", add_special_tokens=False)
-    whole = tokenizer.encode(f"a {word}", add_special_tokens=False)
-    return whole[len(before) :] if whole[: len(before)] == before else []
+    known = _WORDS.setdefault(tokenizer, {})
+    if word not in known:
+        before = tokenizer.encode("a", add_special_tokens=False)
+        whole = tokenizer.encode(f"a {word}", add_special_tokens=False)
+        known[word] = whole[len(before) :] if whole[: len(before)] == before else []
+    return known[word]
 
 
 def token_spans(tokenizer: Tokenizer, tokens: Sequence[int]) -> tuple[str, list[Span]]:
