@@ -24,6 +24,7 @@ import pytest
 import uvicorn
 
 import families
+import revisit
 from revisit.decoding.loop import generate
 from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
@@ -462,3 +463,112 @@ def test_reading_has_a_time_limit_and_health_is_answered_meanwhile(monkeypatch: 
     finally:
         answered.set()
         server.stop()
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def same_words(served: Any, checked: revisit.Check) -> None:
+    """What the server says is what `revisit.check` says, but for rounding."""
+    assert served["text"] == checked.text
+    for got, wanted in zip(served["words"], checked.to_dict()["words"], strict=True):
+        assert got["support"] == pytest.approx(wanted["support"], rel=1e-3, abs=1e-6)
+        for name in ("text", "start", "end", "checkable", "row", "column", "box"):
+            assert got[name] == wanted[name]
+
+
+def local_check(seed: int, text: str, prompt: str = "What is this?") -> revisit.Check:
+    return revisit.check(families.build("llava"), families.picture(seed), text, prompt, words="content")
+
+
+@pytest.mark.parametrize("method", ["revisit", "greedy", "vcd"])
+def test_the_official_client_receives_the_words_of_an_answer(client: openai.OpenAI, method: str) -> None:
+    more = {"check": {"words": "content", "threshold": 0.5}, "decoding": {"method": method}}
+    answer = client.chat.completions.create(model="tiny", messages=messages(1), max_tokens=12, extra_body=more)
+    check = answer.check  # type: ignore[attr-defined]
+    assert check["text"] == answer.choices[0].message.content
+    same_words(check, local_check(1, check["text"]))
+    doubtful = [word["text"] for word in check["words"] if word["checkable"] and word["support"] < 0.5]
+    assert check["flagged"] == doubtful
+
+
+def test_checking_an_answer_takes_no_forward_pass_of_its_own(running: Running, client: openai.OpenAI) -> None:
+    passes: list[int] = []
+    hook = running.service.decoder.model.register_forward_hook(lambda *_: passes.append(1))
+    for more in ({}, {"check": True}):
+        client.chat.completions.create(model="tiny", messages=messages(1), max_tokens=6, extra_body=more)
+    hook.remove()
+    assert len(passes) == 12
+
+
+def test_the_last_chunk_of_a_stream_has_the_check(client: openai.OpenAI) -> None:
+    chunks = list(
+        client.chat.completions.create(
+            model="tiny", messages=messages(1), max_tokens=8, stream=True, extra_body={"check": True}
+        )
+    )
+    assert [hasattr(chunk, "check") for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert chunks[-1].check["text"] == "".join(c.choices[0].delta.content or "" for c in chunks)  # type: ignore[attr-defined]
+
+
+def post_check(running: Running, **fields: Any) -> httpx.Response:
+    body = {"model": "tiny", "image": uri(1), "text": "A dog on a couch.", **fields}
+    kept = {name: value for name, value in body.items() if value is not None}
+    return httpx.post(f"{running.url}/v1/check", json=kept, timeout=60)
+
+
+def test_given_texts_are_checked_together_in_one_pass(running: Running) -> None:
+    texts = ["A dog on a couch.", "Two cats.", "A very long table with cups and a bird in the room."]
+    passes: list[int] = []
+    hook = running.service.decoder.model.register_forward_hook(lambda *_: passes.append(1))
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        found = list(
+            pool.map(
+                lambda n: post_check(running, image=uri(n), text=texts[n], words="content", prompt="What is this?"),
+                range(3),
+            )
+        )
+    hook.remove()
+    assert len(passes) < 3
+    for number, reply in enumerate(found):
+        assert reply.status_code == 200
+        assert reply.json()["object"] == "check"
+        same_words(reply.json(), local_check(number, texts[number]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"text": ""}, "text"),
+        ({"text": "?!"}, "no word to check"),
+        ({"text": None}, "text"),
+        ({"text": 3}, "text"),
+        ({"text": "dog " * 400}, "at most 150"),
+        ({"text": "a" * 70_000}, "characters of text"),
+        ({"text": "An <image> of a dog"}, "stands for an image"),
+        ({"prompt": "An <image>?"}, "marks an image"),
+        ({"prompt": ""}, "prompt"),
+        ({"image": None}, "image"),
+        ({"image": []}, "image"),
+        ({"image": ["nowhere.jpg"]}, "data URI"),
+        ({"image": "data:image/png;base64,AAAA"}, "image"),
+        ({"image": "https://example.com/a.png"}, "not fetched"),
+        ({"threshold": 2}, "threshold"),
+        ({"words": []}, "words"),
+        ({"words": [" "]}, "is empty"),
+        ({"words": "verbs"}, "words"),
+        ({"temperature": 1}, "temperature"),
+    ],
+)
+def test_wrong_checks_are_refused_with_a_sentence(running: Running, fields: Any, sentence: str) -> None:
+    reply = post_check(running, **fields)
+    assert reply.status_code == 400
+    assert sentence in reply.json()["error"]["message"]
+    assert "\n" not in reply.json()["error"]["message"]
+
+
+def test_an_answer_without_an_image_is_not_checked(running: Running) -> None:
+    reply = post(running, messages=messages(None), check=True)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "check")
+    assert post_check(running, model="other").status_code == 404
+    assert httpx.get(f"{running.url}/v1/schema?of=check").json()["title"] == "CheckBody"

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from revisit.decoding.method import Method
 from revisit.errors import RevisitError
+from revisit.explain.check import check_text, word_test
 from revisit.models.remote import fetch_image
 from revisit.serve.access import LOOPBACK, Bodies, check_host, check_key, is_json
 from revisit.serve.batcher import Batcher, Ticket
@@ -24,8 +25,8 @@ from revisit.serve.errors import ApiError, server_error, shorten
 from revisit.serve.limits import Limits
 from revisit.serve.metrics import Metrics
 from revisit.serve.replies import Json, Piece, Reply, chunk, completion, event, last_chunk
-from revisit.serve.requests import ChatRequest, image_sources, parse_chat, read_request, unknown_model
-from revisit.serve.schema import ChatBody
+from revisit.serve.requests import ChatRequest, image_sources, parse_chat, parse_check, read_request, unknown_model
+from revisit.serve.schema import ChatBody, CheckBody
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -77,8 +78,8 @@ class Service:
         check_host(request, self.hosts)
         check_key(request, self.api_key)
 
-    async def admit(self, request: Request) -> Ticket:
-        """A queued ticket for a request, or `ApiError`."""
+    async def admit(self, request: Request, *, check: bool = False) -> Ticket:
+        """A queued ticket for a chat request, or for the check of a text; or `ApiError`."""
         if not is_json(request):
             raise ApiError(415, "The content type must be application/json.")
         if self.batcher.waiting + self._admitted >= self.limits.queue + READERS:
@@ -86,10 +87,17 @@ class Service:
         self._admitted += 1
         try:
             async with self._bodies.read(request) as body:
-                chat = await self._timed(self._readers, lambda: parse_chat(body, self.name, self.limits))
+                chat, text = await self._timed(
+                    self._readers,
+                    lambda: (
+                        parse_check(body, self.name, self.limits)
+                        if check
+                        else (parse_chat(body, self.name, self.limits), None)
+                    ),
+                )
                 remote = any(source.startswith(("http://", "https://")) for source in image_sources(chat))
                 pool = self._fetchers if remote and self.allow_url else self._readers
-                chat_request, prompt = await self._timed(pool, lambda: self.read(chat))
+                chat_request, prompt = await self._timed(pool, lambda: self.read(chat, text))
             ticket = Ticket(chat_request, prompt, self.limits.seconds, asyncio.get_running_loop())
             self.batcher.submit(ticket)
             return ticket
@@ -105,12 +113,17 @@ class Service:
         except asyncio.TimeoutError:
             raise ApiError(503, "The request could not be read in time; try again later.", code="busy") from None
 
-    def read(self, chat: ChatBody) -> tuple[ChatRequest, str]:
-        """A checked body as a request and its prompt."""
+    def read(self, chat: ChatBody, text: str | None = None) -> tuple[ChatRequest, str]:
+        """A checked body as a request and its prompt; `text` is to be checked in place of an answer."""
+        if text is not None:
+            _refuse(lambda: check_text(text), "text")
+        if (choice := chat.check) is not None:
+            _refuse(lambda: word_test(choice.words), "words")
         if chat.decoding is not None and chat.decoding.record and not self.allow_record:
             raise ApiError(400, "This server does not record steps; `revisit ui` does.", param="decoding.record")
         request = read_request(
             chat,
+            text,
             default=self.method,
             limits=self.limits,
             model=self.decoder.model,
@@ -118,7 +131,7 @@ class Service:
         )
         try:
             prompt = self.decoder.prompt(request)
-            length = self.decoder.text_length(prompt)
+            length = self.decoder.text_length(prompt + (text or ""))
         except RevisitError as error:
             raise ApiError(400, str(error), param="messages") from None
         except Exception as error:  # templates raise anything about unknown roles
@@ -173,7 +186,7 @@ class Service:
                     return
                 else:
                     self.count(ticket, got)
-                    yield event(chunk(request, self.name, {}, got.finish))
+                    yield event(chunk(request, self.name, {}, got))
                     if request.usage_chunk:
                         yield event(last_chunk(request, self.name, got))
                     yield b"data: [DONE]\n\n"
@@ -203,7 +216,7 @@ def build(service: Service) -> FastAPI:
         yield
         await asyncio.to_thread(service.close)
 
-    request_schema = ChatBody.model_json_schema()
+    schemas = {"chat": ChatBody.model_json_schema(), "check": CheckBody.model_json_schema()}
     app = FastAPI(
         title="revisit", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=lifespan
     )
@@ -240,6 +253,11 @@ def build(service: Service) -> FastAPI:
             )
         return await service.answer(ticket, request)
 
+    @app.post("/v1/check", response_model=None)
+    async def check(request: Request) -> Response:
+        service.check_access(request)
+        return await service.answer(await service.admit(request, check=True), request)
+
     @app.get("/v1/models")
     async def models(request: Request) -> Json:
         service.check_access(request)
@@ -253,10 +271,10 @@ def build(service: Service) -> FastAPI:
         return _model(service)
 
     @app.get("/v1/schema")
-    async def schema(request: Request) -> Json:
-        """What a chat request may hold, as a JSON schema."""
+    async def schema(request: Request, of: Literal["chat", "check"] = "chat") -> Json:
+        """What a chat request may hold, or one to /v1/check, as a JSON schema."""
         service.check_access(request)
-        return request_schema
+        return schemas[of]
 
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -269,6 +287,14 @@ def build(service: Service) -> FastAPI:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     return app
+
+
+def _refuse(test: Callable[[], object], field: str) -> None:
+    """Turns what a test of a field raises into a refusal."""
+    try:
+        test()
+    except RevisitError as error:
+        raise ApiError(400, shorten(str(error)), param=field) from None
 
 
 def _model(service: Service) -> Json:

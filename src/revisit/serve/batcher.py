@@ -1,7 +1,7 @@
 """The queue of requests, and the one thread that runs the model on batches of them.
 
-Requests share a batch if they share a decoding method; everything else is applied row by row. Recorded requests are
-decoded alone.
+Requests share a batch if they share a decoding method and all or none of them are checked; everything else is applied row by row.
+Recorded requests are decoded alone.
 """
 
 from __future__ import annotations
@@ -52,8 +52,11 @@ class Ticket:
 
     def can_join(self, other: Ticket) -> bool:
         """Whether the two can be decoded in one batch."""
-        mine, others = self.request, other.request
-        return self is other or (mine.method == others.method and not mine.record and not others.record)
+        mine, others = (
+            (ticket.request.method, ticket.request.check is None, ticket.request.text is None, ticket.request.record)
+            for ticket in (self, other)
+        )
+        return self is other or (mine == others and self.request.record is None)
 
     def show(self, text: str, record: Json | None = None) -> None:
         """Send text that is final."""

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from revisit.decoding.batch import decode_batch
+from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
+from revisit.explain.check import Check, Checker
+from revisit.explain.prefill import watch_prefill
+from revisit.explain.support import Written, read_texts, row_layout
 from revisit.models import templates
 from revisit.models.prompts import encode, end_tokens, vision_texts
 from revisit.serve.batcher import Ticket
 from revisit.serve.detokenizer import IncrementalDetokenizer
-from revisit.serve.recording import StepRecorder
-from revisit.serve.replies import Reply
+from revisit.serve.recording import StepRecorder, finite
+from revisit.serve.replies import Json, Reply
 from revisit.serve.requests import ChatRequest
 
 if TYPE_CHECKING:
@@ -58,10 +63,14 @@ class Decoder:
             raise
         except Exception as error:
             raise RevisitError(f"The request cannot be encoded: {error}") from error
-        lengths = inputs["attention_mask"].sum(-1).tolist()
+        lengths = [
+            length + self.text_length(ticket.request.text or "")
+            for ticket, length in zip(tickets, inputs["attention_mask"].sum(-1).tolist(), strict=True)
+        ]
         fitting = [ticket for ticket, length in zip(tickets, lengths, strict=True) if length <= prompt_limit]
         if len(fitting) == len(tickets):
-            self._generate(tickets, inputs, lengths)
+            run = self._generate if tickets[0].request.text is None else self._check
+            run(tickets, inputs, lengths)
             return
         for ticket, length in zip(tickets, lengths, strict=True):
             if length > prompt_limit:
@@ -79,7 +88,13 @@ class Decoder:
             StepRecorder(self.model, self.processor, requests[0], inputs) if requests[0].record is not None else None
         )
         rows = [Progress(ticket, self._text, self.end, recorder) for ticket in tickets]
-        with nullcontext() if recorder is None else recorder.watch():
+        checkers = self._checkers(requests)
+        trace = Trace(record=bool(checkers)) if recorder is None else recorder.trace
+        with ExitStack() as stack:
+            if recorder is not None:
+                stack.enter_context(recorder.watch())
+            if checkers:
+                seen = stack.enter_context(watch_prefill(self.model, inputs, checkers[0].layers))
             found = decode_batch(
                 self.model,
                 self.processor,
@@ -88,10 +103,36 @@ class Decoder:
                 [request.decoding for request in requests],
                 [request.seed for request in requests],
                 lambda row, token: rows[row].take(token),
-                trace=None if recorder is None else recorder.trace,
+                trace=trace,
             )
-        for row, length, answer in zip(rows, lengths, found, strict=True):
-            row.close(length, method.name, answer.counters())
+
+        def check(number: int, text: str, tokens: Sequence[int]) -> Json:
+            checker, vision, head = checkers[number], seen.row(number), seen.head()
+            assert head is not None  # this decoder holds the model
+            images = [list(request.images) for request in requests]
+            places = row_layout(self.model, self.processor, inputs, number, images, len(vision[0]))
+            written = Written.decoded(checker.tokenizer, text, tokens, trace.rows[number])
+            return as_json(checker.check(head, written, vision, places, images[number]))
+
+        for number, (row, length, answer) in enumerate(zip(rows, lengths, found, strict=True)):
+            row.close(length, method.name, answer.counters(), partial(check, number) if checkers else None)
+
+    def _check(self, tickets: Sequence[Ticket], inputs: Inputs, lengths: Sequence[int]) -> None:
+        """Check the texts of requests, in one forward pass."""
+        requests, prompts = [ticket.request for ticket in tickets], [ticket.prompt for ticket in tickets]
+        checkers, texts = self._checkers(requests), [request.text or "" for request in requests]
+        images = [list(request.images) for request in requests]
+        found = read_texts(self.model, self.processor, inputs, prompts, images, texts, checkers[0].layers)
+        for ticket, checker, read, length in zip(tickets, checkers, found, lengths, strict=True):
+            check = checker.check(read.head, read.written(checker.asked), read.vision, read.layout, read.images)
+            counters = {"steps": 0, "applied": 0, "changed": 0, "vision_tokens": read.layout.tokens}
+            ticket.succeed(Reply(check.text, "stop", length, 0, "check", counters, check=as_json(check)))
+
+    def _checkers(self, requests: Sequence[ChatRequest]) -> list[Checker]:
+        """One for each request if they ask for checks, otherwise none."""
+        choices = [request.check for request in requests if request.check is not None]
+        tokenizer = self.processor.tokenizer
+        return [Checker(self.model, tokenizer, choice.threshold, choice.words) for choice in choices]
 
     def _text(self, tokens: Sequence[int]) -> str:
         text: str = self.processor.tokenizer.decode(tokens, skip_special_tokens=True)
@@ -125,7 +166,13 @@ class Progress:
             self.finish = "length"
         return self.finish is not None or self.ticket.abandoned
 
-    def close(self, prompt_tokens: int, method: str, counters: Mapping[str, float]) -> None:
+    def close(
+        self,
+        prompt_tokens: int,
+        method: str,
+        counters: Mapping[str, float],
+        check: Callable[[str, Sequence[int]], Json] | None = None,
+    ) -> None:
         """Send the end of the answer."""
         if self.finish is None and self.ticket.abandoned:
             return  # the batcher reports the timeout
@@ -139,8 +186,14 @@ class Progress:
                 method,
                 {name: int(counters[name]) for name in ("steps", "applied", "changed", "vision_tokens")},
                 {} if self.recorder is None else self.recorder.end(),
+                None if check is None else check(self.text.shown, self.text.tokens),
             )
         )
+
+
+def as_json(check: Check) -> Json:
+    """A check as the `check` field of an answer."""
+    return {name: finite(value) for name, value in check.to_dict().items() if name != "model"}
 
 
 def plain_template(request: ChatRequest, image_token: str) -> str:

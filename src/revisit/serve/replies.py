@@ -1,6 +1,7 @@
 """Answers in the form of the OpenAI chat protocol, whole and streamed.
 
-`decoding` is our own field: what the method did, and, for requests with `record`, what it did at every step.
+`decoding` and `check` are our own fields: what the method did (for requests with `record`, at every step), and the words of the answer
+with their support.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Reply:
     method: str
     counters: Mapping[str, int] = field(default_factory=dict)
     record: Json = field(default_factory=dict)
+    check: Json | None = None  # the words with their support, where they were asked for
 
     def details(self) -> Json:
         """Token counts, and what the method did."""
@@ -48,21 +50,32 @@ class Reply:
 
 def completion(request: ChatRequest, reply: Reply, model: str) -> Json:
     """The whole answer as one object."""
+    if request.text is not None:
+        return {**(reply.check or {}), **_head(request, model, "check"), "usage": reply.details()["usage"]}
     message: Json = {"role": "assistant", "content": reply.text, "refusal": None}
     choice: Json = {"index": 0, "message": message, "finish_reason": reply.finish, "logprobs": None}
-    return {**_head(request, model, "chat.completion"), "choices": [choice], **reply.details()}
+    return {**_head(request, model, "chat.completion"), "choices": [choice], **reply.details(), **_check(reply)}
 
 
-def chunk(request: ChatRequest, model: str, delta: Json, finish: str | None = None, record: Json | None = None) -> Json:
-    """One piece of a streamed answer."""
-    choice: Json = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+def chunk(request: ChatRequest, model: str, delta: Json, last: Reply | None = None, record: Json | None = None) -> Json:
+    """One piece of a streamed answer; the last one says why the answer ended."""
+    choice: Json = {
+        "index": 0,
+        "delta": delta,
+        "finish_reason": None if last is None else last.finish,
+        "logprobs": None,
+    }
     more: Json = {} if record is None else {"decoding": record}
-    return {**_head(request, model, "chat.completion.chunk"), "choices": [choice], **more}
+    return {**_head(request, model, "chat.completion.chunk"), "choices": [choice], **more, **_check(last)}
 
 
 def last_chunk(request: ChatRequest, model: str, reply: Reply) -> Json:
     """The chunk with the token counts, which has no choices."""
     return {**_head(request, model, "chat.completion.chunk"), "choices": [], **reply.details()}
+
+
+def _check(reply: Reply | None) -> Json:
+    return {} if reply is None or reply.check is None else {"check": reply.check}
 
 
 def _head(request: ChatRequest, model: str, kind: str) -> Json:

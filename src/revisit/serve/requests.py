@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict, TypeVar
 
 from pydantic import JsonValue, ValidationError
 
@@ -19,7 +19,7 @@ from revisit.models.images import image_from_data_uri
 from revisit.registry import LIST_OF_METHODS, parse_entry, parse_list, without_brackets
 from revisit.serve.errors import ApiError, from_validation, quoted, shorten
 from revisit.serve.limits import Limits
-from revisit.serve.schema import UNSUPPORTED, ChatBody, DecodingChoice, Message
+from revisit.serve.schema import UNSUPPORTED, Body, ChatBody, CheckBody, CheckChoice, DecodingChoice, Message
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 URL_CHARACTERS = 2048  # of an address; data URIs are bounded by the body
 FetchImage = Callable[[str, int], "Image"]  # (url, most pixels)
 Settings = Mapping[str, JsonValue]
+B = TypeVar("B", bound=Body)
 
 
 class TemplateMessage(TypedDict):
@@ -53,6 +54,8 @@ class ChatRequest:
     usage_chunk: bool = False
     record: Literal["steps", "patches"] | None = None
     objects: tuple[str, ...] | None = None
+    check: CheckChoice | None = None
+    text: str | None = None  # what is to be checked; None: what the model answers
     id: str = field(default_factory=lambda: f"chatcmpl-{secrets.token_hex(12)}")
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -63,16 +66,30 @@ def parse_chat(body: bytes, model: str, limits: Limits) -> ChatBody:
     Raises:
         ApiError: The request is refused.
     """
-    if sum(body.count(mark) for mark in (b",", b"[", b"{")) > limits.json_values:
-        raise ApiError(400, f"The request has more than the {limits.json_values:,} commas and brackets allowed.")
-    try:
-        chat = ChatBody.model_validate_json(body)
-    except ValidationError as error:
-        raise from_validation(error, [name for name in ChatBody.model_fields if name not in UNSUPPORTED]) from None
+    chat = _validated(body, ChatBody, limits)
     if chat.model != model:
         raise unknown_model(chat.model, model)
     check_sizes(chat, limits)
     return chat
+
+
+def parse_check(body: bytes, model: str, limits: Limits) -> tuple[ChatBody, str]:
+    """The body of a check as the chat request that the text would answer, and the text; refused like `parse_chat`."""
+    asked = _validated(body, CheckBody, limits)
+    if asked.model != model:
+        raise unknown_model(asked.model, model)
+    chat = asked.question()
+    check_sizes(chat, limits, asked.text)
+    return chat, asked.text
+
+
+def _validated(body: bytes, kind: type[B], limits: Limits) -> B:
+    if sum(body.count(mark) for mark in (b",", b"[", b"{")) > limits.json_values:
+        raise ApiError(400, f"The request has more than the {limits.json_values:,} commas and brackets allowed.")
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise from_validation(error, [name for name in kind.model_fields if name not in UNSUPPORTED]) from None
 
 
 def unknown_model(name: str, served: str) -> ApiError:
@@ -85,7 +102,7 @@ def unknown_model(name: str, served: str) -> ApiError:
     )
 
 
-def check_sizes(chat: ChatBody, limits: Limits) -> None:
+def check_sizes(chat: ChatBody, limits: Limits, text: str = "") -> None:
     """Counts and lengths within the limits, or `ApiError`."""
     parts = [part for message in chat.messages for part in message.parts]
     sources = image_sources(chat)
@@ -93,7 +110,7 @@ def check_sizes(chat: ChatBody, limits: Limits) -> None:
     for count, most, what in (
         (len(chat.messages), limits.messages, "messages"),
         (longest, limits.parts, "parts in one message"),
-        (sum(len(part.text or "") for part in parts), limits.characters, "characters of text"),
+        (sum(len(part.text or "") for part in parts) + len(text), limits.characters, "characters of text"),
         (len(sources), limits.images, "images"),
     ):
         if count > most:
@@ -129,12 +146,19 @@ def image_sources(chat: ChatBody) -> list[str]:
 
 
 def read_request(
-    chat: ChatBody, *, default: Method, limits: Limits, model: Model | str, fetch: FetchImage | None = None
+    chat: ChatBody,
+    text: str | None = None,
+    *,
+    default: Method,
+    limits: Limits,
+    model: Model | str,
+    fetch: FetchImage | None = None,
 ) -> ChatRequest:
     """A checked body as a request that can be decoded.
 
     Args:
         chat: The body.
+        text: What is to be checked in place of the model's answer, if anything.
         default: The method of requests that name none.
         limits: The server's limits.
         model: The model, for the settings recommended for it.
@@ -150,6 +174,10 @@ def read_request(
                 f"The method {method.name!r} needs an image and this conversation has none: send one, or leave out 'decoding'.",
                 param="decoding",
             )
+    if chat.check is not None and not sources:
+        raise ApiError(400, "A check needs an image and this conversation has none: send one.", param="check")
+    if chat.check is not None and choice.record:
+        raise ApiError(400, "A recorded answer is not checked: leave out 'check' or 'record'.", param="check")
     if choice.record and not (chat.stream and sources):
         raise ApiError(400, "Steps are recorded in streamed answers about an image only.", param="decoding")
     if choice.record:
@@ -170,6 +198,8 @@ def read_request(
         usage_chunk=bool(chat.stream and chat.stream_options and chat.stream_options.include_usage),
         record=choice.record,
         objects=None if choice.objects is None else tuple(choice.objects),
+        check=chat.check,
+        text=text,
     )
 
 

@@ -20,6 +20,8 @@ from pydantic import (
     model_validator,
 )
 
+from revisit.models import DESCRIBE
+
 # field -> the values that ask for nothing
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "n": (1, None),
@@ -138,6 +140,17 @@ class DecodingChoice(Body):
     )
 
 
+class CheckChoice(Body):
+    """Which words are checked, and from which support on they are believed."""
+
+    words: Literal["objects", "content"] | Annotated[list[Name], Field(min_length=1, max_length=64)] = Field(
+        default="objects", description="objects (CHAIR's words for things), content, or a list of words."
+    )
+    threshold: float | None = Field(
+        default=None, ge=0, le=1, description="Words with less support are flagged; the model's own if left out."
+    )
+
+
 class ChatBody(Body):
     """The body of POST /v1/chat/completions."""
 
@@ -155,6 +168,9 @@ class ChatBody(Body):
     stream: bool | None = Field(None, description="Send the answer as server-sent events.")
     stream_options: StreamOptions | None = None
     decoding: DecodingChoice | None = Field(None, description="The decoding method; the server's own if left out.")
+    check: CheckChoice | None = Field(
+        None, description="true: add the words of the answer with their support by the image (docs/check.md)."
+    )
 
     n: object = None
     logprobs: object = None
@@ -180,6 +196,11 @@ class ChatBody(Body):
     service_tier: object = None
     prompt_cache_key: object = None
 
+    @field_validator("check", mode="before")
+    @classmethod
+    def _yes_or_no(cls, value: object) -> object:
+        return ({} if value else None) if isinstance(value, bool) else value
+
     @field_validator(*UNSUPPORTED)
     @classmethod
     def _not_asked_for(cls, value: object, info: ValidationInfo) -> object:
@@ -193,3 +214,23 @@ class ChatBody(Body):
         if messages[-1].role != "user":
             raise ValueError("the last message must be the user's.")
         return messages
+
+
+class CheckBody(CheckChoice):
+    """The body of POST /v1/check."""
+
+    model: str = Field(description="The name of the served model.")
+    image: Annotated[
+        Annotated[str, Tag("as_text")] | Annotated[list[str], Field(min_length=1), Tag("as_list")],
+        Discriminator(_text_or_list),
+    ] = Field(description="A data URI, or a list of them; http(s) URLs where the server allows them.")
+    text: str = Field(min_length=1, description="What is to be checked.")
+    prompt: str = Field(DESCRIBE, min_length=1, description="The question that the text answers.")
+
+    def question(self) -> ChatBody:
+        """The chat request whose answer the text would be."""
+        urls = [self.image] if isinstance(self.image, str) else self.image
+        parts = [*({"type": "image_url", "image_url": url} for url in urls), {"type": "text", "text": self.prompt}]
+        asked = {"role": "user", "content": parts}
+        choice = {"words": self.words, "threshold": self.threshold}
+        return ChatBody.model_validate({"model": self.model, "messages": [asked], "check": choice})
