@@ -1,4 +1,4 @@
-"""The tutorial notebook runs, and shows an answer, a comparison and a plot."""
+"""The tutorial notebook runs, and shows an answer, a check, a comparison and a plot."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def shown(notebook: Any, kind: str) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore")  # of the client's own event loop
-def test_an_answer_a_comparison_and_a_plot(executed: Any) -> None:
+def test_an_answer_a_check_a_comparison_and_a_plot(executed: Any) -> None:
     pages = shown(executed, "text/html")
     assert any("srcdoc=" in page for page in pages)  # the answer
+    assert any('class="word doubtful' in page and ">zebra</span>" in page for page in pages)  # the check
     assert any("revisit:alpha=1e-4" in page and "<table" in page for page in pages)  # the comparison
     assert len(shown(executed, "image/png")) >= 2  # the picture and the plot
     printed = "".join(
