@@ -18,6 +18,7 @@ from revisit import OPERA, RevisitError
 from revisit.decoding.batch import decode_batch
 from revisit.decoding.settings import Decoding
 from revisit.methods import opera
+from revisit.paper import latency
 
 RELEASED = json.loads((Path(__file__).parents[1] / "data" / "released" / "opera.json").read_text("utf-8"))
 TEXT = "describe all of it now"
@@ -220,6 +221,8 @@ def test_what_is_refused() -> None:
         revisit.ask((model, families.build("llava")[1]), families.picture(1), "what is it", method="opera")
     with pytest.raises(RevisitError, match="use the default cache"):
         revisit.generate(model, **inputs, method="opera", max_new_tokens=3, cache_implementation="static")
+    with pytest.raises(RevisitError, match="decodes by a loop of its own, whose steps are not timed here"):
+        latency.measure(model, inputs, {"opera": (OPERA(beams=2), None)}, new_tokens=4, repeats=1)  # type: ignore[arg-type]
     embeds = model.get_input_embeddings()(inputs["input_ids"])
     mask = inputs["input_ids"] == model.config.image_token_id
     with pytest.raises(RevisitError, match="needs the prompt as input_ids"):

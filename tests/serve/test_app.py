@@ -27,6 +27,7 @@ import families
 import revisit
 from revisit.decoding.loop import generate
 from revisit.methods.greedy import Greedy
+from revisit.methods.opera import OPERA
 from revisit.methods.revisit import ReVisiT
 from revisit.models.prompts import encode
 from revisit.serve.app import Service, build
@@ -116,6 +117,18 @@ def test_the_method_is_chosen_per_request(client: openai.OpenAI) -> None:
     )
     assert first.choices[0].message.content == expected(2, 10, ReVisiT(alpha=1e-5, layers="all"))
     assert plain.choices[0].message.content == expected(2, 10, Greedy())
+
+
+def test_a_method_with_beams_answers_when_its_search_is_over(client: openai.OpenAI) -> None:
+    chosen: Any = {"decoding": {"method": "opera", "settings": {"beams": 2, "candidates": 2}}}
+    asked: Any = {"model": "tiny", "messages": messages(1), "max_tokens": 6}
+    text = expected(1, 6, OPERA(beams=2, candidates=2))
+    whole = client.chat.completions.create(**asked, extra_body=chosen)
+    assert whole.choices[0].message.content == text
+    pieces = client.chat.completions.create(**asked, extra_body=chosen, stream=True)
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices) == text
+    with pytest.raises(openai.BadRequestError, match="searches with beams and draws nothing"):
+        client.chat.completions.create(**asked, extra_body=chosen, temperature=0.7)
 
 
 def test_streamed_pieces_add_up(client: openai.OpenAI) -> None:

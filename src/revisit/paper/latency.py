@@ -61,6 +61,10 @@ class Timed(Method):
         return self.inner.settings()
 
     def begin(self, run: Run) -> Refine:
+        if type(self.inner).decode is not Method.decode:
+            raise RevisitError(
+                f"{self.inner.name} decodes by a loop of its own, whose steps are not timed here: leave it out."
+            )
         refine = self.inner.begin(run)
         step = 0
 

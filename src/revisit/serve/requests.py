@@ -13,7 +13,6 @@ from pydantic import JsonValue, ValidationError
 from revisit import methods
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, unknown
-from revisit.explain.record import refuse_beams
 from revisit.methods.greedy import Greedy
 from revisit.models.images import image_from_data_uri
 from revisit.registry import LIST_OF_METHODS, parse_entry, parse_list, without_brackets
@@ -180,8 +179,12 @@ def read_request(
         raise ApiError(400, "A recorded answer is not checked: leave out 'check' or 'record'.", param="check")
     if choice.record and not (chat.stream and sources):
         raise ApiError(400, "Steps are recorded in streamed answers about an image only.", param="decoding")
-    if choice.record:
-        refuse_beams(method)
+    if choice.record and method.own_beams > 1:
+        raise ApiError(
+            400,
+            f"{method.name} searches with beams, so its steps cannot be recorded: leave out 'record'.",
+            param="decoding",
+        )
     images: list[Image] = []
     for source in sources:
         left = limits.request_pixels - sum(image.width * image.height for image in images)
