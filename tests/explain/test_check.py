@@ -239,6 +239,13 @@ def test_wrong_uses_are_one_sentence(pair: Any, wrong: dict[str, Any], sentence:
     assert "\n" not in str(error.value)
 
 
+def test_a_model_without_vision_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = families.llava()
+    monkeypatch.setattr("revisit.models.families.VISION_TOKEN_IDS", ())  # as if its configuration declared none
+    with pytest.raises(RevisitError, match="keeps no vision tokens"):
+        revisit.check(pair, families.picture(1, (40, 40)), "A dog.")
+
+
 def test_pictures_and_texts_must_be_pairs(pair: Any) -> None:
     with pytest.raises(RevisitError, match="Each text needs its own picture"):
         check_many(pair, [sample("demo").path], ["a dog", "a cat"])

@@ -71,6 +71,7 @@ def test_a_file_of_captions(folder: Path) -> None:
         table = list(csv.DictReader(file))
     assert (table[0]["id"], len(table)) == ("5", 5)
     assert (folder / "out/index.html").read_text().count("<svg") == 5
+    assert "most often: zebra (1)" in (folder / "out/index.html").read_text()
 
 
 def test_an_interrupted_run_resumes_and_gives_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

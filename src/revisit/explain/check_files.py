@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,5 +159,10 @@ def write_summary(out: Path, lines: Sequence[dict[str, Any]], rows: Sequence[Row
     checks = [Check.from_dict(line, [open_image(files[line["number"]])]) for line in top]
     if checks:
         doubtful = sum(bool(line["flagged"]) for line in lines)
-        lead = f"{len(lines)} texts, {doubtful} of them with doubtful words. Shown: the {len(top)} most doubtful."
+        words = Counter(word.lower() for line in lines for word in line["flagged"]).most_common(10)
+        often = ", ".join(f"{word} ({count})" for word, count in words)
+        lead = (
+            f"{len(lines)} texts, {doubtful} of them with doubtful words{f', most often: {often}' if often else ''}. "
+            f"Shown: the {len(top)} most doubtful."
+        )
         (out / PAGE).write_text(page(checks, lead, [f"{line['id']} ({line['image']})" for line in top]), "utf-8")

@@ -37,7 +37,8 @@ def save(path: Path, check: Check) -> Path:
 
 def page(checks: Sequence[Check], lead: str = "", names: Sequence[str] = ()) -> str:
     """One page with these checks, in order; `names` are their headings."""
-    blocks = [f"<h2>{html.escape(names[n])}</h2>{fragment(c)}" if names else fragment(c) for n, c in enumerate(checks)]
+    heads = [f"<h2 style='overflow-wrap: anywhere'>{html.escape(name)}</h2>" for name in names] or [""] * len(checks)
+    blocks = [head + fragment(check) for head, check in zip(heads, checks, strict=True)]
     about = lead or f"Checked with {checks[0].model}. Point at an underlined word, or tap it, to see its patch."
     body = f"<h1>Which words does the picture support?</h1><p class=lead>{html.escape(about)}</p>{''.join(blocks)}"
     return static_page("Which words does the picture support?", body, "report.css")
