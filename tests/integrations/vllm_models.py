@@ -159,32 +159,11 @@ def idefics3(text: dict[str, Any]) -> tuple[Any, Any]:
         image_token_id=families.token_id("<image>"),
         scale_factor=2,
         pad_token_id=0,
+        tie_word_embeddings=False,
     )
     images = transformers.Idefics3ImageProcessor(size={"longest_edge": 56}, max_image_size={"longest_edge": 28})
     processor = transformers.Idefics3Processor(images, families.tokenizer(), image_seq_len=4)
     return transformers.Idefics3ForConditionalGeneration(config), processor
-
-
-def gemma3(text: dict[str, Any]) -> tuple[Any, Any]:
-    config = transformers.Gemma3Config(
-        vision_config=SIGLIP,
-        text_config={
-            **{key: value for key, value in text.items() if key != "rope_parameters"},
-            "sliding_window": 512,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-        },
-        mm_tokens_per_image=4,
-        image_token_id=families.token_id("<image_soft_token>"),
-        boi_token_id=families.token_id("<start_of_image>"),
-        eoi_token_id=families.token_id("<end_of_image>"),
-        tie_word_embeddings=False,
-    )
-    tokenizer = families.tokenizer(
-        boi_token="<start_of_image>", eoi_token="<end_of_image>", image_token="<image_soft_token>"
-    )
-    images = transformers.Gemma3ImageProcessor(**SMALL)
-    processor = transformers.Gemma3Processor(images, tokenizer, image_seq_length=4)
-    return transformers.Gemma3ForConditionalGeneration(config), processor
 
 
 def mistral3(text: dict[str, Any]) -> tuple[Any, Any]:
@@ -253,7 +232,6 @@ PLACE = {
     "qwen3_5": _QWEN_PLACE,
     "internvl": "<IMG_CONTEXT>",
     "idefics3": "<image>",
-    "gemma3": "<start_of_image>",
     "gemma4": "<|image|>",
     "mistral3": "[IMG]",
 }
@@ -280,7 +258,12 @@ def save(model: Any, processor: Any, folder: Path) -> Path:
     """The checkpoint as vLLM reads it."""
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
-    if model.config.model_type == "llava":  # vLLM wants the vision tower under the name it had before transformers 5.19
+    if model.config.model_type in (
+        "llava",
+        "llava_next",
+        "llava_onevision",
+        "gemma3",
+    ):  # vLLM wants the vision tower under the name it had before transformers 5.19
         file = folder / "model.safetensors"
         tensors = {
             name.replace("vision_tower.", "vision_tower.vision_model.")

@@ -1,0 +1,88 @@
+"""A tiny model of nearly every family that the plug-in knows, in vLLM and in transformers. Run by `make test-vllm`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("vLLM is not in this environment: run `make test-vllm`", allow_module_level=True)
+
+import vllm_models
+import vllm_worker
+from test_vllm_engine import CHUNKED, expected, mixed
+
+from revisit.models import families
+
+pytestmark = pytest.mark.timeout(3000)
+# vLLM's linear attention on CPUs is in bfloat16 only, in which prompts with images come out as NaN, opted in or not, where
+# Triton's interpreter runs the V2 runner's kernels.
+HALF = ("qwen3_5",)
+V2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
+OTHERS = [name for name in vllm_models.PLACE if name not in ("llava", "qwen2_5_vl", *(HALF if V2 else ()))]
+REQUESTS = mixed(9)
+SINGLE = [{**request, "images": request["images"][:1]} for request in REQUESTS]
+
+
+def requests_of(family: str) -> list[dict[str, Any]]:
+    """One image a request for LLaVA-OneVision: of several, transformers encodes the whole images only and vLLM their tiles too."""
+    return SINGLE if family == "llava_onevision" else REQUESTS
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What an engine of each family gave, all in one process."""
+    folder = tmp_path_factory.mktemp("families")
+    options = {**CHUNKED, "enable_prefix_caching": False, "max_num_seqs": 8}
+    built, engines = {}, []
+    for name in OTHERS:
+        built[name] = vllm_models.build(name)
+        engine = {
+            "name": name,
+            "model": str(vllm_models.save(*built[name], folder / name)),
+            "requests": requests_of(name),
+        }
+        engine |= {"place": vllm_models.PLACE[name], "options": options}
+        engines.append({**engine, "dtype": "bfloat16" if name in HALF else "float32"})
+    results = {result["name"]: result for result in vllm_worker.run(folder, "families", engines)}
+    return {
+        name: {"family": name, "model": model, "processor": processor, "result": results[name]}
+        for name, (model, processor) in built.items()
+    }
+
+
+def test_every_family_that_the_plug_in_knows_is_run() -> None:
+    """But Gemma 3: vLLM wants newlines in its tokenizer that the tokenizer of the tests does not have."""
+    built = {families.FAMILIES[name].vllm for name in [*vllm_models.PLACE, "gemma3"]}
+    assert built == families.vllm_architectures()
+
+
+@pytest.mark.parametrize("family", [name for name in OTHERS if name not in HALF])
+def test_every_row_has_the_tokens_of_the_transformers_path(served: dict[str, Any], family: str) -> None:
+    got = [row["tokens"] for row in served[family]["result"]["rows"]]
+    assert got == [expected(served[family], request) for request in requests_of(family)]
+
+
+def test_a_hybrid_model_in_half_precision_mostly_has_the_tokens_of_the_transformers_path(
+    served: dict[str, Any],
+) -> None:
+    """Linear attention in three of four layers; the transformers path is in float32."""
+    if V2:
+        pytest.skip("see HALF")
+    own = served["qwen3_5"]
+    equal = [row["tokens"] == expected(own, r) for row, r in zip(own["result"]["rows"], REQUESTS, strict=True)]
+    assert sum(equal) > len(REQUESTS) / 2
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_opted_in_requests_are_refined_with_the_states_of_their_images(served: dict[str, Any], family: str) -> None:
+    result = served[family]["result"]
+    opted = [r for r in REQUESTS if r["revisit"]]
+    assert result["counters"]["requests"] == len(opted)
+    assert result["counters"]["requests_without_image"] == sum(not r["images"] for r in opted)
+    assert result["counters"]["steps"] == sum(r["max_tokens"] for r in opted)
+    assert 0 < result["counters"]["changed"] <= result["counters"]["applied"]
+    assert result["held"] == 0
