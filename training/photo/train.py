@@ -1,0 +1,437 @@
+"""The recipe of `photo`: between a pretrained vision transformer and a pretrained language model, small parts learn.
+
+features   hidden states of the lower half of the tower, computed once for every photo.
+words      low-rank adapters in the upper half learn, with a head that is thrown away later, which words the patches show.
+patches    the tower's output and the head's scores for the photos of the next two stages, computed once.
+projector  the output for each patch approaches the mixture of word embeddings that the head gives it, with a part of every
+           word's prior removed (otherwise each patch would say "person"). No pass through the language model.
+adapter    low-rank adapters in the upper decoder layers learn captions, checklists and presence questions; every vision token
+           predicts its patch's words.
+
+Matrix products run in bfloat16, which needs a CPU that has it to be fast. Every stage can be interrupted and goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import Dinov2Model, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from revisit.benchmarks.chair_words import CATEGORIES
+from revisit.errors import RevisitError, unknown
+from revisit.models.smol import read_language
+from training.adapter import attach
+from training.fitting import Checkpoint, Stage, fit, ordered_log
+from training.photo import tower as vision
+from training.photo.data import Labels, Lists, Photos, batches
+from training.photo.rows import NOUN, UNTRAINED, VERDICT, Batch, Writer
+from training.photo.texts import Texts, words_of
+
+STAGES = ("features", "words", "patches", "projector", "adapter")
+LOGGED = ("words", "projector", "adapter")
+OWN = "photo.safetensors"  # tower.*, multi_modal_projector.* and adapter.* in float16
+PRIOR = 0.4  # part of a word's prior that is removed from its patches
+NEAR = 0.1  # temperature of the choice between words, in mean squared distances between them
+BLOCK = 32  # photos at once where nothing is trained
+LLAMA = {"self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"), "mlp": ("gate_proj", "up_proj", "down_proj")}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that determines the weights, besides the two pretrained models and the data."""
+
+    seed: int = 30
+    photos: int = 21_184  # of the stage words: those with captions first
+    captioned: int = 5200  # of the stages projector and adapter
+    validation: int = 400
+    first_block: int = 6  # tower blocks below it stay as they are
+    tower_rank: int = 32
+    first_layer: int = 8  # decoder layers below it stay as they are
+    rank: int = 16
+    words: Stage = Stage(steps=560, rows=32, rate=8e-4)
+    projector: Stage = Stage(steps=700, rows=28, rate=2e-3)
+    adapter: Stage = Stage(steps=900, rows=4, rate=1.2e-3)
+
+    def shortened(self, steps: int) -> Recipe:
+        """The same recipe with at most this many steps a stage, on as many photos as they need."""
+        stages = {name: replace(getattr(self, name), steps=min(steps, getattr(self, name).steps)) for name in LOGGED}
+        most = max(stage.steps * stage.rows for stage in stages.values())
+        return replace(self, photos=min(self.photos, most), captioned=min(self.captioned, most), **stages)
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What is trained on."""
+
+    photos: Photos
+    labels: Labels
+    captions: Mapping[int, Sequence[str]]
+    lists: Lists
+    tower: Path  # ONNX file
+    language: Path  # GGUF file
+
+
+class Rows:
+    """A growing file of equal arrays, one a photo, and the photos in it; it goes on where it was interrupted."""
+
+    def __init__(self, path: Path, shape: tuple[int, ...], kind: str) -> None:
+        self.path, self.shape, self.kind = path, shape, np.dtype(kind)
+        self._size = int(np.prod(shape)) * self.kind.itemsize
+
+    def __len__(self) -> int:
+        return self.path.stat().st_size // self._size if self.path.exists() else 0
+
+    def append(self, values: NDArray[Any]) -> None:
+        """More photos; a part that an interruption left is cut off."""
+        with self.path.open("r+b" if self.path.exists() else "w+b") as file:
+            file.seek(len(self) * self._size)
+            file.truncate()
+            file.write(np.ascontiguousarray(values, self.kind).tobytes())
+
+    def read(self) -> NDArray[Any]:
+        """All of them. (photos, *shape)"""
+        return np.memmap(self.path, self.kind, "r", shape=(len(self), *self.shape))
+
+
+def as_bfloat16(stored: NDArray[Any]) -> Tensor:
+    """Stored bits as numbers."""
+    return torch.from_numpy(np.ascontiguousarray(stored)).view(torch.bfloat16)
+
+
+def bits(values: Tensor) -> NDArray[Any]:
+    """bfloat16 numbers as what NumPy can store."""
+    out: NDArray[Any] = values.to(torch.bfloat16).contiguous().view(torch.int16).numpy()
+    return out
+
+
+class Trainer:
+    """The stages of a recipe in a folder."""
+
+    def __init__(self, recipe: Recipe, folder: Path, sources: Sources, every: int, progress: Any) -> None:
+        self.recipe, self.folder, self.sources, self.every, self.progress = recipe, folder, sources, every, progress
+        folder.mkdir(parents=True, exist_ok=True)
+        lists = sources.lists
+        self.captioned = lists.captioned[: recipe.captioned]
+        self.validation = lists.validation[: recipe.validation]
+        trained = (*lists.captioned, *lists.labelled)[: recipe.photos]
+        self.order = (*trained, *self.validation)  # of the stage features
+        if len(trained) < recipe.words.rows or not self.captioned:
+            raise RevisitError(f"Only {len(trained)} photos to train on, {len(self.captioned)} with captions.")
+
+    # -- what the stages share -------------------------------------------------------------------------------------
+
+    def new_tower(self) -> Dinov2Model:
+        """The pretrained tower in bfloat16."""
+        return vision.read_tower(self.sources.tower).to(torch.bfloat16)
+
+    @cached_property
+    def width(self) -> int:
+        """Of the tower's hidden states."""
+        return int(self.new_tower().config.hidden_size)
+
+    def adapted_tower(self) -> tuple[Dinov2Model, dict[str, nn.Parameter]]:
+        """The tower with fresh adapters in its upper half, and their parameters."""
+        model = self.new_tower()
+        blocks = range(self.recipe.first_block, model.config.num_hidden_layers)
+        names = [f"encoder.layer.{block}.{linear}" for block in blocks for linear in vision.LINEAR]
+        return model, attach(model, names, self.recipe.tower_rank, self.recipe.seed)
+
+    def new_head(self) -> vision.PatchWords:
+        """A fresh head that scores the words of patches."""
+        torch.manual_seed(self.recipe.seed)
+        return vision.PatchWords(self.width, 576, len(vision.PATCH_WORDS))
+
+    @cached_property
+    def language(self) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+        """The language model in float32 and its tokenizer."""
+        model, tokenizer = read_language(self.sources.language)
+        model.requires_grad_(False)
+        return model, tokenizer
+
+    @cached_property
+    def writer(self) -> Writer:
+        """Of the training texts."""
+        return Writer(self.language[1], vision.SLOTS)
+
+    def new_projector(self) -> nn.Module:
+        """A fresh projector from the tower's width to the language model's, named as LLaVA names its parts."""
+        wide = self.language[0].config.hidden_size
+        torch.manual_seed(self.recipe.seed)
+        projector = nn.Sequential()
+        for name, part in (
+            ("linear_1", nn.Linear(self.width, wide)),
+            ("act", nn.GELU()),
+            ("linear_2", nn.Linear(wide, wide)),
+        ):
+            projector.add_module(name, part)
+        return projector
+
+    def checkpoint(self, name: str) -> Checkpoint:
+        """Of a stage, with the settings that it depends on."""
+        whole = asdict(self.recipe)
+        seen = ("seed", "photos", "captioned", "first_block", "tower_rank", "words")
+        needed = {
+            "words": seen,
+            "projector": (*seen, "projector"),
+            "adapter": (*seen, "projector", "rank", "first_layer", "adapter"),
+        }
+        return Checkpoint(self.folder, name, {key: whole[key] for key in needed[name]})
+
+    def labels(self, photos: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Whether each photo has each word, and whether that is known. (photos, words) each"""
+        objects = len(CATEGORIES)
+        present = torch.zeros(len(photos), len(vision.PATCH_WORDS))
+        known = torch.ones_like(present)
+        for row, photo in enumerate(photos):
+            present[row, self.sources.labels.objects[photo]] = 1
+            if said := words_of(self.sources.captions.get(photo, ())):
+                present[row, objects:] = torch.tensor([float(word in said) for word in vision.SCENE_WORDS])
+            else:
+                known[row, objects:] = 0
+        return present, known
+
+    # -- the stages ------------------------------------------------------------------------------------------------
+
+    def _rows(self, name: str) -> Rows:
+        shapes: dict[str, tuple[tuple[int, ...], str]] = {
+            "lower": ((1 + vision.SLOTS, self.width), "int16"),
+            "upper": ((vision.SLOTS, self.width), "int16"),
+            "patches": ((vision.SLOTS, len(vision.PATCH_WORDS)), "float16"),
+            "scores": ((len(vision.PATCH_WORDS),), "float32"),
+        }
+        return Rows(self.folder / f"{name}.bin", *shapes[name])
+
+    def features(self) -> None:
+        """Compute what the frozen lower half of the tower gives for every photo."""
+        model = self.new_tower()
+        rows = self._rows("lower")
+        with self.sources.photos as photos:
+            for part in batches(self.order[len(rows) :], BLOCK):
+                images = torch.stack([vision.pixels(photos.read(photo)) for photo in part])
+                rows.append(bits(vision.lower_states(model, images, self.recipe.first_block)))
+                self._show("features", len(rows), len(self.order))
+
+    def words(self) -> None:
+        """Train the tower's adapters with a head for the words of patches."""
+        recipe = self.recipe
+        model, weights = self.adapted_tower()
+        lower = self._rows("lower").read()
+        head = self.new_head()
+        weights |= {f"head.{name}": value for name, value in head.named_parameters()}
+        count = len(self.order) - len(self.validation)
+
+        def scores(places: NDArray[Any]) -> Tensor:
+            features = vision.upper_states(model, as_bfloat16(lower[places]), recipe.first_block)
+            out: Tensor = head(features)[0]
+            return out
+
+        def loss_of(step: int) -> tuple[Tensor, dict[str, float]]:
+            places = draw(recipe.seed, step, recipe.words.rows, count)
+            present, known = self.labels([self.order[place] for place in places])
+            return vision.words_loss(scores(places), present, known), {}
+
+        fit(self.checkpoint("words"), recipe.words, weights, loss_of, self.every, self.progress, decay=0.01)
+        with torch.no_grad():
+            parts = [scores(np.array(part)) for part in batches(range(count, len(self.order)), BLOCK)]
+        if parts:
+            found = vision.mean_average_precision(torch.cat(parts), self.labels(self.validation)[0])
+            (self.folder / "words.txt").write_text(
+                f"mean average precision on {len(self.validation)} validation photos: {found:.3f}\n"
+            )
+
+    def patches(self) -> None:
+        """Compute what the trained tower and head say about the photos with captions."""
+        model, weights = self.adapted_tower()
+        head = self.new_head()
+        weights |= {f"head.{name}": value for name, value in head.named_parameters()}
+        for name, value in self.checkpoint("words").finished(self.recipe.words.steps).items():
+            weights[name].data.copy_(value)
+        lower = self._rows("lower").read()
+        files = [self._rows(name) for name in ("upper", "patches", "scores")]
+        done = min(len(file) for file in files)
+        for part in batches(range(done, len(self.captioned)), BLOCK):
+            with torch.no_grad():
+                states = as_bfloat16(lower[np.array(part)])
+                features = vision.upper_states(model, states, self.recipe.first_block)
+                scores, logits = head(features)
+            for file, values in zip(files, (bits(features), logits.numpy(), scores.numpy()), strict=True):
+                if len(file) == part[0]:
+                    file.append(values)
+            self._show("patches", part[0] + len(part), len(self.captioned))
+
+    @cached_property
+    def seen(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """The files of the stage patches: the tower's outputs, the patches' logits, the photos' scores."""
+        upper, patches, scores = (self._rows(name).read() for name in ("upper", "patches", "scores"))
+        if min(map(len, (upper, patches, scores))) < len(self.captioned):
+            raise RevisitError(f"The stage 'patches' is not finished in {self.folder}; run it first.")
+        return upper, patches, scores
+
+    @cached_property
+    def prior(self) -> Tensor:
+        """The logit of every word's mean probability over patches. (words,)"""
+        logits = torch.from_numpy(self.seen[1][:1500].astype(np.float32))
+        return logits.sigmoid().mean((0, 1)).logit()
+
+    def mixtures(self, places: NDArray[Any]) -> Tensor:
+        """What each patch shows, as shares of words. (photos, slots, words)"""
+        logits = torch.from_numpy(self.seen[1][places].astype(np.float32))
+        return (logits - PRIOR * self.prior).softmax(-1)
+
+    def projector(self) -> None:
+        """Train the projector: patches become words."""
+        recipe, upper = self.recipe, self.seen[0]
+        projector = self.new_projector()
+        embedding: Tensor = self.language[0].model.embed_tokens.weight
+        tokens = [torch.tensor(self.writer.encode(f" {word}")) for word in vision.PATCH_WORDS]
+        words = torch.stack([embedding[ids].mean(0) for ids in tokens])
+        apart = torch.cdist(words, words).square().mean()
+
+        def loss_of(step: int) -> tuple[Tensor, dict[str, float]]:
+            places = draw(recipe.seed, step, recipe.projector.rows, len(self.captioned))
+            shares = self.mixtures(places).flatten(0, 1)  # (patches, words)
+            wanted = shares @ words
+            projected = projector(as_bfloat16(upper[places]).float().flatten(0, 1))
+            distance = (projected - wanted).square().sum(-1).mean() / wanted.square().sum(-1).mean()
+            near = -torch.cdist(projected, words).square() / (NEAR * apart)
+            chosen = -(shares * near.log_softmax(-1)).sum(-1).mean()
+            right = (near.argmax(-1) == shares.argmax(-1)).float().mean()
+            return distance + 0.1 * chosen, {"apart": distance.item(), "right": right.item()}
+
+        weights = dict(projector.named_parameters())
+        fit(self.checkpoint("projector"), recipe.projector, weights, loss_of, self.every, self.progress, decay=0.01)
+
+    def adapter(self) -> None:
+        """Train the adapter: the language model learns to talk about photos."""
+        recipe, writer = self.recipe, self.writer
+        upper, _, scores = self.seen
+        projector = self.new_projector()
+        projector.load_state_dict(self.checkpoint("projector").finished(recipe.projector.steps))
+        projector.requires_grad_(False)
+        model = self.language[0].to(torch.bfloat16)
+        layers = range(recipe.first_layer, model.config.num_hidden_layers)
+        names = [f"layers.{n}.{block}.{linear}" for n in layers for block, many in LLAMA.items() for linear in many]
+        weights = attach(model.model, names, recipe.rank, recipe.seed)
+        texts = Texts(self.sources.labels.objects, self.sources.captions)
+        slot_words = torch.tensor([writer.first(word) for word in vision.PATCH_WORDS])
+
+        def loss_of(step: int) -> tuple[Tensor, dict[str, float]]:
+            places = draw(recipe.seed + 1, step, recipe.adapter.rows, len(self.captioned))
+            rows = [
+                writer.row(texts.turns(self.captioned[place], scores[place], f"{recipe.seed}/{step}/{place}"))
+                for place in places
+            ]
+            projected = projector(as_bfloat16(upper[places]).float())
+            return language_loss(model, writer, writer.batch(rows), projected, self.mixtures(places), slot_words)
+
+        fit(self.checkpoint("adapter"), recipe.adapter, weights, loss_of, self.every, self.progress, decay=0.0)
+
+    def finish(self, target: Path) -> None:
+        """Write what is ours in float16, with the recipe and the log of losses beside it."""
+        target.mkdir(parents=True, exist_ok=True)
+        recipe = self.recipe
+        words = self.checkpoint("words").finished(recipe.words.steps)
+        own = {f"tower.{key}": value for key, value in words.items() if not key.startswith("head.")}
+        projector = self.checkpoint("projector").finished(recipe.projector.steps)
+        own |= {f"multi_modal_projector.{key}": value for key, value in projector.items()}
+        adapter = self.checkpoint("adapter").finished(recipe.adapter.steps)
+        own |= {f"adapter.{key}": value for key, value in adapter.items()}
+        save_file({key: value.half().contiguous() for key, value in own.items()}, target / OWN)
+        (target / "recipe.json").write_text(json.dumps(asdict(recipe), indent=2) + "\n")
+        (target / "training.jsonl").write_text(ordered_log(self.folder, LOGGED))
+
+    def _show(self, name: str, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(name, done, total, 0.0)
+
+
+def draw(seed: int, step: int, rows: int, count: int) -> NDArray[Any]:
+    """The places of a step's photos: all of them in a new order in every pass. (rows,)"""
+    places = np.arange(step * rows, (step + 1) * rows)
+    orders = {number: np.random.default_rng([seed, number]).permutation(count) for number in set(places // count)}
+    return np.array([orders[place // count][place % count] for place in places])
+
+
+def hidden_states(model: LlamaForCausalLM, writer: Writer, batch: Batch, projected: Tensor) -> Tensor:
+    """The last hidden states of a batch with the projector's outputs in the slots. (rows, length, width)"""
+    embedded: Tensor = model.get_input_embeddings()(batch.ids)
+    embedded = embedded.masked_scatter((batch.ids == writer.image)[..., None], projected.to(embedded.dtype))
+    hidden_from = torch.finfo(embedded.dtype).min
+    mask = torch.zeros(batch.visible.shape, dtype=embedded.dtype).masked_fill(~batch.visible, hidden_from)
+    hidden: Tensor = model.model(
+        inputs_embeds=embedded, attention_mask=mask[:, None], position_ids=batch.positions, use_cache=False
+    ).last_hidden_state
+    return hidden
+
+
+def language_loss(
+    model: LlamaForCausalLM, writer: Writer, batch: Batch, projected: Tensor, shares: Tensor, slot_words: Tensor
+) -> tuple[Tensor, dict[str, float]]:
+    """The weighted loss of the answers, of every slot's own words, and of naming an object twice.
+
+    The whole head is only applied where an answer is predicted; slots choose among the patch words.
+    """
+    hidden = hidden_states(model, writer, batch, projected)
+    trained = batch.labels[:, 1:] != UNTRAINED  # (rows, length - 1)
+    wanted, weight = batch.labels[:, 1:][trained], batch.weights[:, 1:][trained]
+    logits = model.lm_head(hidden[:, :-1][trained]).float()  # (trained, vocabulary)
+    talk = (F.cross_entropy(logits, wanted, reduction="none") * weight).sum() / weight.sum()
+    start = len(writer.before)
+    said = F.linear(hidden[:, start : start + writer.slots], model.lm_head.weight[slot_words]).float()
+    slots = -(shares * said.log_softmax(-1)).sum(-1).mean()
+    again = repetition(logits, trained, batch)
+    right = (logits.argmax(-1) == wanted).float()
+    asked = weight == VERDICT
+    checked = torch.isin(wanted, torch.tensor(sorted(writer.verdicts))) & ~asked
+    return talk + 0.1 * slots - 0.4 * (1 - again).clamp(min=1e-4).log().mean(), {
+        "talk": talk.item(),
+        "right_nouns": right[weight == NOUN].mean().item(),
+        "right_presence": right[asked].mean().item(),
+        "right_checked": right[checked].mean().item(),
+        "slots": slots.item(),
+        "again": again.mean().item(),
+    }
+
+
+def repetition(logits: Tensor, trained: Tensor, batch: Batch) -> Tensor:
+    """The probability that a noun repeats one that was named before; unlikelihood training makes it small. (nouns,)"""
+    if not batch.named:
+        return logits.new_zeros(1)
+    order = trained.flatten().cumsum(0).view_as(trained) - 1  # place of a position among the trained ones
+    places = torch.tensor([int(order[row, position - 1]) for row, position, _ in batch.named])
+    named = torch.zeros(len(batch.named), logits.shape[-1])
+    for number, (_, _, tokens) in enumerate(batch.named):
+        named[number, tokens] = 1
+    return (logits[places].softmax(-1) * named).sum(-1)
+
+
+def train(
+    recipe: Recipe,
+    folder: Path,
+    sources: Sources,
+    target: Path | None = None,
+    stages: Sequence[str] = STAGES,
+    progress: Any = None,
+    every: int = 50,
+) -> Iterator[str]:
+    """Run the stages one after the other, yielding the name of each when it is finished; write the weights at the end."""
+    for name in stages:
+        if name not in STAGES:
+            raise unknown("training stage", name, STAGES)
+    trainer = Trainer(recipe, folder, sources, every, progress)
+    for name in stages:
+        getattr(trainer, name)()
+        yield name
+    if target is not None:
+        trainer.finish(target)
