@@ -63,11 +63,11 @@ class Texts:
         self._often = often / max(1.0, often.sum())
         self._together = together / np.maximum(1, often)[:, None]
 
-    def absent(self, photo: int, dice: random.Random) -> int:
-        """An object that is not on the photo: often one that is seen together with those that are."""
+    def absent(self, photo: int, dice: random.Random, likely: float = LIKELY) -> int:
+        """An object that is not on the photo; with probability `likely`, one that is seen together with those that are."""
         present = list(self.objects[photo])
         odds = np.ones(len(CATEGORIES))
-        if dice.random() < LIKELY:
+        if dice.random() < likely:
             odds = self._together[present].sum(0) + self._often + 1e-9
         odds[present] = 0
         return dice.choices(range(len(CATEGORIES)), odds.tolist())[0]

