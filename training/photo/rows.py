@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from revisit.benchmarks.chair_words import CATEGORIES, WORDS
 from revisit.embedded.text import Turn
-from revisit.models.smol import IMAGE
+from revisit.models.photo import IMAGE
 
 UNTRAINED = -1  # label of a position that is not trained
 PADDING = -1  # branch of the padding on the right

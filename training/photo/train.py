@@ -30,7 +30,8 @@ from transformers import Dinov2Model, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from revisit.benchmarks.chair_words import CATEGORIES
 from revisit.errors import RevisitError, unknown
-from revisit.models.smol import read_language
+from revisit.models import photo as parts
+from revisit.models.photo import OWN, read_language
 from training.adapter import attach
 from training.fitting import Checkpoint, Stage, fit, ordered_log
 from training.photo import tower as vision
@@ -40,7 +41,6 @@ from training.photo.texts import Texts, words_of
 
 STAGES = ("features", "words", "patches", "projector", "adapter")
 LOGGED = ("words", "projector", "adapter")
-OWN = "photo.safetensors"  # tower.*, multi_modal_projector.* and adapter.* in float16
 PRIOR = 0.6  # part of a word's prior that is removed from its patches
 SHARPER = 2.0  # factor of the logits of a patch's words: otherwise many patches say a little of everything
 NEAR = 0.1  # temperature of the choice between words, in mean squared distances between them
@@ -134,7 +134,7 @@ class Trainer:
 
     def new_tower(self) -> Dinov2Model:
         """The pretrained tower in bfloat16."""
-        return vision.read_tower(self.sources.tower).bfloat16()
+        return parts.read_tower(self.sources.tower).bfloat16()
 
     @cached_property
     def width(self) -> int:

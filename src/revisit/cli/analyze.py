@@ -83,12 +83,12 @@ def analyze(
         raise RevisitError(f"{study} reads the captions of one method, not of {len(method)}: give --method once.")
     from revisit.evaluation.places import DEFAULT_SCENES, scene_packages
     from revisit.evaluation.store import make_folder
-    from revisit.models.config import OF_SCENES
+    from revisit.models.config import EMBEDDED
     from revisit.paper.pointing import check_settings
     from revisit.paper.studies import STUDIES, read_study, run_study, study_section
     from revisit.report.terminal import print_section
 
-    if data is None and model not in OF_SCENES:
+    if data is None and model != EMBEDDED:
         raise RevisitError(f"Say where the pictures are: --data DIR, or --data {DEFAULT_SCENES} for generated scenes.")
     methods = tuple(method or STUDIES[study].methods)
     if study == "pointing":

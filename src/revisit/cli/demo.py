@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 def demo(
     output: Path = typer.Option(Path("out"), "--out", "-o", help="Folder for the picture and the page."),
-    model: str = typer.Option("tiny", "--model", "-m", help="'tiny', or 'smol', which has a real language model."),
+    model: str = typer.Option("tiny", "--model", "-m", help="'tiny', or 'photo', which knows photographs."),
     scene: int = typer.Option(
         None,
         min=0,
-        help="Another scene of the unusual split, by its number; needs the extra `tiny`, which draws scenes.",
+        help="Of tiny: another scene of the unusual split, by its number; needs the extra `tiny`, which draws scenes.",
     ),
 ) -> None:
     """Describe a picture with and without ReVisiT, on an embedded model; nothing is downloaded.
@@ -28,7 +28,7 @@ def demo(
     The picture is a scene of the split "unusual": without the objects most typical of its place and with others
     instead, so that what the model has learnt to expect misleads it. It is the first such scene at which ReVisiT
     corrects a mistake and the patch that it selected lies on the object (chosen by tools/samples.py); --scene shows
-    any other.
+    any other. With --model photo it is the photograph of a cup of coffee that scikit-image carries (CC0).
     """
     from rich.console import Console
     from rich.table import Table
@@ -38,8 +38,11 @@ def demo(
     from revisit.explain import page, record, terminal
     from revisit.methods.greedy import Greedy
     from revisit.methods.revisit import ReVisiT
+    from revisit.models import photo
 
-    picture, nouns, place = _sample() if scene is None else _scene(scene)
+    if model == photo.NAME and scene is not None:
+        raise RevisitError("--scene is about tiny's scenes; leave it out with --model photo.")
+    picture, nouns, place = _photo() if model == photo.NAME else _sample() if scene is None else _scene(scene)
     try:
         output.mkdir(parents=True, exist_ok=True)
         picture.save(output / "demo.png")
@@ -65,6 +68,15 @@ def demo(
         "Next: `revisit generate PHOTO --model HuggingFaceTB/SmolVLM-256M-Instruct` (0.5 GB) on a picture of your own.",
         soft_wrap=True,
     )
+
+
+def _photo() -> tuple[Image, tuple[str, ...], str]:
+    from PIL import Image
+
+    from revisit.models.photo import find_file
+
+    with Image.open(find_file("skimage", "data/coffee.png")) as picture:
+        return picture.convert("RGB"), ("cup", "spoon", "dining table"), "table"
 
 
 def _sample() -> tuple[Image, tuple[str, ...], str]:

@@ -71,7 +71,7 @@ def machine_rows() -> Iterator[Row]:
     import revisit
     from revisit import settings
     from revisit.evaluation.environment import version
-    from revisit.models import smol
+    from revisit.models import photo
 
     yield "revisit", revisit.__version__
     yield "python", f"{platform.python_version()} on {platform.platform()}"
@@ -91,10 +91,10 @@ def machine_rows() -> Iterator[Row]:
     extras: dict[str, list[str]] = {}
     for package, extra in EXTRAS.items():
         extras.setdefault(extra, []).append(package)
-    extras[smol.NAME].append(smol.PACKAGE)
+    extras[photo.NAME] += [part.package for part in photo.PARTS]
     for extra, packages in sorted(extras.items()):
         absent = [package for package in packages if find_spec(package) is None]
-        install = smol.INSTALL if extra == smol.NAME else f"pip install 'revisit-decoding[{extra}]'"
+        install = photo.INSTALL if extra == photo.NAME else f"pip install 'revisit-decoding[{extra}]'"
         yield f"extra {extra}", f"missing {', '.join(absent)}: {install}" if absent else "installed"
     yield "cache", str(settings.cache_folder())
 

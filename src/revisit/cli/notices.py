@@ -9,9 +9,9 @@ from collections.abc import Sequence
 def print_notice(name: str) -> None:
     """For an embedded model: what it knows."""
     from revisit.embedded.familiar import NOTICE
-    from revisit.models.config import knows_scenes_only
+    from revisit.models.config import is_embedded
 
-    if knows_scenes_only(name):
+    if is_embedded(name):
         print(f"note: {NOTICE}", file=sys.stderr)
 
 

@@ -76,7 +76,7 @@ def reproduce(
     from revisit.benchmarks.language import require_data
     from revisit.evaluation.places import DOWNLOAD, parse_data
     from revisit.evaluation.store import make_folder
-    from revisit.models.config import OF_SCENES
+    from revisit.models.config import EMBEDDED
     from revisit.paper.reproduce import Setup
     from revisit.paper.reproduce import reproduce as run
     from revisit.report.document import write
@@ -84,7 +84,7 @@ def reproduce(
     need("scipy", "statsmodels", "matplotlib")
     if any(row.benchmark in ("chair", "llava_bench") for row in rows):
         require_data()
-    place = data or (SCENES if model in OF_SCENES else DOWNLOAD)
+    place = data or (SCENES if model == EMBEDDED else DOWNLOAD)
     setup = Setup(
         make_folder(out),
         chosen,
@@ -143,7 +143,7 @@ def _listing() -> Section:
 def _plan(rows: list[Row], chosen: dict[str, str], model: str | None, limit: int | None) -> Section:
     from revisit.benchmarks import registry
     from revisit.evaluation.presets import OPEN
-    from revisit.models.config import OF_SCENES
+    from revisit.models.config import EMBEDDED
     from revisit.paper.catalog import MODELS, answers
     from revisit.report.document import Section, Table, Text
 
@@ -162,7 +162,7 @@ def _plan(rows: list[Row], chosen: dict[str, str], model: str | None, limit: int
         f"{download:.0f} GB of models and about {disk:.1f} GB of data on disk; rows that share answers are counted each. "
         "`revisit bench` measures the time per token of a model and method on your machine."
     )
-    if model in OF_SCENES:
+    if model == EMBEDDED:
         text = f"The table counts the paper's data; {model} runs on generated scenes unless --data names others."
     titles = {registry.title(name) for name in registry.names()} - {registry.title(row.benchmark) for row in rows}
     notes = [

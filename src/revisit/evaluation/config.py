@@ -25,7 +25,7 @@ from revisit.evaluation import presets
 from revisit.evaluation.engines.base import ENGINES
 from revisit.evaluation.places import DEFAULT_SCENES, parse_data, resolve_data, scene_packages
 from revisit.evaluation.plan import Plan
-from revisit.models.config import OF_SCENES, describe_model
+from revisit.models.config import EMBEDDED, describe_model
 from revisit.registry import Beams, Count, PositiveShare, Seed, Settings, Temperature, parse_entry, parse_list
 
 YAML_BRACKETS = 1000
@@ -170,7 +170,7 @@ class EvalConfig(Settings):
         """Benchmark → place, as `parse_data` reads it."""
         given = self.data
         if given is None:
-            if not set(models) <= set(OF_SCENES):
+            if set(models) != {EMBEDDED}:
                 raise RevisitError(
                     f"Say where the benchmarks' files are: --data DIR, or --data {DEFAULT_SCENES} for generated scenes."
                 )

@@ -8,14 +8,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError
-from revisit.models import families, smol
+from revisit.models import families, photo
 from revisit.models.checkpoint import brief, check_counts, read_json
 
 if TYPE_CHECKING:
     from revisit.models.types import Model
 
 EMBEDDED = "tiny"
-OF_SCENES = (EMBEDDED, smol.NAME)  # the models that were trained on generated scenes
 
 
 def embedded_folder() -> Path:
@@ -29,16 +28,16 @@ def embedded_folder() -> Path:
 def resolve(name_or_path: str | Path) -> str:
     """The local path or hub id that a name stands for.
 
-    The strings "tiny" and "smol" always mean the embedded models; a folder of that name is written "./tiny", or as a Path.
+    The strings "tiny" and "photo" always mean the embedded models; a folder of that name is written "./tiny", or as a Path.
     """
     if not isinstance(name_or_path, (str, Path)) or "\0" in str(name_or_path):
         raise RevisitError(f"A model is named by a path or a hub id, not by {name_or_path!r}.")
     if name_or_path == EMBEDDED:
         return str(embedded_folder())
-    if name_or_path == smol.NAME:  # put together at its first use
-        return str(smol.assembled_folder(embedded_folder()))
+    if name_or_path == photo.NAME:  # put together at its first use
+        return str(photo.assembled_folder())
     name = str(name_or_path)
-    if name in OF_SCENES:  # a Path, which drops a leading "./"
+    if name in (EMBEDDED, photo.NAME):  # a Path, which drops a leading "./"
         return f"./{name}"
     return str(Path(name).expanduser()) if name.startswith("~") else name
 
@@ -46,11 +45,6 @@ def resolve(name_or_path: str | Path) -> str:
 def is_embedded(name_or_path: str | Path) -> bool:
     """Whether a name means the embedded model: "tiny", or its own folder."""
     return name_or_path == EMBEDDED or Path(name_or_path).resolve() == embedded_folder().resolve()
-
-
-def knows_scenes_only(name_or_path: str | Path) -> bool:
-    """Whether a name means one of the models that were trained on generated scenes."""
-    return is_embedded(name_or_path) or name_or_path == smol.NAME
 
 
 def name_of(model: Model) -> str:
@@ -61,7 +55,7 @@ def name_of(model: Model) -> str:
     folder = Path(where).resolve()
     if is_embedded(folder):
         return EMBEDDED
-    return smol.NAME if smol.is_assembled(folder) else folder.name
+    return photo.NAME if photo.is_assembled(folder) else folder.name
 
 
 def load_config(name_or_path: str | Path, *, trust_remote_code: bool = False, **kwargs: Any) -> Any:
@@ -129,7 +123,7 @@ def _unreachable(name: str) -> RevisitError:
 
 def _meant(name: str) -> str:
     """The embedded model that a mistyped name means, as a question; nothing if it means none."""
-    near = difflib.get_close_matches(name.lower(), OF_SCENES, n=1)
+    near = difflib.get_close_matches(name.lower(), (EMBEDDED, photo.NAME), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 

@@ -42,7 +42,7 @@ def load(
     Only safetensors weights are read.
 
     Args:
-        name_or_path: A hub id, a folder, or the name of an embedded model ("tiny", "smol").
+        name_or_path: A hub id, a folder, or the name of an embedded model ("tiny", "photo").
         dtype: Precision of the weights. By default float32 on a CPU, where half precision is slow, and the checkpoint's own
             on an accelerator.
         device_map: Where the model goes. By default the GPU if there is one.

