@@ -18,6 +18,7 @@ from revisit.cli.progress import progress_bar
 from revisit.errors import RevisitError, unknown
 from revisit.models.photo import LANGUAGE, OWN, TOWER, assemble
 from training import card, fusion
+from training.photo import study
 from training.photo import train as photo_train
 from training.photo.benchmark import write_benchmark
 from training.photo.data import Labels, Photos, build_lists, read_captions, read_held_out
@@ -149,6 +150,15 @@ def photo_benchmark(
     chosen = getattr(lists, part)[first : first + count]
     write_benchmark(folder, found, objects, chosen, seed)
     typer.echo(f"{len(chosen)} photos in {folder}")
+
+
+@app.command("photo-choose")
+def photo_choose(
+    run: Path = typer.Argument(help="A run of `revisit eval` with chair and pope on validation photos."),
+) -> None:
+    """Apply the rule that chooses a decoding: the best F1 that costs no recall, no presence accuracy and no repetition."""
+    require_data()
+    typer.echo(study.report(run))
 
 
 @app.command("card")

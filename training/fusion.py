@@ -38,7 +38,9 @@ log = logging.getLogger(__name__)
 
 METRICS = {"CHAIRs": "CHAIR_S ↓", "CHAIRi": "CHAIR_I ↓", "Recall": "recall ↑", "F1": "F1 ↑", "presence": "presence ↑"}
 PRESENCE_LOSS = 0.5  # points of presence accuracy that the choice may lose against greedy
-MAX_REPETITION = 1.0  # per cent of captions that may name one object three times or more
+MAX_REPETITION = (
+    1.0  # per cent of captions that may name one object three times or more, or greedy's own rate if that is higher
+)
 SIMPLER = 0.2  # points of F1 that an earlier, simpler candidate may lie behind a later one and still be chosen
 
 # In the order of simplicity: of two candidates within SIMPLER points of F1 the earlier one is chosen.
@@ -174,13 +176,13 @@ def row(name: str, made: Outcome, base: Outcome | None = None) -> dict[str, Any]
 
 
 def pick(greedy: Outcome, tried: Sequence[tuple[str, Outcome]]) -> str | None:
-    """The rule: the best F1 among candidates that repeat themselves in at most 1 % of the captions, whose recall is not below
-    greedy's and whose presence accuracy is at most half a point below; the simplest within 0.2 points of it. None if
-    no candidate is like that."""
+    """The rule: the best F1 among candidates that repeat themselves in at most 1 % of the captions (or no more often than greedy
+    decoding, where that is more), whose recall is not below greedy's and whose presence accuracy is at most half a point below;
+    the simplest within 0.2 points of it. None if no candidate is like that."""
     allowed = [
         (name, made)
         for name, made in tried
-        if made.repetition_rate <= MAX_REPETITION
+        if made.repetition_rate <= max(MAX_REPETITION, greedy.repetition_rate)
         and made.metric("Recall") >= greedy.metric("Recall")
         and made.metric("presence") >= greedy.metric("presence") - PRESENCE_LOSS
     ]

@@ -37,6 +37,9 @@ def test_of_two_that_are_close_the_simpler_one_is_chosen() -> None:
 
 def test_nothing_is_chosen_where_nothing_passes() -> None:
     assert fusion.pick(GREEDY, [("repeats", outcome(80, repetition_rate=12.0))]) is None
+    stutters = outcome(70, repetition_rate=12.0)
+    assert fusion.pick(stutters, [("repeats", outcome(80, repetition_rate=12.0))]) == "repeats"
+    assert fusion.pick(stutters, [("repeats more", outcome(80, repetition_rate=12.5))]) is None
     rows = [fusion.row("greedy", GREEDY)]
     assert "Chosen: none, because no candidate passes" in fusion.markdown({"rows": rows, "chosen": None})
 

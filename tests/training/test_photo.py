@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,14 +21,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "embedded"))
 
 import language_files
 
-from revisit.benchmarks import chair
+from revisit.benchmarks import chair, pope
 from revisit.benchmarks.chair_words import CATEGORIES
 from revisit.embedded.text import Turn
 from revisit.errors import RevisitError
 from revisit.models import photo as parts
 from revisit.models.photo import read_language
 from training.fitting import Stage
-from training.photo import data, texts, tower
+from training.photo import benchmark, data, study, texts, tower
 from training.photo.rows import UNTRAINED, Writer
 from training.photo.train import LOGGED, OWN, STAGES, Recipe, Rows, Sources, draw, hidden_states, train
 
@@ -255,3 +256,42 @@ def test_average_precision() -> None:
     labels = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
     assert tower.mean_average_precision(labels, labels) == 1
     assert tower.mean_average_precision(-labels, labels) < 0.7
+
+
+def test_a_benchmark_folder_has_what_the_benchmarks_read(sources: Sources, tmp_path: Path) -> None:
+    benchmark.write_benchmark(tmp_path, sources.photos, sources.labels, [7, 14], seed=1)
+    items = chair.Chair().load(tmp_path)
+    assert [(item.id, set(item.meta["ground_truth"])) for item in items] == [
+        (str(photo), {CATEGORIES[k] for k in sources.labels.objects[photo]}) for photo in (7, 14)
+    ]
+    with sources.photos as photos:
+        assert Path(items[0].images[0]).read_bytes() == photos.data(7)
+    asked = pope.Pope().load(tmp_path)
+    assert [item.meta["label"] for item in asked] == ["yes", "no"] * 4
+    for item in asked:
+        photo = data.photo_id(Path(item.images[0]).name)
+        name = next(name for name in CATEGORIES if texts.presence_question(name) == item.prompt)
+        assert (CATEGORIES.index(name) in sources.labels.objects[photo]) == (item.meta["label"] == "yes")
+
+
+def test_a_caption_that_names_an_object_three_times_repeats() -> None:
+    assert study.repeats("A man and a woman sit next to a boy.")
+    assert not study.repeats("A man and a woman sit on a bench.")
+
+
+def test_the_rule_reads_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cell(label: str, benchmark: str, **metrics: float) -> dict[str, object]:
+        values = {name: {"value": value} for name, value in metrics.items()}
+        named = {"method": {"label": label}, "benchmark": {"name": benchmark}}
+        return {**named, "status": "complete", "path": label, "metrics": values}
+
+    cells = []
+    for label, f1 in (("greedy", 0.5), ("better", 0.55), ("repeats", 0.6)):
+        cells += [cell(label, "chair", CHAIRs=0.5, CHAIRi=0.3, Recall=0.5, F1=f1), cell(label, "pope", accuracy=0.8)]
+    told = {"greedy": "A dog.", "better": "A dog.", "repeats": "A dog, a dog and a dog."}
+    monkeypatch.setattr(study, "read_results", lambda run: {"cells": cells})
+    monkeypatch.setattr(study, "read_answers", lambda path: [SimpleNamespace(text=told[path.parent.name])])
+    assert study.report(tmp_path).endswith("Chosen: better.")
+    cells.pop()
+    with pytest.raises(RevisitError, match="no cells of chair and pope for 'repeats'"):
+        study.report(tmp_path)

@@ -53,7 +53,7 @@ def models(as_json: bool = options.JSON) -> None:
     _list(rows, columns, as_json)
     if not as_json:
         typer.echo(
-            "\n'tiny' is the model that ships with this package, 'photo' one that knows photographs (extra `photo`). The tests decode these "
+            "\n'tiny' is the model that ships with this package, 'photo' knows photographs (extra `photo`). The tests decode these "
             "families. Other decoder-only models with vision tokens in their prompts work too; a model that cannot work is refused."
         )
 

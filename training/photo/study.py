@@ -1,0 +1,57 @@
+"""Which decoding to recommend for photographs: the rule of `training.fusion`, applied to a run of `revisit eval`.
+
+The run has the benchmarks chair and pope on photos that no stage trained on. Besides what the benchmarks measure, captions that
+name one object three times or more are counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from revisit.benchmarks import chair
+from revisit.benchmarks.base import Scores
+from revisit.errors import RevisitError
+from revisit.evaluation.store import read_answers, read_results
+from training.fusion import METRICS, Outcome, pick
+
+
+def repeats(caption: str) -> bool:
+    """Whether a caption names one of CHAIR's objects three times or more, in whatever words."""
+    return max(Counter(chair.parse_caption(caption).nodes).values(), default=0) >= 3
+
+
+def outcomes(run: Path) -> dict[str, Outcome]:
+    """What each method of a run gave, by its label, in the order of the run."""
+    cells: dict[str, dict[str, dict[str, float]]] = {}
+    rates: dict[str, float] = {}
+    for cell in read_results(run)["cells"]:
+        label, benchmark = cell["method"]["label"], cell["benchmark"]["name"]
+        if cell["status"] != "complete" or benchmark in cells.get(label, {}):
+            raise RevisitError(
+                f"{run} needs one complete cell of chair and pope for each method; see {label!r}, {benchmark}."
+            )
+        cells.setdefault(label, {})[benchmark] = {name: metric["value"] for name, metric in cell["metrics"].items()}
+        if benchmark == "chair":
+            captions = [answer.text for answer in read_answers(run / cell["path"] / "answers.jsonl")]
+            rates[label] = 100 * sum(map(repeats, captions)) / len(captions)
+    for label, found in cells.items():
+        if not {"chair", "pope"} <= found.keys():
+            raise RevisitError(f"{run} has no cells of chair and pope for {label!r}.")
+    return {
+        label: Outcome(Scores(found["chair"], {}), Scores(found["pope"], {}), rates[label], None)
+        for label, found in cells.items()
+    }
+
+
+def report(run: Path) -> str:
+    """The table of a run and the method that the rule chooses."""
+    found = outcomes(run)
+    if "greedy" not in found:
+        raise RevisitError(f"{run} has no greedy captions to compare with.")
+    lines = [f"| decoding | {' | '.join(METRICS.values())} | repeats, % |", "|---" * (2 + len(METRICS)) + "|"]
+    for label, made in found.items():
+        values = " | ".join(f"{made.metric(name):.1f}" for name in METRICS)
+        lines.append(f"| {label} | {values} | {made.repetition_rate:.1f} |")
+    chosen = pick(found["greedy"], [(label, made) for label, made in found.items() if label != "greedy"])
+    return "\n".join([*lines, "", f"Chosen: {chosen or 'none, because no method passes the rule'}."])
