@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from transformers import Dinov2Config, Dinov2Model, LlamaForCausalLM
+from typer.testing import CliRunner
 
 pytest.importorskip("gguf", reason="needs the extra photo")
 sys.path.insert(0, str(Path(__file__).parents[1] / "embedded"))
@@ -27,6 +28,7 @@ from revisit.embedded.text import Turn
 from revisit.errors import RevisitError
 from revisit.models import photo as parts
 from revisit.models.photo import read_language
+from training.__main__ import app
 from training.fitting import Stage
 from training.photo import benchmark, data, study, texts, tower
 from training.photo.rows import UNTRAINED, Writer
@@ -295,3 +297,12 @@ def test_the_rule_reads_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     cells.pop()
     with pytest.raises(RevisitError, match="no cells of chair and pope for 'repeats'"):
         study.report(tmp_path)
+
+
+def test_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.__main__.TOWER", replace(parts.TOWER, package="no_such_package"))
+    options = [f"--{name}={tmp_path}" for name in ("photos", "labels", "captions", "held-out")]
+    result = CliRunner().invoke(app, ["photo", str(tmp_path / "work"), *options])
+    assert isinstance(result.exception, RevisitError)
+    assert "no_such_package" in str(result.exception)
+    assert not (tmp_path / "work").exists()
