@@ -1,12 +1,13 @@
-"""Which decoding to recommend for photographs: the rule of `training.fusion`, applied to a run of `revisit eval`.
+"""Which decoding to recommend for photographs: the rule of `training.fusion`, applied to runs of `revisit eval`.
 
-The run has the benchmarks chair and pope on photos that no stage trained on. Besides what the benchmarks measure, captions that
+The runs have the benchmarks chair and pope on photos that no stage trained on. Besides what the benchmarks measure, captions that
 name one object three times or more are counted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from revisit.benchmarks import chair
@@ -21,11 +22,11 @@ def repeats(caption: str) -> bool:
     return max(Counter(chair.parse_caption(caption).nodes).values(), default=0) >= 3
 
 
-def outcomes(run: Path) -> dict[str, Outcome]:
-    """What each method of a run gave, by its label, in the order of the run."""
+def outcomes(runs: Sequence[Path]) -> dict[str, Outcome]:
+    """What each method gave, by its label, in the order of the runs."""
     cells: dict[str, dict[str, dict[str, float]]] = {}
     rates: dict[str, float] = {}
-    for cell in read_results(run)["cells"]:
+    for run, cell in ((run, cell) for run in runs for cell in read_results(run)["cells"]):
         label, benchmark = cell["method"]["label"], cell["benchmark"]["name"]
         if cell["status"] != "complete" or benchmark in cells.get(label, {}):
             raise RevisitError(
@@ -37,18 +38,18 @@ def outcomes(run: Path) -> dict[str, Outcome]:
             rates[label] = 100 * sum(map(repeats, captions)) / len(captions)
     for label, found in cells.items():
         if not {"chair", "pope"} <= found.keys():
-            raise RevisitError(f"{run} has no cells of chair and pope for {label!r}.")
+            raise RevisitError(f"{label!r} has no cells of both chair and pope.")
     return {
         label: Outcome(Scores(found["chair"], {}), Scores(found["pope"], {}), rates[label], None)
         for label, found in cells.items()
     }
 
 
-def report(run: Path) -> str:
-    """The table of a run and the method that the rule chooses."""
-    found = outcomes(run)
+def report(runs: Sequence[Path]) -> str:
+    """The table of some runs and the method that the rule chooses."""
+    found = outcomes(runs)
     if "greedy" not in found:
-        raise RevisitError(f"{run} has no greedy captions to compare with.")
+        raise RevisitError("There are no greedy captions to compare with.")
     lines = [f"| decoding | {' | '.join(METRICS.values())} | repeats, % |", "|---" * (2 + len(METRICS)) + "|"]
     for label, made in found.items():
         values = " | ".join(f"{made.metric(name):.1f}" for name in METRICS)
