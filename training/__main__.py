@@ -154,11 +154,11 @@ def photo_benchmark(
 
 @app.command("photo-choose")
 def photo_choose(
-    run: Path = typer.Argument(help="A run of `revisit eval` with chair and pope on validation photos."),
+    runs: list[Path] = typer.Argument(help="Runs of `revisit eval` with chair and pope on validation photos."),
 ) -> None:
     """Apply the rule that chooses a decoding: the best F1 that costs no recall, no presence accuracy and no repetition."""
     require_data()
-    typer.echo(study.report(run))
+    typer.echo(study.report(runs))
 
 
 @app.command("card")

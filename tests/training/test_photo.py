@@ -293,10 +293,10 @@ def test_the_rule_reads_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     told = {"greedy": "A dog.", "better": "A dog.", "repeats": "A dog, a dog and a dog."}
     monkeypatch.setattr(study, "read_results", lambda run: {"cells": cells})
     monkeypatch.setattr(study, "read_answers", lambda path: [SimpleNamespace(text=told[path.parent.name])])
-    assert study.report(tmp_path).endswith("Chosen: better.")
+    assert study.report([tmp_path]).endswith("Chosen: better.")
     cells.pop()
-    with pytest.raises(RevisitError, match="no cells of chair and pope for 'repeats'"):
-        study.report(tmp_path)
+    with pytest.raises(RevisitError, match="'repeats' has no cells of both"):
+        study.report([tmp_path])
 
 
 def test_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,15 +26,15 @@ def outcomes(runs: Sequence[Path]) -> dict[str, Outcome]:
     """What each method gave, by its label, in the order of the runs."""
     cells: dict[str, dict[str, dict[str, float]]] = {}
     rates: dict[str, float] = {}
-    for run, cell in ((run, cell) for run in runs for cell in read_results(run)["cells"]):
+    for folder, cell in ((run / cell["path"], cell) for run in runs for cell in read_results(run)["cells"]):
         label, benchmark = cell["method"]["label"], cell["benchmark"]["name"]
         if cell["status"] != "complete" or benchmark in cells.get(label, {}):
             raise RevisitError(
-                f"{run} needs one complete cell of chair and pope for each method; see {label!r}, {benchmark}."
+                f"{folder} needs one complete cell of chair and pope for each method; see {label!r}, {benchmark}."
             )
         cells.setdefault(label, {})[benchmark] = {name: metric["value"] for name, metric in cell["metrics"].items()}
         if benchmark == "chair":
-            captions = [answer.text for answer in read_answers(run / cell["path"] / "answers.jsonl")]
+            captions = [answer.text for answer in read_answers(folder / "answers.jsonl")]
             rates[label] = 100 * sum(map(repeats, captions)) / len(captions)
     for label, found in cells.items():
         if not {"chair", "pope"} <= found.keys():
