@@ -30,7 +30,7 @@ def outcomes(runs: Sequence[Path]) -> dict[str, Outcome]:
         label, benchmark = cell["method"]["label"], cell["benchmark"]["name"]
         if cell["status"] != "complete" or benchmark in cells.get(label, {}):
             raise RevisitError(
-                f"{folder} needs one complete cell of chair and pope for each method; see {label!r}, {benchmark}."
+                f"{folder} is unfinished or not the only one: each method needs one cell of chair and one of pope."
             )
         cells.setdefault(label, {})[benchmark] = {name: metric["value"] for name, metric in cell["metrics"].items()}
         if benchmark == "chair":
