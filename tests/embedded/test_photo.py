@@ -104,6 +104,7 @@ def test_the_assembled_folder_computes_what_its_parts_do(
 ) -> None:
     model, processor = load("photo")
     assert name_of(model) == "photo"
+    assert "quantization_config" not in (Path(resolve("photo")) / "config.json").read_text()
     picture = Image.effect_noise((90, 60), 80).convert("RGB")
     inputs = prepare(processor, ["Is there a dog in the image?"], [[picture]])
     assert inputs["pixel_values"].shape[-2:] == (photo.SIZE, photo.SIZE)

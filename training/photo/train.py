@@ -62,7 +62,7 @@ class Recipe:
     rank: int = 16
     words: Stage = Stage(steps=505, rows=32, rate=8e-4)
     projector: Stage = Stage(steps=700, rows=28, rate=2e-3)
-    adapter: Stage = Stage(steps=500, rows=4, rate=1.2e-3)
+    adapter: Stage = Stage(steps=440, rows=4, rate=1.2e-3)
 
     def shortened(self, steps: int) -> Recipe:
         """The same recipe with at most this many steps a stage, on as many photos as they need."""

@@ -121,6 +121,7 @@ def read_language(path: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast
         model = LlamaForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     except Exception as error:  # transformers and gguf raise many kinds
         raise RevisitError(f"The language model in {str(path)!r} cannot be read: {brief(error)}") from error
+    vars(model.config).pop("quantization_config", None)  # the weights are unpacked now
     written = own.backend_tokenizer.to_str().replace(f'"{UNUSED}"', f'"{IMAGE}"')
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(written),
@@ -274,6 +275,8 @@ def assembled_folder() -> Path:
     try:
         assemble(language, tower, own, draft)
         draft.chmod(0o755)
+        for path in draft.iterdir():
+            path.chmod(0o644)
         with contextlib.suppress(OSError):  # another process was faster
             os.replace(draft, target)
     finally:
