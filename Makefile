@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip --disable-pip-version-check
 
-.PHONY: demo test test-device test-faults test-browser test-kits test-vllm test-vllm-previous test-ray lint format docs clean
+.PHONY: demo test test-device test-faults test-browser test-kits test-vllm test-vllm-previous test-ray test-floor test-torchvision lint format docs clean
 
 # The package is installed again when what is compiled in it has changed.
 BUILD  := pyproject.toml setup.py src/revisit/step/compiled/kernel.c
@@ -62,6 +62,27 @@ test-vllm: $(VLLM_VENV)/.installed  ## the vLLM plug-in in real engines and serv
 
 test-vllm-previous:  ## the same with the minor version of vLLM before
 	$(MAKE) test-vllm VLLM=0.31.0 VLLM_VENV=.venv-vllm-previous
+
+# The oldest transformers that pyproject.toml allows.
+.venv-floor/.installed: $(BUILD) constraints.txt
+	test -x .venv-floor/bin/python || $(PYTHON) -m venv .venv-floor
+	sed 's/^transformers==.*/transformers==5.19.0/' constraints.txt > .venv-floor/constraints.txt
+	.venv-floor/bin/pip install -q -c .venv-floor/constraints.txt -e ".[dev]"
+	touch $@
+
+test-floor: .venv-floor/.installed  ## the whole test suite on the oldest transformers that is promised
+	.venv-floor/bin/python -m pytest -n 2
+
+# The image processors of some families need torchvision, without which everything else must work.
+.venv-torchvision/.installed: $(BUILD) constraints.txt tests/integrations/cpu_torchvision.py
+	test -x .venv-torchvision/bin/python || $(PYTHON) -m venv .venv-torchvision
+	.venv-torchvision/bin/pip install -q -c constraints.txt -e ".[dev]"
+	.venv-torchvision/bin/pip install -q --no-deps torchvision==0.28.0 timm==1.0.30
+	.venv-torchvision/bin/python tests/integrations/cpu_torchvision.py "$$(.venv-torchvision/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	touch $@
+
+test-torchvision: .venv-torchvision/.installed  ## the model families whose processors need torchvision
+	.venv-torchvision/bin/python -m pytest -n 2 tests/models tests/decoding/test_decoding.py tests/methods/test_all_methods.py
 
 .venv-ray/.installed: $(BUILD) constraints.txt
 	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray

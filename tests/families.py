@@ -7,6 +7,7 @@ The logits are sharpened so that plausible sets are neither one token nor the wh
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -606,6 +607,204 @@ def deepseek_vl() -> tuple[Any, Any]:
     return transformers.DeepseekVLForConditionalGeneration(config), processor
 
 
+# Families whose image processors need torchvision.
+
+
+def cohere2_vision() -> tuple[Any, Any]:
+    config = transformers.Cohere2VisionConfig(
+        vision_config={"model_type": "siglip_vision_model", "vision_use_head": False, **TOWER},
+        text_config={"model_type": "cohere2", **TEXT, "sliding_window": 512, "logit_scale": 0.25},
+        image_token_id=token_id("<|IMG_PATCH|>"),
+        downsample_factor=2,
+        alignment_intermediate_size=32,
+        tie_word_embeddings=False,
+    )
+    tok = tokenizer(
+        boi_token="<|START_OF_IMG|>",
+        eoi_token="<|END_OF_IMG|>",
+        image_token="<|IMG_PATCH|>",
+        img_line_break_token="<|IMG_LINE_BREAK|>",
+    )
+    images = transformers.Cohere2VisionImageProcessor(
+        size={"height": 28, "width": 28}, patch_size=2, min_patches=1, max_patches=4
+    )
+    return transformers.Cohere2VisionForConditionalGeneration(config), transformers.Cohere2VisionProcessor(images, tok)
+
+
+def lfm2_vl() -> tuple[Any, Any]:
+    config = transformers.Lfm2VlConfig(
+        vision_config={
+            "model_type": "siglip2_vision_model",
+            "vision_use_head": False,
+            **{key: value for key, value in TOWER.items() if key != "image_size"},
+            "num_patches": 16,
+        },
+        text_config={
+            "model_type": "lfm2",
+            **TEXT,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "conv_L_cache": 3,
+        },
+        image_token_id=token_id("<image>"),
+        projector_hidden_size=16,
+        downsample_factor=2,
+        tie_word_embeddings=False,
+    )
+    images = transformers.Lfm2VlImageProcessor(
+        encoder_patch_size=7,
+        downsample_factor=2,
+        tile_size=28,
+        min_tiles=2,
+        max_tiles=4,
+        min_image_tokens=2,
+        max_image_tokens=6,
+    )
+    return transformers.Lfm2VlForConditionalGeneration(config), transformers.Lfm2VlProcessor(images, tokenizer())
+
+
+def llama4() -> tuple[Any, Any]:
+    config = transformers.Llama4Config(
+        vision_config={
+            **TOWER,
+            "intermediate_size": 64,
+            "vision_output_dim": 16,
+            "projector_input_dim": 16,
+            "projector_output_dim": 16,
+        },
+        text_config={**TEXT, "num_local_experts": 2, "intermediate_size_mlp": 48, "attention_chunk_size": 512},
+        image_token_index=token_id("<|patch|>"),
+        boi_token_index=token_id("<|image_start|>"),
+        eoi_token_index=token_id("<|image_end|>"),
+        tie_word_embeddings=False,
+    )
+    images = transformers.Llama4ImageProcessor(size={"height": 28, "width": 28}, max_patches=4)
+    processor = transformers.Llama4Processor(images, tokenizer(), patch_size=7, pixel_shuffle_ratio=0.5)
+    return transformers.Llama4ForConditionalGeneration(config), processor
+
+
+def minicpmv4_6() -> tuple[Any, Any]:
+    config = transformers.MiniCPMV4_6Config(
+        vision_config=TOWER,
+        text_config={"model_type": "qwen3_5_text", **_mrope(partial_rotary_factor=1.0), **LINEAR},
+        insert_layer_id=0,
+        image_token_id=token_id("<|image_pad|>"),
+        video_token_id=token_id("<|video_pad|>"),
+        tie_word_embeddings=False,
+    )
+    tok = tokenizer(
+        image_token="<|image_pad|>",
+        video_token="<|video_pad|>",
+        image_start_token="<image>",
+        image_end_token="</image>",
+        slice_start_token="<slice>",
+        slice_end_token="</slice>",
+        image_id_start_token="<image_id>",
+        image_id_end_token="</image_id>",
+    )
+    images = transformers.MiniCPMV4_6ImageProcessorPil(patch_size=7, scale_resolution=56, max_slice_nums=4)
+    videos = transformers.MiniCPMV4_6VideoProcessor(patch_size=7, scale_resolution=56)
+    processor = transformers.MiniCPMV4_6Processor(images, videos, tok)
+    return transformers.MiniCPMV4_6ForConditionalGeneration(config), processor
+
+
+def molmo2() -> tuple[Any, Any]:
+    config = transformers.Molmo2Config(
+        vision_config={
+            **TOWER,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "image_size": [28, 28],
+            "num_position_embeddings": 16,
+        },
+        adapter_config={
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "text_hidden_size": 32,
+            "vision_feature_layer": [-1],
+        },
+        text_config={**TEXT, "additional_vocab_size": 8},
+        image_patch_id=token_id("<im_patch>"),
+        image_start_token_id=token_id("<im_start>"),
+        low_res_image_start_token_id=token_id("<low_res_im_start>"),
+        image_end_token_id=token_id("<im_end>"),
+        frame_start_token_id=token_id("<frame_start>"),
+        frame_end_token_id=token_id("<frame_end>"),
+        tie_word_embeddings=False,
+    )
+    images = transformers.Molmo2ImageProcessor(
+        size={"height": 28, "width": 28}, patch_size=7, max_crops=4, overlap_margins=[1, 1], pooling_size=[2, 2]
+    )
+    videos = transformers.Molmo2VideoProcessor(size={"height": 28, "width": 28}, patch_size=7)
+    return transformers.Molmo2ForConditionalGeneration(config), transformers.Molmo2Processor(
+        images, videos, tokenizer()
+    )
+
+
+def perception_lm() -> tuple[Any, Any]:
+    config = transformers.PerceptionLMConfig(
+        vision_config={
+            "model_type": "timm_wrapper",
+            "architecture": "vit_pe_core_tiny_patch16_384",
+            "model_args": {"embed_dim": 16, "img_size": [64, 64], "depth": 1, "num_heads": 2, "global_pool": ""},
+            "hidden_size": 16,
+        },
+        text_config={"model_type": "llama", **TEXT},
+        projector_pooling_ratio=2,
+        image_token_id=token_id("<|image|>"),
+        video_token_id=token_id("<|video|>"),
+        tie_word_embeddings=False,
+    )
+    images = transformers.PerceptionLMImageProcessor(tile_size=64, max_num_tiles=1)  # it cannot batch different numbers
+    videos = transformers.PerceptionLMVideoProcessor(size={"height": 64, "width": 64})
+    tok = tokenizer(image_token="<|image|>", video_token="<|video|>")
+    processor = transformers.PerceptionLMProcessor(videos, images, tok, patch_size=16, pooling_ratio=2)
+    return transformers.PerceptionLMForConditionalGeneration(config), processor
+
+
+def kimi_k25() -> tuple[Any, Any]:
+    config = transformers.Kimi_K25Config(
+        vision_config={
+            **TOWER,
+            "pos_emb_height": 8,
+            "pos_emb_width": 8,
+            "pos_emb_time": 2,
+            "merge_kernel_size": [2, 2],
+        },
+        text_config={
+            "model_type": "deepseek_v3",
+            **TEXT,
+            **GLM_EXPERTS,
+            "num_key_value_heads": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 8,
+            "kv_lora_rank": 8,
+            "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 4,
+            "v_head_dim": 8,
+            "head_dim": 4,
+        },
+        projection_hidden_size=16,
+        image_token_id=token_id("<|media_pad|>"),
+        video_token_id=token_id("<|video|>"),
+        vision_start_token_id=token_id("<|media_begin|>"),
+        vision_end_token_id=token_id("<|media_end|>"),
+        tie_word_embeddings=False,
+    )
+    tok = tokenizer(image_token="<|media_pad|>", video_token="<|video|>")
+    images = transformers.Kimi_K25ImageProcessor(
+        patch_size=7, merge_size=2, max_patches=64, size={"max_height": 8, "max_width": 8}
+    )
+    videos = transformers.Kimi_K25VideoProcessor(patch_size=7, merge_size=2)
+    return transformers.Kimi_K25ForConditionalGeneration(config), transformers.Kimi_K25Processor(
+        image_processor=images, tokenizer=tok, video_processor=videos
+    )
+
+
 # How each family's prompt marks one image.
 PLACEHOLDER = {
     "llava": "<image>\n",
@@ -632,8 +831,19 @@ PLACEHOLDER = {
     "ovis2": "<image>",
     "deepseek_vl": "<image>",
 }
+TORCHVISION = {
+    "cohere2_vision": "<|IMG_PATCH|>",
+    "kimi_k25": "<|media_begin|>image<|media_content|><|media_pad|><|media_end|>",
+    "lfm2_vl": "<image>",
+    "llama4": "<|image|>",
+    "minicpmv4_6": "<|image_pad|>",
+    "molmo2": "<|image|>",
+    "perception_lm": "<|image|>",
+}
+PLACEHOLDER |= TORCHVISION
+RECURRENT = ("lfm2_vl", "minicpmv4_6", "qwen3_5", "qwen3_5_moe")  # only some of their decoder layers attend
 ALL = tuple(PLACEHOLDER)
-FAMILIES = ALL
+FAMILIES = ALL if importlib.util.find_spec("torchvision") else tuple(name for name in ALL if name not in TORCHVISION)
 
 
 @functools.cache
@@ -655,12 +865,6 @@ def build(family: str, seed: int = 0) -> tuple[Any, Any]:
     return model, processor
 
 
-def recurrent(family: str) -> bool:
-    """Whether some decoder layers of the family keep a recurrent state instead of attending."""
-    kinds = getattr(build(family)[0].config.get_text_config(), "layer_types", None) or ()
-    return not {"linear_attention", "conv"}.isdisjoint(kinds)
-
-
 def picture(seed: int, size: tuple[int, int] = (40, 32)) -> Image.Image:
     """A picture of random coarse blocks, so that different places look different."""
     rng = np.random.default_rng(seed)
@@ -672,7 +876,14 @@ def inputs(family: str, prompts: list[str], images: list[list[Image.Image]]) -> 
     """Left-padded inputs: each prompt after its own images."""
     _, processor = build(family)
     texts = [PLACEHOLDER[family] * len(own) + prompt for prompt, own in zip(prompts, images, strict=True)]
-    return processor(text=texts, images=[list(own) for own in images], padding=True, return_tensors="pt")
+    made = processor(text=texts, images=[list(own) for own in images], padding=True, return_tensors="pt")
+    return wide(made)
+
+
+def wide(inputs: Any) -> Any:
+    """The inputs of a processor with float32 pixels: Llama 4's returns bfloat16."""
+    inputs["pixel_values"] = inputs["pixel_values"].float()
+    return inputs
 
 
 TEMPLATE = (

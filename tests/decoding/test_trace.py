@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.generation import utils as transformers_utils
 
 import families
 import revisit
-from revisit import Trace
+from revisit import VCD, ReVisiT, Trace
 from revisit.decoding.trace import RowTrace, StepRecord
 from revisit.errors import RevisitError
 
@@ -136,3 +137,53 @@ def test_a_prompt_longer_than_the_context() -> None:
             revisit.generate(model, **inputs, method="revisit", **OPTIONS)
     finally:
         config.max_position_embeddings = before
+
+
+class Event:
+    """A device's event on the CPU, where everything is done when it is asked for."""
+
+    def __init__(self, device: torch.device, blocking: bool) -> None:
+        pass
+
+    def record(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("method", [ReVisiT(alpha=1e-2), VCD(), revisit.DoLa()], ids=["revisit", "vcd", "dola"])
+@pytest.mark.parametrize("record", [False, True], ids=["counted", "recorded"])
+def test_a_stop_that_is_noticed_one_step_late_counts_no_further_step(
+    method: Any, record: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Apple GPUs transformers reads whether all rows have ended one step later, and undoes that step."""
+    model, _ = families.build("llava")
+    inputs = families.inputs("llava", ["hi", "what is it?"], [[families.picture(0)], [families.picture(1)]])
+    free = revisit.generate(
+        model, **inputs, method=method, max_new_tokens=6, do_sample=False, eos_token_id=families.VOCAB
+    )
+    ends = free[:, inputs["input_ids"].shape[1] + 1].tolist()  # each row ends at its second token, or before
+
+    def decode() -> tuple[Any, Trace, int]:
+        trace, calls = Trace(record=record), []
+        hook = model.get_output_embeddings().register_forward_hook(lambda *_: calls.append(1))
+        out = revisit.generate(
+            model, **inputs, method=method, trace=trace, max_new_tokens=6, do_sample=False, eos_token_id=ends,
+            return_dict_in_generate=True, output_scores=True,
+        )  # fmt: skip
+        hook.remove()
+        return out, trace, len(calls)
+
+    at_once, known, calls = decode()
+    monkeypatch.setattr(transformers_utils.DeferredStopCheck, "is_supported", staticmethod(lambda *_, **__: True))
+    monkeypatch.setattr(transformers_utils.torch, "Event", Event)
+    late, trace, more_calls = decode()
+    assert more_calls > calls  # the further step was run
+    assert late.sequences.tolist() == at_once.sequences.tolist()
+    assert len(late.scores) == len(at_once.scores)
+    assert trace.summary() == known.summary()
+    for row, other in zip(trace.rows, known.rows, strict=True):
+        assert row.set_sizes == other.set_sizes
+        assert [step.token for step in row.records] == [step.token for step in other.records]
+        assert all(step.token is not None for step in row.records)

@@ -13,19 +13,24 @@ from revisit.cli.tables import show
 from revisit.errors import EXTRAS, RevisitError
 
 if TYPE_CHECKING:
+    from revisit.explain.sight import Sight
     from revisit.models.facts import ModelFacts
 
 Row = tuple[str, str]
 
 
 def doctor(
-    model: str = typer.Argument(None, help="Local folder or hub id; only its small files are read, no weights."),
+    model: str = typer.Argument(None, help="Local folder or hub id; without --image only its small files are read."),
+    image: str = typer.Option(None, help="A photo: load the model, and see whether it sees what is on it."),
     image_size: str = typer.Option("640x480", help="Width and height of an image, for the model's vision tokens."),
     batch_size: int = typer.Option(1, min=1, help="Rows of a batch, for the memory of the vision states."),
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
     as_json: bool = options.JSON,
 ) -> None:
     """Check the installation, and what ReVisiT means for a model: vision tokens, layers, memory, what is refused.
+
+    With --image the model is loaded and runs the photo and a blank picture of its size, one prefill each: what changes, the words
+    that the vision tokens favor on the photo, and a vision path that is broken.
 
     Exit status: 0 if everything that was asked about works, 1 if something is refused, 2 if the model cannot be read.
 
@@ -34,8 +39,18 @@ def doctor(
       revisit doctor
 
       revisit doctor llava-hf/llava-1.5-7b-hf --image-size 1024x768 --batch-size 8 --json
+
+      revisit doctor llava-hf/llava-1.5-7b-hf --image photo.jpg
     """
     size = parse_size(image_size)
+    if image is not None and model is None:
+        raise RevisitError("--image checks a model: name it, for example revisit doctor tiny --image photo.jpg.")
+    photo = None
+    if image is not None:
+        from revisit.models.images import open_image
+
+        photo = open_image(image)
+    size = photo.size if photo is not None else size
     machine, traps = dict(machine_rows()), list(machine_traps())
     facts = None
     if model is not None:
@@ -43,13 +58,22 @@ def doctor(
 
         facts = model_facts(model, image_size=size, batch=batch_size, trust_remote_code=trust_remote_code)
     refused = list(facts.refused) if facts else []
+    seen: dict[str, str] = {}
+    if photo is not None and facts is not None and facts.vision_tokens is not None:
+        from revisit import load
+        from revisit.explain.sight import check_sight
+
+        sight = check_sight(*load(model, trust_remote_code=trust_remote_code), photo)
+        seen = dict(sight_rows(sight))
+        refused += [sight.broken] if sight.broken else []
     if as_json:
         import json
 
         about = dict(model_rows(facts)) if facts else None
-        print(json.dumps({"machine": machine, "traps": traps, "model": about, "refused": refused}, ensure_ascii=False))
+        out = {"machine": machine, "traps": traps, "model": about, "sight": seen, "refused": refused}
+        print(json.dumps(out, ensure_ascii=False))
     else:
-        _print(machine, traps, facts)
+        _print(machine, traps, facts, seen, refused)
     if refused:
         raise typer.Exit(1)
 
@@ -147,6 +171,13 @@ def model_rows(facts: ModelFacts) -> Iterator[Row]:
     yield "vLLM", "known to the plug-in" if facts.vllm else "not known to the plug-in"
 
 
+def sight_rows(sight: Sight) -> Iterator[Row]:
+    """What the model makes of the photo, against a blank picture of its size."""
+    yield "vision tokens found", f"{sight.vision_tokens:,}, of which {sight.states:.0%} change with the picture"
+    yield "the answer's first token", f"{sight.next_token:.0%} of its probability changes"
+    yield "words of the vision tokens", ", ".join(sight.words) or "none that are whole words"
+
+
 def _megabytes(count: float) -> str:
     return f"{count / 2**20:.1f} MB" if count < 2**30 else f"{count / 2**30:.1f} GB"
 
@@ -159,7 +190,9 @@ def _listed(layers: tuple[int, ...]) -> str:
     )
 
 
-def _print(machine: dict[str, str], traps: list[str], facts: ModelFacts | None) -> None:
+def _print(
+    machine: dict[str, str], traps: list[str], facts: ModelFacts | None, seen: dict[str, str], refused: list[str]
+) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -176,9 +209,11 @@ def _print(machine: dict[str, str], traps: list[str], facts: ModelFacts | None) 
 
     if facts is not None:
         facts_table(facts.name, model_rows(facts))
-        for reason in facts.refused:
+        if seen:
+            facts_table("The photo against a blank picture", seen.items())
+        for reason in refused:
             console.print(Text(f"✗ {reason}"))
-        if not facts.refused:
+        if not refused:
             console.print("✓ ReVisiT can be used with this model.")
         console.print()
     facts_table("This machine", machine.items())

@@ -41,11 +41,11 @@ def changed_pixels(run: Run, change: Change, seed: int) -> dict[str, Any]:
     """
     inputs = prompt_inputs(run)
     for name, pixels in pixel_inputs(run).items():
-        pictures = pixels.split(units(pixels, run.inputs.get(PACKED.get(name, ""))))
+        pictures, axis = split_pictures(run, name, pixels)
         known = _sizes(pixels, run.inputs.get("image_sizes"))
         sizes: list[list[int] | None] = list(known) if known else [None] * len(pictures)
         pieces = [_change(picture, change, seed, size) for picture, size in zip(pictures, sizes, strict=True)]
-        inputs[name] = torch.cat(pieces).to(pixels.device, pixels.dtype)
+        inputs[name] = torch.cat(pieces, dim=axis).to(pixels.device, pixels.dtype)
     return inputs
 
 
@@ -59,6 +59,8 @@ def transformed_pictures(run: Run, mask: Tensor, draw: DrawTransform, seed: int)
     for name, pixels in pixel_inputs(run).items():
         grids = run.inputs.get(PACKED.get(name, ""))
         packed = grids is not None and pixels.ndim == 2
+        if split_pictures(run, name, pixels)[1] != 0:
+            raise _unknown_layout(run)
         counts = (
             units(pixels, grids) if packed or pixels.ndim != 4 else tiles_of_pictures(len(pixels), mask[:: run.copies])
         )
@@ -122,6 +124,14 @@ def prompt_inputs(run: Run) -> dict[str, Any]:
     if run.input_ids.shape[1]:
         inputs["input_ids"] = run.input_ids[:: run.copies]
     return inputs
+
+
+def split_pictures(run: Run, name: str, pixels: Tensor) -> tuple[tuple[Tensor, ...], int]:
+    """The pictures, or their tiles, in a pixel input, and the axis along which they follow each other."""
+    slices = run.inputs.get("target_sizes")  # MiniCPM-V's: patches of each slice, all side by side as one strip
+    if slices is not None and pixels.ndim == 4 and len(pixels) == 1:
+        return pixels.split((slices.prod(-1) * pixels.shape[-2]).tolist(), dim=-1), -1
+    return pixels.split(units(pixels, run.inputs.get(PACKED.get(name, "")))), 0
 
 
 def units(pixels: Tensor, grid: Tensor | None) -> list[int]:
@@ -265,7 +275,7 @@ def item_digests(run: Run, mask: Tensor) -> list[str]:
         pixels = run.inputs.get(name)
         if not isinstance(pixels, Tensor):
             continue
-        pictures = pixels.split(units(pixels, run.inputs.get(PACKED.get(name, ""))))
+        pictures, _ = split_pictures(run, name, pixels)
         one_each = len(pictures) == items
         for number, picture in enumerate(pictures):
             tiles = [tile for tile in picture[0] if tile.any()] if picture.ndim == 5 else [picture]  # without padding

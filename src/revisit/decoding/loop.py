@@ -141,6 +141,13 @@ def generate(
         raise RevisitError(refusal(model.config, describe(model)))
     refuse_settings(chosen, kwargs)
     kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in IMAGE_INPUTS}
+    for name in families.PIXELS:  # some processors return half precision for every model
+        if (
+            isinstance(pixels := kwargs.get(name), Tensor)
+            and pixels.is_floating_point()
+            and model.dtype == torch.float32
+        ):
+            kwargs[name] = pixels.float()
     _check_drawing(model, kwargs)
     if kwargs.get("stop_strings") is not None:
         kwargs = _stopping_at_strings(kwargs)

@@ -76,12 +76,21 @@ _GLM_EDGES = ("<|begin_of_image|>", "<|end_of_image|>")
 _GEMMA_EDGES = ("<start_of_image>", "<end_of_image>")
 _OVIS_EDGES = ("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>")
 _AYA_EDGES = ("<|START_OF_IMG|>", "<|END_OF_IMG|>", "TILE_GLOBAL", *(f"TILE_{n}" for n in range(1, 13)))
+_COHERE_EDGES = ("<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_LINE_BREAK|>")
+_KIMI_EDGES = ("<|media_begin|>", "image", "<|media_content|>", "<|media_end|>")
+_LFM_EDGES = (
+    *("<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"),
+    *(f"<|img_row_{row}_col_{column}|>" for row in range(1, 11) for column in range(1, 11)),
+)
+_LLAMA_EDGES = ("<|image_start|>", "<|image_end|>", "<|image|>", "<|tile_x_separator|>", "<|tile_y_separator|>")
+_MOLMO_EDGES = ("<im_start>", "<low_res_im_start>", "<im_end>", "<im_col>")
 _SPLIT_EDGES = (  # tiles in rows, with line breaks between the rows
     *("<fake_token_around_image>", "<global-img>", "\n", "\n\n"),
     *(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)),
 )
 
 _qwen = partial(Family, layers="all", patch_map=maps.merged, image_edges=_QWEN_EDGES)
+_newer = partial(Family, needs="torchvision")
 _omni = partial(Family, layers="all", patch_map=maps.merged, image_edges=_OMNI_EDGES, needs="torchvision")
 
 FAMILIES = {
@@ -91,6 +100,7 @@ FAMILIES = {
         Family("aria", learned_queries=True),
         Family("blip", refused="reads images by cross-attention"),
         Family("blip-2", refused=_EMBEDDED),
+        _newer("cohere2_vision", "Command A Vision", patch_map=maps.tiles, image_edges=_COHERE_EDGES),
         Family("deepseek_ocr2", learned_queries=True),
         Family("deepseek_vl", "DeepSeek-VL", patch_map=maps.padded_square, image_edges=()),
         Family("diffusion_gemma", refused="writes text by diffusion, not token by token"),
@@ -133,6 +143,9 @@ FAMILIES = {
         Family("internvl_chat", native_suffix="-hf"),
         Family("kosmos-2", refused=_MASKED),
         Family("kosmos-2.5", refused=_MASKED),
+        _newer("kimi_k25", "Kimi K2.5", patch_map=maps.padded_patches, image_edges=_KIMI_EDGES),
+        _newer("lfm2_vl", "LFM2-VL", patch_map=maps.large_tiles, image_edges=_LFM_EDGES),
+        _newer("llama4", "Llama 4", patch_map=maps.scaled_tiles, image_edges=_LLAMA_EDGES),
         Family(
             "llava",
             "LLaVA 1.5",
@@ -156,6 +169,7 @@ FAMILIES = {
             vllm="LlavaOnevisionForConditionalGeneration",
             image_edges=(),
         ),
+        _newer("minicpmv4_6", "MiniCPM-V 4.6", patch_map=maps.slices),
         Family(
             "mistral3",
             "Mistral 3, Pixtral",
@@ -164,7 +178,9 @@ FAMILIES = {
             needs="torchvision",
             image_edges=("[IMG_BREAK]", "[IMG_END]"),
         ),
+        _newer("molmo2", "Molmo 2", patch_map=maps.overlapping_crops, image_edges=_MOLMO_EDGES),
         Family("ovis2", "Ovis2", patch_map=maps.covering_tiles, image_edges=_OVIS_EDGES),
+        _newer("perception_lm", "Perception LM", patch_map=maps.stretched_tiles, image_edges=()),
         Family("pi0", refused="writes a robot's actions, not text"),
         Family(
             "paligemma", "PaliGemma", patch_map=maps.square, prefixing_processor="PaliGemmaProcessor", image_edges=()
