@@ -135,19 +135,12 @@ def generate(
     if "custom_generate" in kwargs:
         raise RevisitError("custom_generate is how a method reaches transformers: give the method as method=… instead.")
     chosen = as_method(method, model)
-    if (
-        families.of(model.config.model_type).refused and chosen.name != "greedy"
-    ):  # their generate() would not ask the method
-        raise RevisitError(refusal(model.config, describe(model)))
+    if chosen.name != "greedy" and families.of(getattr(model.config, "model_type", "")).refused:
+        raise RevisitError(refusal(model.config, describe(model)))  # its own generate() would not ask the method
     refuse_settings(chosen, kwargs)
     kwargs = {name: value for name, value in kwargs.items() if value is not None or name not in IMAGE_INPUTS}
-    for name in families.PIXELS:  # some processors return half precision for every model
-        if (
-            isinstance(pixels := kwargs.get(name), Tensor)
-            and pixels.is_floating_point()
-            and model.dtype == torch.float32
-        ):
-            kwargs[name] = pixels.float()
+    if getattr(model, "dtype", None) == torch.float32:  # some processors return half precision for every model
+        kwargs |= {key: kwargs[key].float() for key in families.PIXELS if isinstance(kwargs.get(key), Tensor)}
     _check_drawing(model, kwargs)
     if kwargs.get("stop_strings") is not None:
         kwargs = _stopping_at_strings(kwargs)

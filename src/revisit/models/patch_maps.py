@@ -327,12 +327,8 @@ def scaled_tiles(c: Context, image: int, size: Size) -> Guess:
     tile, most = c.tile(), int(c.setting("max_patches", 16))
     canvases = torch.tensor(code.find_supported_resolutions(most, SizeDict(height=tile, width=tile)))
     largest = bool(c.setting("resize_to_max_canvas"))
-    canvas = tuple(int(side) for side in code.get_best_fit((height, width), canvases, resize_to_max_canvas=largest))
-    room = (
-        canvas
-        if largest
-        else tuple(min(max(side, tile), most) for side, most in zip((height, width), canvas, strict=True))
-    )
+    high, wide = map(int, code.get_best_fit((height, width), canvases, resize_to_max_canvas=largest))
+    room = (high, wide) if largest else (min(max(height, tile), high), min(max(width, tile), wide))
     seen = code.get_max_res_without_distortion((height, width), room)
     side = int(c.image_size // c.patch * float(getattr(c.vision, "pixel_shuffle_ratio", 1)))
     tiles: list[Piece] = [
@@ -340,10 +336,10 @@ def scaled_tiles(c: Context, image: int, size: Size) -> Guess:
             image,
             _spans(side, tile / side, max(seen[1], 1) / width, -column * tile),
             _spans(side, tile / side, max(seen[0], 1) / height, -row * tile),
-            "tile" if canvas != (tile, tile) else "image",
+            "tile" if (high, wide) != (tile, tile) else "image",
         )
-        for row in range(canvas[0] // tile)
-        for column in range(canvas[1] // tile)
+        for row in range(high // tile)
+        for column in range(wide // tile)
     ]
     yield tiles if len(tiles) == 1 else [*tiles, _whole(image, size, side, side, "thumbnail")]
 
