@@ -148,10 +148,9 @@ def test_a_folder_named_like_an_embedded_model_does_not_hide_it(
     monkeypatch.setattr("revisit.models.photo.assembled_folder", lambda: Path("the embedded photo"))
     embedded = {"tiny": str(config.embedded_folder()), "photo": "the embedded photo"}
     assert config.resolve(name) == embedded[name]
-    assert config.knows_scenes_only(name)
     assert config.is_embedded(name) == (name == "tiny")
     for folder in (f"./{name}", Path(name), f"{name}/"):
-        assert not config.knows_scenes_only(folder)
+        assert not config.is_embedded(folder)
         assert revisit.load(folder)[0].config.text_config.vocab_size == families.VOCAB
     plain: Any = transformers.AutoModelForImageTextToText.from_pretrained(name)  # to transformers it is the folder
     assert len(processor_of(plain).tokenizer.encode("<row_1_col_1>", add_special_tokens=False)) == 1
