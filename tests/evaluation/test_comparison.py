@@ -24,7 +24,7 @@ from revisit.evaluation import statistics
 from revisit.evaluation.comparison import Row, Table, Value, compare_folder, ranks
 from revisit.evaluation.records import sealed
 from revisit.evaluation.runner import run
-from revisit.report.comparisons import WRITERS, comparison_section, stars, to_csv
+from revisit.report.comparisons import WRITERS, comparison_section, footnotes, short_names, stars, to_csv, verdict
 from revisit.report.document import section_markdown
 from revisit.report.terminal import print_section
 
@@ -108,8 +108,32 @@ def test_markdown(table: Table) -> None:
     assert "| greedy | <u>80.0</u> [78.0, 82.0] | <u>10.0</u> |" in text
     assert "| revisit | **85.0** | **7.0** [6.0, 8.0] |" in text
     assert "| <b> | 10.0 | - |" in text
-    assert r"| revisit | – | -3.0 [-4.0, -2.0] p 8.00e-04\*\*\* |" in text
+    assert r"| revisit | – | -3.0 [-4.0, -2.0] p (Holm) 8.00e-04\*\*\* |" in text
     assert "a note" in text
+
+
+def test_the_verdict_is_about_the_main_metric(table: Table) -> None:
+    named = replace(table, headline="CHAIR_i")
+    text = "CHAIR (org/m&m, n = 500): revisit improves CHAIR_i from 10.0 to 7.0 (-3.0, p (Holm) 8.00e-04); "
+    assert verdict(named) == text + "<b> has CHAIR_i -, not tested."
+    best = named.rows[1].values["CHAIR_i"]
+    unsure = replace(named.rows[1], values={"CHAIR_i": replace(best, p_holm=0.2)})
+    told = verdict(replace(named, rows=(named.rows[0], unsure)))
+    assert told.endswith("revisit shows no significant difference in CHAIR_i (-3.0, p (Holm) 0.20).")
+    worse = replace(table.metrics[1], better="higher")
+    assert "revisit worsens CHAIR_i" in verdict(replace(named, metrics=(worse,)))
+
+
+def test_long_settings_are_a_footnote() -> None:
+    labels = [
+        "greedy",
+        "shift(by=1)",
+        "revisit(weight=agreement, neighbors=8)",
+        "revisit(weight=agreement, neighbors=4)",
+    ]
+    names = short_names(labels)
+    assert list(names.values()) == ["greedy", "shift(by=1)", "revisit¹", "revisit²"]
+    assert footnotes(names) == " ¹ weight=agreement, neighbors=8. ² weight=agreement, neighbors=4."
 
 
 def test_csv_is_unrounded(table: Table) -> None:
@@ -117,7 +141,8 @@ def test_csv_is_unrounded(table: Table) -> None:
     assert len(rows) == 6
     found = next(r for r in rows if r["method"] == "revisit" and r["metric"] == "CHAIR_i")
     assert found["value"] == "0.07"
-    assert (found["baseline"], found["difference"], found["p_holm"]) == ("greedy", "-0.03", "0.0008")
+    assert (found["baseline"], found["difference"]) == ("greedy", "-0.03")
+    assert (found["p"], found["p_holm"]) == ("0.0004", "0.0008")
     undefined = next(r for r in rows if r["method"] == "<b>" and r["metric"] == "CHAIR_i")
     assert undefined["value"] == undefined["baseline"] == ""
 
@@ -126,7 +151,7 @@ def test_latex(table: Table) -> None:
     text = WRITERS["latex"]([table])
     assert r"org/m\&m" in text
     assert r"revisit & \textbf{85.0} & \textbf{7.0} {\footnotesize [6.0, 8.0]} \\" in text
-    assert r"revisit & – & -3.0 {\footnotesize [-4.0, -2.0], p 8.00e-04***} \\" in text
+    assert r"revisit & – & -3.0 {\footnotesize [-4.0, -2.0], p (Holm) 8.00e-04***} \\" in text
     assert r"greedy & \underline{80.0} {\footnotesize [78.0, 82.0]} & \underline{10.0} \\" in text
     assert r"CHAIR\_i $\downarrow$" in text
     assert text.count(r"\begin{tabular}{lrr}") == 2  # values, differences
@@ -153,7 +178,7 @@ def test_html_is_whole_and_needs_nothing(table: Table) -> None:
     assert not re.search(r"url\(|@import|<script", text)
     assert ">&lt;b&gt;</td>" in text
     assert "<b>7.0</b><small>[6.0, 8.0]</small>" in text
-    assert "-3.0<small>[-4.0, -2.0]<br>p 8.00e-04***</small>" in text
+    assert "-3.0<small>[-4.0, -2.0]<br>p (Holm) 8.00e-04***</small>" in text
 
 
 def test_different_items_are_refused_or_intersected_with_a_note(tmp_path: Path) -> None:

@@ -10,10 +10,13 @@ import pytest
 
 import families
 import revisit
+from revisit.benchmarks.base import Metric
 from revisit.cli.demo import demo
 from revisit.embedded.samples import sample
+from revisit.evaluation.comparison import Row, Table, Value
 from revisit.explain import lens, lens_page, page
 from revisit.explain.record import Candidate, Decode
+from revisit.report.comparisons import WRITERS
 
 pytestmark = pytest.mark.browser
 
@@ -338,3 +341,25 @@ def test_a_check_shows_the_patch_of_the_word_that_is_pointed_at(seen: Any, tmp_p
     assert seen.page.locator(".doubtful").all_text_contents() == ["surfboard"]
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
     at_rest(seen, path)
+
+
+def test_a_comparison_fits_a_screen_and_a_phone(seen: Any, tmp_path: Path) -> None:
+    """Settings are a footnote, so nothing is cut off at 1280; on a phone tables scroll and the page does not."""
+    long = "revisit(weight=agreement, neighbors=8, layers=middle)"
+    metrics = tuple(Metric(name, show=100, decimals=1) for name in ("accuracy", "precision", "recall", "F1"))
+    values = {metric.name: Value(0.8, 0.7, 0.9) for metric in metrics}
+    rows = (Row("greedy", values, 1.0, 9), Row(long, values, 1.0, 9))
+    table = Table("some-organization/a-model-with-a-long-name", "pope", "v1", 9, metrics, rows, "greedy")
+    path = tmp_path / "compare.html"
+    path.write_text(WRITERS["html"]([table]))
+    for width in (1280, 390):
+        seen.page.set_viewport_size({"width": width, "height": 844})
+        seen.page.goto(path.as_uri())
+        assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
+    seen.page.set_viewport_size({"width": 1280, "height": 844})
+    boxes = seen.page.locator(".scroll").evaluate_all("all => all.map((e) => e.scrollWidth <= e.clientWidth)")
+    assert boxes == [True, True]
+    assert seen.page.locator("td").first.inner_text() == "greedy"
+    assert seen.page.locator("tr", has_text="revisit¹").count() == 2
+    assert "¹ weight=agreement, neighbors=8, layers=middle." in seen.page.locator(".cap").first.inner_text()
+    assert seen.errors == []

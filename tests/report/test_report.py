@@ -27,7 +27,7 @@ from revisit.paper.objects import recalls
 from revisit.paper.published import published_tables
 from revisit.paper.studies import save
 from revisit.paper.study import Subject
-from revisit.report.document import Cell, Document, Section, Table, Text, to_html, to_markdown, write
+from revisit.report.document import Cell, Document, Figure, Section, Table, Text, to_html, to_markdown, write
 from revisit.report.run_report import provenance_of_cells
 
 ENVIRONMENT: dict[str, Any] = {
@@ -196,8 +196,8 @@ def document(folder: Path) -> Document:
 
 def test_every_part_is_there_with_its_command(document: Document, folder: Path) -> None:
     titles = [section.title for section in document.sections]
-    assert titles[0] == "Main results"
-    for wanted in ("letters", "Ablations", "Analyses", "Provenance"):
+    assert titles[:2] == ["In short", "Main results"]
+    for wanted in ("letters · run", "Ablations", "Analyses", "Provenance"):
         assert wanted in titles
     text = to_markdown(document)
     for shown in (
@@ -208,6 +208,34 @@ def test_every_part_is_there_with_its_command(document: Document, folder: Path) 
     values = json.loads((folder / "run" / "results.json").read_text())["cells"]
     for cell in values:
         assert f"{100 * cell['metrics']['vowels']['value']:.1f}" in text
+
+
+def test_it_opens_with_a_verdict_per_benchmark_and_a_forest_plot(document: Document) -> None:
+    first = document.sections[0]
+    *sentences, plot = first.blocks
+    assert [str(block.text).split(":")[0] for block in sentences if isinstance(block, Text)] == [
+        "letters (m1, n = 30)",
+        "letters (m2, n = 30)",
+    ]
+    for block in sentences:
+        assert isinstance(block, Text)
+        assert re.search(
+            r"shift\(by=1\) (improves|worsens|shows no significant difference in) .*p \(Holm\)", block.text
+        )
+    assert isinstance(plot, Figure)
+    assert plot.name == "differences"
+    assert "letters (m2" in plot.alt
+    text = to_markdown(document)
+    assert text.count("permutation test") == 1  # how to read the tables is said once
+
+
+def test_the_report_links_to_the_samples_of_its_runs(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "run", tmp_path / "runs" / "my run")
+    assert "revisit view '" in to_markdown(build(tmp_path / "runs", resamples=99))
+    (tmp_path / "runs/my run/view").mkdir()
+    (tmp_path / "runs/my run/view/index.html").touch()
+    text = to_html(build(tmp_path / "runs", resamples=99, out=tmp_path / "report"))
+    assert 'href="../runs/my%20run/view/index.html#benchmark=letters"' in text
 
 
 def test_every_stored_study_is_drawn(document: Document) -> None:
@@ -242,7 +270,7 @@ def test_a_stopped_run_is_named_first_with_its_command(folder: Path, tmp_path: P
     assert (name, how_many) == ("run", "1 of 4")
     assert str(which).startswith(f"m2 · shift(by=1) · letters: {stopped['answers']} of 30 answers")
     assert command == shlex.join(stopped["provenance"]["argv"])
-    assert build(folder / "run", resamples=99).sections[0].title == "Main results"
+    assert build(folder / "run", resamples=99).sections[0].title == "In short"
 
 
 def test_the_page_stands_alone_and_is_well_formed(document: Document) -> None:
@@ -262,7 +290,7 @@ def test_figures_are_written_in_both_formats(document: Document, tmp_path: Path)
     files = write(document, tmp_path)
     assert {path.suffix for path in files} == {".html", ".md", ".svg", ".png"}
     names = [figure.name for figure in document.figures()]
-    assert len(set(names)) == len(names) == 4  # a panel, three studies
+    assert len(set(names)) == len(names) == 5  # the differences, a panel, three studies
     for path in files:
         head = path.read_bytes()[:200]
         assert head.startswith(b"\x89PNG") if path.suffix == ".png" else len(head) > 100

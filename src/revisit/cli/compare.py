@@ -32,7 +32,7 @@ def compare(
     from revisit.evaluation.comparison import compare_folder
     from revisit.evaluation.store import read_results, unfinished
     from revisit.pages.document import check_writable
-    from revisit.report.comparisons import SUFFIXES, WRITERS, comparison_section
+    from revisit.report.comparisons import SUFFIXES, WRITERS, comparison_sections
     from revisit.report.terminal import print_section
 
     need("scipy", "statsmodels")
@@ -48,8 +48,8 @@ def compare(
     wanted = [part.strip() for entry in metric for part in entry.split(",")]
     tables = compare_folder(folder, baseline, wanted, intersect, resamples)
     if out is None and format_ is None:
-        for table in tables:
-            print_section(comparison_section(table))
+        for section in comparison_sections(tables):
+            print_section(section)
         return
     text = WRITERS[kind](tables)
     if out is None:

@@ -111,7 +111,7 @@ def evaluate(
     from revisit.evaluation.runner import run
     from revisit.evaluation.store import read_results, unfinished
     from revisit.registry import parse_assignments
-    from revisit.report.comparisons import comparison_section
+    from revisit.report.comparisons import comparison_sections
     from revisit.report.terminal import print_section
 
     if schema:
@@ -143,8 +143,8 @@ def evaluate(
     comparison = compare_folder(plan.output, problems=problems)
     if notice := unfinished(read_results(plan.output)):  # of an earlier command with this --out
         print(notice)
-    for table in comparison:
-        print_section(comparison_section(table))
+    for section in comparison_sections(comparison):
+        print_section(section)
     for problem in problems:
         print(f"revisit: {problem}", file=sys.stderr)
     print(f"Answers and results: {plan.output}; more with `revisit compare {quote(str(plan.output))}`.")

@@ -26,7 +26,7 @@ def report(
     from revisit.paper.folder_report import build
     from revisit.report.document import write
 
-    document = build(folder, title=title, resamples=resamples)
+    document = build(folder, title=title, resamples=resamples, out=out)
     files = write(document, make_folder(out or folder))
     print(
         f"Wrote {files[0]} ({files[0].stat().st_size / 1e6:.2g} MB) and {files[1]}; figures: {len(document.figures())}."

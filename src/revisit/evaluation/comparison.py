@@ -61,6 +61,7 @@ class Table:
     metrics: tuple[Metric, ...]
     rows: tuple[Row, ...]
     baseline: str | None
+    headline: str = ""  # name of the benchmark's main metric
     notes: tuple[str, ...] = ()
     variant: str = ""  # what tells it from other tables of the same benchmark and model
     seeds: tuple[int, ...] = ()  # of sampling, where there are several
@@ -197,7 +198,7 @@ def _table(cells: list[Scored], baseline: str | None, wanted: Sequence[str], int
             "answers under all seeds together."
         )
     if base is not None and len(methods) > 1:
-        notes += _about_tests(rows, base.label)
+        notes += _about_tests(rows)
     notes += list(dict.fromkeys(note for cell in cells for note in cell.entry.get("notes", [])))
     skipped = sorted({s["id"] for cell in cells for s in cell.entry["skipped"]})
     if skipped:
@@ -212,6 +213,7 @@ def _table(cells: list[Scored], baseline: str | None, wanted: Sequence[str], int
         metrics=metrics,
         rows=rows,
         baseline=base.label if base else None,
+        headline=entry["benchmark"]["headline"],
         notes=tuple(notes),
         seeds=tuple(seeds) if len(seeds) > 1 else (),
     )
@@ -233,15 +235,11 @@ def _by_method(cells: Sequence[Scored], intersect: bool) -> tuple[list[Runs], li
     return [Runs(label, tuple(runs[seed] for seed in common)) for label, runs in found.items()], common
 
 
-def _about_tests(rows: Sequence[Row], baseline: str) -> list[str]:
+def _about_tests(rows: Sequence[Row]) -> list[str]:
     values = [(row.method, name, value) for row in rows for name, value in row.values.items()]
     tested = [(method, name, value) for method, name, value in values if not math.isnan(value.p)]
     family = "1 test" if len(tested) == 1 else f"{len(tested)} tests"
-    notes = [
-        f"Differences are to {baseline} on the same items, p-values by a two-sided permutation test, corrected by Holm for the {family} of "
-        "this table (metrics that have a better direction). In brackets: the bootstrap interval of the difference, widened by the same "
-        "correction, so that one without zero means a corrected p below 0.05. * below 0.05, ** below 0.01, *** below 0.001."
-    ]
+    notes = [f"Holm's correction covers the {family} of this table (metrics with a better direction)."]
     means = sorted({name for _, name, value in tested if value.paired and math.isnan(value.paired.p_permutation)})
     if means:
         notes.append(f"Means over settings ({', '.join(means)}) are tested by the bootstrap.")

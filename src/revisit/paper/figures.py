@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import fill, shorten
@@ -14,6 +13,7 @@ import numpy as np
 from revisit.models.images import open_image
 from revisit.paper.published import NAMES
 from revisit.report.document import Figure
+from revisit.report.figures import draw
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,50 +22,6 @@ if TYPE_CHECKING:
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", ":", "-", "--", "-.")
-STYLE: dict[Any, Any] = {
-    "font.family": "sans-serif",
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.6,
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "lines.linewidth": 1.5,
-    "lines.markersize": 4,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "revisit",
-    "figure.dpi": 100,
-}
-
-
-def draw(
-    name: str,
-    caption: str,
-    alt: str,
-    paint: Callable[[list[list[Axes]]], None],
-    *,
-    width: float,
-    height: float,
-    shape: tuple[int, int],
-) -> Figure:
-    """A figure with a grid of axes, which `paint` fills."""
-    import matplotlib
-
-    with matplotlib.rc_context(STYLE):
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure as Canvas
-
-        canvas = Canvas(figsize=(width, height), layout="constrained")
-        FigureCanvasAgg(canvas)
-        paint(canvas.subplots(*shape, squeeze=False).tolist())
-        svg, png = io.StringIO(), io.BytesIO()
-        canvas.savefig(svg, format="svg", metadata={"Date": None})
-        canvas.savefig(png, format="png", dpi=200)
-    return Figure(name, svg.getvalue(), png.getvalue(), caption, alt)
 
 
 @dataclass(frozen=True)

@@ -46,18 +46,19 @@ def gather(folder: Path) -> ReportInputs:
     return ReportInputs(runs, ablations, studies)
 
 
-def build(folder: Path, *, title: str = "ReVisiT: results", resamples: int = 4999) -> Document:
+def build(folder: Path, *, title: str = "ReVisiT: results", resamples: int = 4999, out: Path | None = None) -> Document:
     """The report of a folder.
 
     Args:
         folder: Where `revisit eval`, `ablate`, `analyze` or `reproduce` wrote.
         title: The heading.
         resamples: Draws of the paired tests.
+        out: Where the report will be written; the folder itself by default.
     """
     found = gather(folder)
     panels = {run.place: about for run, about in found.ablations}
     shown = [_main_cells(run, panels.get(run.place)) for run in found.runs if not _captions_only(run.place)]
-    sections = unfinished_section(found.runs) + main_sections(shown, resamples)
+    sections = unfinished_section(found.runs) + main_sections(shown, resamples, out or folder)
     if found.ablations:
         sections.append(Section("Ablations", [Text(INTRODUCTION)]))
         for run, about in found.ablations:

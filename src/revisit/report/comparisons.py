@@ -5,20 +5,86 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from revisit.benchmarks import registry
 from revisit.benchmarks.base import Metric
 from revisit.evaluation.comparison import Table as Compared
 from revisit.evaluation.comparison import Value, ranks
 from revisit.evaluation.records import Stored
-from revisit.report.document import Block, Cell, Document, Section, Table, to_html, to_latex, to_markdown
+from revisit.report.document import (
+    SUPERSCRIPT,
+    Block,
+    Cell,
+    Document,
+    Section,
+    Table,
+    Text,
+    to_html,
+    to_latex,
+    to_markdown,
+)
 
 CSV_COLUMNS = (
     *("model", "benchmark", "version", "variant", "n", "method", "metric", "better", "value", "low", "high"),
-    *("baseline", "difference", "difference_low", "difference_high", "p_bootstrap", "p_permutation", "p_holm"),
+    *("baseline", "difference", "difference_low", "difference_high", "p_bootstrap", "p_permutation", "p", "p_holm"),
     *("level", "seed", "std"),
 )
+
+READING = (
+    "Best in bold, second underlined. Brackets: 95 % intervals. Differences are to the baseline on the same items: a two-sided "
+    "permutation test, p-values corrected by Holm over the tests of a table, and bootstrap intervals widened by the same correction, "
+    "so an interval that excludes zero means p (Holm) < 0.05. * below 0.05, ** below 0.01, *** below 0.001. The CSV also has the "
+    "uncorrected p."
+)
+LONGEST_NAME = 24  # characters of a method in a table; longer settings become a footnote
+
+
+def short_names(labels: Iterable[str]) -> dict[str, str]:
+    """What tables call methods: `revisit¹` for one with long settings."""
+    names: dict[str, str] = {}
+    for label in labels:
+        long = len(label) > LONGEST_NAME and "(" in label
+        mark = str(sum(name != other for other, name in names.items()) + 1).translate(SUPERSCRIPT) if long else ""
+        names[label] = label.partition("(")[0] + mark if long else label
+    return names
+
+
+def footnotes(names: Mapping[str, str]) -> str:
+    """The settings that `short_names` left out."""
+    return "".join(
+        f" {name.removeprefix(label.partition('(')[0])} {label.partition('(')[2].removesuffix(')')}."
+        for label, name in names.items()
+        if name != label
+    )
+
+
+def headline_metric(table: Compared) -> Metric:
+    """The benchmark's main metric, or the first that the table has."""
+    return next((metric for metric in table.metrics if metric.name == table.headline), table.metrics[0])
+
+
+def verdict(table: Compared) -> str:
+    """What a table says about its main metric, as one sentence."""
+    metric, short = headline_metric(table), [row.method.partition("(")[0] for row in table.rows]
+    base = next((row for row in table.rows if row.method == table.baseline), table.rows[0])
+    parts = []
+    for row, name in zip(table.rows, short, strict=True):
+        value, called = row.values[metric.name], name if short.count(name) == 1 else row.method
+        if row is base:
+            continue
+        if value.paired is None or math.isnan(value.p_holm):
+            parts.append(f"{called} has {metric.name} {metric.text(value.value)}, not tested")
+            continue
+        found = f"({signed(metric, value.paired.difference)}, p (Holm) {p_value(value.p_holm)})"
+        if value.p_holm < 0.05:
+            better = (value.paired.difference > 0) == (metric.better == "higher")
+            pair = f"from {metric.text(base.values[metric.name].value)} to {metric.text(value.value)}"
+            parts.append(f"{called} {'improves' if better else 'worsens'} {metric.name} {pair} {found}")
+        else:
+            parts.append(f"{called} shows no significant difference in {metric.name} {found}")
+    alone = f"{base.method} has {metric.name} {metric.text(base.values[metric.name].value)}"
+    return f"{registry.title(table.benchmark)} ({table.title}, n = {table.n}): {'; '.join(parts) or alone}."
 
 
 def heading(metric: Metric) -> str:
@@ -73,10 +139,10 @@ def ranked(cells: Sequence[Stored], metric: Metric, intervals: bool = False) -> 
 
 def value_table(tables: Sequence[Compared]) -> Table:
     """Methods as rows, models as groups of columns; all tables are of one benchmark and protocol."""
-    methods = list(dict.fromkeys(row.method for table in tables for row in table.rows))
+    names = short_names(row.method for table in tables for row in table.rows)
     lines: list[list[Cell | str]] = []
-    for method in methods:
-        line: list[Cell | str] = [method]
+    for method, name in names.items():
+        line: list[Cell | str] = [name]
         for table in tables:
             row = next((row for row in table.rows if row.method == method), None)
             for metric in table.metrics:
@@ -93,7 +159,8 @@ def value_table(tables: Sequence[Compared]) -> Table:
     return Table(
         ("Method", *(heading(m) for table in tables for m in table.metrics)),
         lines,
-        f"{registry.title(first.benchmark)}{about and f', {about}'} ({first.version}{_size(tables)}). {notes}".strip(),
+        f"{registry.title(first.benchmark)}{about and f', {about}'} ({first.version}{_size(tables)}). {notes}".strip()
+        + footnotes(names),
         groups=[] if len(tables) == 1 else [(_group_title(table, tables), len(table.metrics)) for table in tables],
     )
 
@@ -111,11 +178,12 @@ def difference_tables(tables: Sequence[Compared]) -> list[Table]:
     found = []
     for table in tables:
         compared = [row for row in table.rows if row.method != table.baseline]
+        names = short_names(row.method for row in table.rows)
         if table.baseline is None or not compared:
             continue
         lines: list[list[Cell | str]] = []
         for row in compared:
-            line: list[Cell | str] = [row.method]
+            line: list[Cell | str] = [names[row.method]]
             for metric in table.metrics:
                 test = row.values[metric.name].paired
                 if test is None or math.isnan(test.difference):
@@ -123,12 +191,12 @@ def difference_tables(tables: Sequence[Compared]) -> list[Table]:
                     continue
                 low, high = (signed(metric, x) for x in (test.low, test.high))
                 p = row.values[metric.name].p_holm
-                tested = "" if math.isnan(p) else f"\np {p_value(p)}{stars(p)}"
+                tested = "" if math.isnan(p) else f"\np (Holm) {p_value(p)}{stars(p)}"
                 line.append(Cell(signed(metric, test.difference), small=f"[{low}, {high}]{tested}"))
             lines.append(line)
         found.append(
             Table(
-                (f"minus {table.baseline}", *(heading(m) for m in table.metrics)),
+                (f"minus {names[table.baseline]}", *(heading(m) for m in table.metrics)),
                 lines,
                 f"{registry.title(table.benchmark)}, {table.title}: difference to {table.baseline}.",
             )
@@ -142,8 +210,9 @@ def seed_tables(tables: Sequence[Compared]) -> list[Table]:
     for table in tables:
         if not table.seeds:
             continue
+        names = short_names(row.method for row in table.rows)
         lines = [
-            [row.method, str(seed), *(metric.text(values[metric.name]) for metric in table.metrics)]
+            [names[row.method], str(seed), *(metric.text(values[metric.name]) for metric in table.metrics)]
             for row in table.rows
             for seed, values in row.runs.items()
         ]
@@ -160,15 +229,19 @@ def seed_tables(tables: Sequence[Compared]) -> list[Table]:
 
 
 def comparison_section(table: Compared) -> Section:
-    """All tables of one model and benchmark."""
-    blocks: list[Block] = [value_table([table]), *difference_tables([table]), *seed_tables([table])]
-    return Section(f"{table.benchmark} · {table.title}", blocks)
+    """The verdict and all tables of one model and benchmark."""
+    tables: list[Block] = [value_table([table]), *difference_tables([table]), *seed_tables([table])]
+    return Section(f"{table.benchmark} · {table.title}", [Text(verdict(table), kind="verdict"), *tables])
+
+
+def comparison_sections(tables: Sequence[Compared]) -> list[Section]:
+    """A comparison as a terminal prints it: how to read the tables comes last, once."""
+    return [*map(comparison_section, tables), *([Section("How to read this", [Text(READING)])] if tables else [])]
 
 
 def document(tables: Sequence[Compared]) -> Document:
     """A comparison as a document."""
-    lead = "Best in bold, second underlined. Brackets: 95 % intervals."
-    return Document("Comparison of decoding methods", lead, [comparison_section(table) for table in tables])
+    return Document("Comparison of decoding methods", READING, [comparison_section(table) for table in tables])
 
 
 def to_csv(tables: Sequence[Compared]) -> str:
@@ -198,9 +271,9 @@ def to_csv(tables: Sequence[Compared]) -> str:
 def _csv_test(table: Compared, value: Value) -> list[str]:
     test = value.paired
     if test is None:
-        return [""] * 8
-    numbers = (test.difference, test.low, test.high, test.p_bootstrap, test.p_permutation, value.p_holm, test.level)
-    return [table.baseline or "", *map(_number, numbers)]
+        return [""] * 9
+    numbers = (test.difference, test.low, test.high, test.p_bootstrap, test.p_permutation, value.p, value.p_holm)
+    return [table.baseline or "", *map(_number, (*numbers, test.level))]
 
 
 def _number(value: float) -> str:

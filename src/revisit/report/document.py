@@ -12,6 +12,8 @@ from typing import TypeAlias
 from revisit.evaluation.store import disk_error, make_folder
 from revisit.pages.document import static_page
 
+SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -49,9 +51,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph."""
+    """A paragraph, or a link if there is an address; `kind` is its style on the page."""
 
     text: str
+    href: str = ""
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def section_markdown(section: Section, source: str = "", figures: str = "figures
 
 def _block_markdown(block: Block, source: str, figures: str) -> str:
     if isinstance(block, Text):
-        return block.text
+        return f"[{block.text}]({block.href})" if block.href else block.text
     if isinstance(block, Provenance):
         return f"Made by `{block.command}`" + (f" ({block.settings})" if block.settings else "") + "."
     if isinstance(block, Figure):
@@ -166,7 +170,8 @@ def to_html(document: Document) -> str:
 def _block_html(block: Block, source: str) -> str:
     e = html.escape
     if isinstance(block, Text):
-        return f"<p>{e(block.text)}</p>"
+        text = f'<a href="{e(block.href)}">{e(block.text)}</a>' if block.href else e(block.text)
+        return f'<p class="{block.kind}">{text}</p>' if block.kind else f"<p>{text}</p>"
     if isinstance(block, Provenance):
         settings = f" · {e(block.settings)}" if block.settings else ""
         return f'<p class="made"><code>{e(block.command)}</code>{settings}</p>'
@@ -197,7 +202,7 @@ def _table_html(table: Table, source: str) -> str:
     )
     text = (
         f'<div class="block{" pub" if table.published else ""}"><p class="cap">{badge}{e(table.caption)}</p>'
-        f'<div class="scroll"><table aria-label="{e(table.caption)}"><thead>{groups}<tr>{heads}</tr></thead>'
+        f'<div class="scroll" tabindex="0"><table aria-label="{e(table.caption)}"><thead>{groups}<tr>{heads}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div></div>"
     )
     return f"<details><summary>{e(table.caption)}</summary>{text}</details>" if table.folded else text
@@ -258,6 +263,7 @@ def _cell_latex(cell: Cell | str) -> str:
 
 def _escape_latex(text: str) -> str:
     special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    special |= {mark: f"$^{digit}$" for digit, mark in zip("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹", strict=True)}
     special |= {"↑": r"$\uparrow$", "↓": r"$\downarrow$", "±": r"$\pm$", "−": "$-$", "α": r"$\alpha$", "×": r"$\times$"}
     return "".join(special.get(c, "\\" + c if c in "&%$#_{}" else c) for c in text)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote, urlencode
 
 from revisit.benchmarks import registry
 from revisit.benchmarks.base import Metric
@@ -14,13 +16,20 @@ from revisit.evaluation.comparison import Table as Compared
 from revisit.evaluation.comparison import compare_folder
 from revisit.evaluation.records import Stored
 from revisit.evaluation.store import partial_text, read_json, read_results, unfinished
-from revisit.report.comparisons import difference_tables, ranked, seed_tables, value_table
-from revisit.report.document import Block, Cell, Provenance, Section, Table, Text
-
-MAIN_TEXT = (
-    "Best in bold, second best underlined, 95 % intervals in brackets. Differences are paired by item: p-value of a permutation test after "
-    "Holm's correction over the table, and the bootstrap interval at the level of that test."
+from revisit.report.comparisons import (
+    READING,
+    difference_tables,
+    footnotes,
+    ranked,
+    seed_tables,
+    short_names,
+    value_table,
+    verdict,
 )
+from revisit.report.document import Block, Cell, Provenance, Section, Table, Text
+from revisit.report.figures import forest
+
+MOST_COLUMNS = 10  # of figures in a table; more are split by model
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,8 @@ def read_runs(folder: Path) -> list[Run]:
             continue  # a results.json of another program
         results = read_results(path.parent)
         keys = frozenset(cell["key"] for cell in results["cells"] if cell["status"] == "complete")
-        runs.append(Run(path.parent, path.parent.relative_to(folder).as_posix(), results, keys))
+        name = path.parent.relative_to(folder).as_posix()
+        runs.append(Run(path.parent, folder.resolve().name if name == "." else name, results, keys))
     return runs
 
 
@@ -60,8 +70,11 @@ def unfinished_section(runs: Iterable[Run]) -> list[Section]:
     return [Section("Incomplete", [Table(heads, lines, caption, left=4)])]
 
 
-def main_sections(runs: Sequence[Run], resamples: int) -> list[Section]:
-    """A section per benchmark: values, differences to plain decoding, and sub-settings."""
+def main_sections(runs: Sequence[Run], resamples: int, out: Path) -> list[Section]:
+    """The headline, then a section per benchmark and run: values, differences to the baseline, and sub-settings.
+
+    `out` is where the report will be: links to samples start there.
+    """
     found: dict[str, dict[int, list[Compared]]] = {}  # benchmark -> number of the run -> its tables
     problems: list[str] = []
     for number, run in enumerate(runs):
@@ -70,18 +83,47 @@ def main_sections(runs: Sequence[Run], resamples: int) -> list[Section]:
                 found.setdefault(table.benchmark, {}).setdefault(number, []).append(table)
     if not found and not problems:
         return []
-    sections = [Section("Main results", [Text(MAIN_TEXT), *map(Text, problems)])]
+    sections = [_headline(runs, found), Section("Main results", [Text(READING), *map(Text, problems)])]
     for benchmark in found:
-        blocks: list[Block] = []
         for number, tables in found[benchmark].items():
+            blocks: list[Block] = []
             complete = (cell for cell in runs[number].results["cells"] if cell["status"] == "complete")
             cells = [cell for cell in complete if cell["benchmark"]["name"] == benchmark]
             for protocol in dict.fromkeys((table.version, table.variant) for table in tables):
                 same = [table for table in tables if (table.version, table.variant) == protocol]
-                blocks += [value_table(same), *difference_tables(same), *seed_tables(same)]
-            blocks += [*detail_tables(cells, benchmark), *provenance_of_cells(cells)]
-        sections.append(Section(registry.title(benchmark), blocks, level=3))
+                wide = sum(len(table.metrics) for table in same) > MOST_COLUMNS
+                blocks += [value_table(part) for part in ([[table] for table in same] if wide else [same])]
+                blocks += [*difference_tables(same), *seed_tables(same)]
+            blocks += [
+                *detail_tables(cells, benchmark),
+                _samples(runs[number], cells, out),
+                *provenance_of_cells(cells),
+            ]
+            sections.append(Section(f"{registry.title(benchmark)} · {runs[number].name}", blocks, level=3))
     return sections
+
+
+def _headline(runs: Sequence[Run], found: Mapping[str, Mapping[int, Sequence[Compared]]]) -> Section:
+    """One sentence per table, and the differences that they are about."""
+    tables = [
+        (f"{registry.title(benchmark)} · {table.title} · {runs[number].name}", table)
+        for benchmark, by_run in found.items()
+        for number, same in by_run.items()
+        for table in same
+    ]
+    sentences = [verdict(table) for _, table in tables]
+    figure = forest(tables, " ".join(sentences))
+    return Section("In short", [*(Text(text, kind="verdict") for text in sentences), *([figure] if figure else [])])
+
+
+def _samples(run: Run, cells: Sequence[Stored], out: Path) -> Text:
+    """A link to the samples of these cells, or the command that writes their page."""
+    page = run.place / "view" / "index.html"
+    if not page.is_file():
+        return Text(f"To see every sample: revisit view {shlex.quote(str(run.place))}")
+    labels = {cell["benchmark"]["label"] for cell in cells}
+    chosen = f"#{urlencode({'benchmark': labels.pop()})}" if len(labels) == 1 else ""
+    return Text("See every sample", quote(Path(os.path.relpath(page, out)).as_posix()) + chosen)
 
 
 def cell_name(cell: Stored, cells: Iterable[Stored]) -> str:
@@ -92,7 +134,7 @@ def cell_name(cell: Stored, cells: Iterable[Stored]) -> str:
 
 
 def detail_tables(cells: Iterable[Stored], benchmark: str) -> list[Table]:
-    """Sub-settings (POPE's sources and settings, MMMU's subjects) as rows, methods as columns, a table per model."""
+    """Sub-settings (POPE's sources and settings, MMMU's subjects): a row for each method in each, a table per model."""
     by_model: dict[tuple[str, str], list[Stored]] = {}  # benchmarks with other options apart
     for cell in cells:
         by_model.setdefault((cell["model"]["name"], cell["benchmark"]["label"]), []).append(cell)
@@ -104,18 +146,17 @@ def detail_tables(cells: Iterable[Stored], benchmark: str) -> list[Table]:
         kinds = [kind for kind in dict.fromkeys(kind for _, kind in names) if kind != "recall"]
         if len(parts) < 2:
             continue
-        lines = []
+        names = short_names(cell_name(cell, own) for cell in own)
+        lines: list[list[Cell | str]] = []
         for part in parts:
-            line: list[Cell | str] = [part.replace("_", " ")]
-            for kind in kinds:
-                metric = metrics.get(f"{part}/{kind}")
-                line += ranked(own, metric) if metric else [""] * len(own)
-            lines.append(line)
-        heads = ("Setting", *(cell_name(cell, own) for _ in kinds for cell in own))
+            columns = [
+                ranked(own, metric) if (metric := metrics.get(f"{part}/{kind}")) else [""] * len(own) for kind in kinds
+            ]
+            for place, (name, values) in enumerate(zip(names.values(), zip(*columns, strict=True), strict=True)):
+                lines.append(["" if place else part.replace("_", " "), name, *values])
         title = registry.title(benchmark) if label == benchmark else label
-        caption = f"{title}, {model}: {registry.parts(benchmark)}."
-        groups = [(kind, len(own)) for kind in kinds]
-        found.append(Table(heads, lines, caption, groups, folded=len(parts) > 9))
+        caption = f"{title}, {model}: {registry.parts(benchmark)}.{footnotes(names)}"
+        found.append(Table(("Setting", "Method", *kinds), lines, caption, left=2, folded=len(parts) > 9))
     return found
 
 
