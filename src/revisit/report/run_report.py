@@ -146,14 +146,15 @@ def detail_tables(cells: Iterable[Stored], benchmark: str) -> list[Table]:
         kinds = [kind for kind in dict.fromkeys(kind for _, kind in names) if kind != "recall"]
         if len(parts) < 2:
             continue
-        short = short_names(cell_name(cell, own) for cell in own)
+        called = [cell_name(cell, own) for cell in own]
+        short = short_names(called)
         lines: list[list[Cell | str]] = []
         for part in parts:
             columns = [
                 ranked(own, metric) if (metric := metrics.get(f"{part}/{kind}")) else [""] * len(own) for kind in kinds
             ]
-            for place, (name, values) in enumerate(zip(short.values(), zip(*columns, strict=True), strict=True)):
-                lines.append(["" if place else part.replace("_", " "), name, *values])
+            for place, (name, values) in enumerate(zip(called, zip(*columns, strict=True), strict=True)):
+                lines.append(["" if place else part.replace("_", " "), short[name], *values])
         title = registry.title(benchmark) if label == benchmark else label
         caption = f"{title}, {model}: {registry.parts(benchmark)}.{footnotes(short)}"
         found.append(Table(("Setting", "Method", *kinds), lines, caption, left=2, folded=len(parts) > 9))
