@@ -66,8 +66,8 @@ def samples_of_a_run(folder: Path) -> Path:
         "data": ["scenes:unusual:24"],
         "batch_size": 24,
     }
-    run(load_config(None, {**settings, "out": str(folder / "run")}).plan(), Reporter())
-    return sample_browser.build(folder / "run", folder / "samples")
+    run(load_config(None, {**settings, "out": str(folder / "runs/first")}).plan(), Reporter())
+    return sample_browser.build(folder / "runs/first", folder / "samples")
 
 
 def main() -> None:
