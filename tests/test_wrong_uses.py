@@ -66,7 +66,7 @@ COMMANDS = [
     ("generate photo.png --html .", "is a folder: give the name of a file in it"),
     ("generate photo.png --html photo.png/page.html", "photo.png is a file"),
     ("generate photo.png --device-map cuda", "cuda"),
-    ("generate photo.png --dtype int8", "must be float32, float16, bfloat16 or auto"),
+    ("generate photo.png --dtype int8", "must be float32, float16, bfloat16 (or fp32, fp16, bf16) or auto"),
     ("generate photo.png --temperature 0.5", "add --sample"),
     ("generate photo.png --stream --json", "--stream goes with neither"),
     ("generate photo.png --beams 2 --trace", "leave out --beams"),
@@ -90,8 +90,12 @@ COMMANDS = [
     ("generate photo.png --figure figure.txt", ".png, .svg or .pdf"),
     ("lens photo.png --words dog", "at least two words"),
     ("lens photo.png --words cat,cat", "at least two words that differ"),
-    ("eval --benchmark pope --data nothing", "The file with POPE's questions coco_random is missing: put it at"),
+    ("eval --benchmark pope --data nothing", "POPE's questions coco_random is missing: use --data download"),
     ("lens photo.png --png maps.png", "name the words"),
+    ("lens photo.png --words cat,xyzzyx", "no single token for 'xyzzyx'"),
+    ("methods vdc", "Unknown method 'vdc'. Did you mean 'vcd'"),
+    ("benchmarks popp", "Unknown benchmark 'popp'. Did you mean 'pope'"),
+    ("eval --model llava-hf/llava-1.5-7b-hf --benchmark pope", "--data download fetches them once"),
     ("eval --benchmark popee", "Did you mean 'pope'"),
     ("eval --method nope", "Unknown method 'nope'"),
     ("eval --data scenes:unusual:99999999999", "it must be from 1 to 1,000,000"),
@@ -169,6 +173,17 @@ def closed(*, copied: bool = False) -> Image.Image:
     return image
 
 
+class Nameless(revisit.Method):
+    power: float = 1.5
+
+    def begin(self, run: Any) -> Any:
+        return lambda input_ids, logits: logits * self.power
+
+
+class Named(Nameless):
+    name = "named"
+
+
 PICTURE = Image.new("RGB", (40, 40), (200, 30, 30))
 Call = Callable[[tuple[Any, Any]], Any]
 CALLS: list[tuple[str, Call, str]] = [
@@ -191,6 +206,8 @@ CALLS: list[tuple[str, Call, str]] = [
     ("an unknown method", lambda pair: ask(pair, PICTURE, "?", "ReVisit"), "Did you mean 'revisit'"),
     ("no method", lambda pair: ask(pair, PICTURE, "?", 3), "method must be a decoding method"),
     ("a bad setting", lambda pair: ask(pair, PICTURE, "?", "revisit:alpha=2"), "alpha must be a number above 0"),
+    ("an own method without a name", lambda pair: ask(pair, PICTURE, "?", Nameless()), "Nameless needs a name"),
+    ("an own setting", lambda pair: Named(power="x"), "Named: power must be a number, not 'x'"),
     ("beams", lambda pair: ask(pair, PICTURE, "?", num_beams=2), "Beam search cannot be shown"),
     ("too many beams", lambda pair: revisit.generate(pair[0], **inputs(pair), num_beams=1000), "from 1 to 64"),
     ("temperature 0", lambda pair: ask(pair, PICTURE, "?", do_sample=True, temperature=0.0), "temperature must be"),

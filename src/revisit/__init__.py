@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # what type checkers know; at run time the methods' classes a
     from revisit.errors import RevisitError as RevisitError
     from revisit.explain.ask import Answer as Answer
     from revisit.explain.ask import ask as ask
+    from revisit.explain.ask import ask_many as ask_many
     from revisit.explain.check import Check as Check
     from revisit.explain.check import check as check
     from revisit.explain.check import check_many as check_many
@@ -56,6 +57,7 @@ _WHERE = {
     "Trace": "revisit.decoding.trace",
     "answers": "revisit.models.prompts",
     "ask": "revisit.explain.ask",
+    "ask_many": "revisit.explain.ask",
     "check": "revisit.explain.check",
     "check_many": "revisit.explain.check",
     "generate": "revisit.decoding.loop",

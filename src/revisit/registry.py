@@ -12,13 +12,13 @@ from __future__ import annotations
 import copyreg
 import importlib
 import importlib.util
+import inspect
 import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
-from inspect import Parameter, Signature
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar, Union, get_args, get_origin
@@ -60,12 +60,13 @@ KINDS = {
 class _ShortSignature:
     """What `help` shows of a class with settings: their names and defaults. Instances keep the signature of their call."""
 
-    def __get__(self, instance: Settings | None, owner: type[Settings]) -> Signature:
+    def __get__(self, instance: Settings | None, owner: type[Settings]) -> inspect.Signature:
         if instance is not None:
             raise AttributeError("__signature__")
         fields = owner.model_fields.items()
-        values = ((name, Parameter.empty if field.is_required() else field.default) for name, field in fields)
-        return Signature([Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in values])
+        values = ((name, inspect.Parameter.empty if field.is_required() else field.default) for name, field in fields)
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Signature([inspect.Parameter(name, kind, default=value) for name, value in values])
 
 
 class Settings(BaseModel):
@@ -164,6 +165,24 @@ def as_sentence(cls: type[Settings], error: ValidationError, given: Mapping[str,
         others = [_allowed(part) for part in schema.get("anyOf", []) if part.get("type") not in ("string", "null")]
         return unknown(f"{owner} {field}", value, [*choices, *others])
     return RevisitError(f"{owner}: {field} must be {_allowed(schema)}, not {value!r}.")
+
+
+def describe(cls: type[Settings]) -> list[dict[str, Any]]:
+    """The settings of a class, its own first, ready for JSON: name, default, what is allowed, what its docstring says."""
+    texts: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        arguments = inspect.cleandoc(base.__doc__ or "").partition("\nArgs:\n")[2]
+        texts.update(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", arguments, re.MULTILINE))
+    schema = cls.model_json_schema()["properties"] if cls.model_fields else {}
+    return [
+        {
+            "name": name,
+            "default": list(field.default) if isinstance(field.default, tuple) else field.default,
+            "allowed": _allowed(schema[name]),
+            "about": " ".join(texts.get(name, "").split()),
+        }
+        for name, field in sorted(cls.model_fields.items(), key=lambda item: item[0] not in cls.__annotations__)
+    ]
 
 
 def _members(hint: Any) -> list[Any]:

@@ -76,10 +76,17 @@ def secret(name: str) -> str | None:
     return os.environ.get(name) or None
 
 
-def hide_progress_bars() -> None:
-    """No bars of other libraries (loading of weights, downloads) in this process, unless their variables say otherwise."""
-    for name in ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):
-        os.environ.setdefault(name, "1")
+def hide_progress_bars(*, downloads: bool) -> None:
+    """No bars of other libraries in this process, unless HF_HUB_DISABLE_PROGRESS_BARS is set; with `downloads`, except theirs."""
+    from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+
+    if "HF_HUB_DISABLE_PROGRESS_BARS" in os.environ:
+        return
+    disable_progress_bars()  # transformers, which is imported later, has no bars then
+    if downloads:
+        enable_progress_bars("huggingface_hub")
+    else:
+        os.environ.setdefault("TQDM_DISABLE", "1")
 
 
 def world_size() -> int:

@@ -14,6 +14,7 @@ import families
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "models"))
 from revisit.cli.main import main
+from revisit.embedded.samples import sample
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,17 @@ def test_json_for_two_images(run: Callable[..., Done]) -> None:
         assert line["method"]["alpha"] == 0.01
         assert line["counters"]["steps"] == line["timings"]["tokens"]
         assert line["counters"]["applied"] > 0
+
+
+def test_the_embedded_model_names_its_limits_for_other_pictures_only(
+    run: Callable[..., Done], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sample("demo").image().save(folder / "scene.png")
+    own = run("generate", "scene.png", "--max-new-tokens", "2")
+    assert (own.returncode, own.stderr) == (0, "")
+    others = run("generate", "a.png", "b.png", "--max-new-tokens", "2").stderr
+    assert others.count("note: ") == others.count("is a demonstration") == 1
+    assert "a.png (and 1 more) is not like those scenes" in others
 
 
 def test_stream_equals_plain_output(run: Callable[..., Done]) -> None:

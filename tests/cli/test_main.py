@@ -15,12 +15,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 
 import families
 import revisit
 from revisit import RevisitError, errors
+from revisit.benchmarks.registry import BENCHMARKS
 from revisit.cli.generate import chosen_method
 from revisit.cli.main import main
+from revisit.decoding.method import METHODS
+from revisit.registry import Registry, describe
+from revisit.settings import hide_progress_bars
 
 
 class Done(NamedTuple):
@@ -65,7 +70,10 @@ def test_version(run: Callable[..., Done]) -> None:
         ("export --to custom-generate --out photo.png", "photo.png"),
         ("compare photo.png", "photo.png is a file"),
         ("compare old", "old/results.json has format 99; this version reads 3"),
-        ("generate photo.png --dtype float99", "must be float32, float16, bfloat16 or auto, not 'float99'"),
+        (
+            "generate photo.png --dtype float99",
+            "dtype must be float32, float16, bfloat16 (or fp32, fp16, bf16) or auto, not 'float99'",
+        ),
         ("bench --dtype foo", "not 'foo'"),
         ("bench --dtype int32", "not 'int32'"),
         ("generate photo.png --sample --temperature -1", "temperature must be a number from"),
@@ -216,6 +224,43 @@ def test_the_same_option_has_the_same_name_everywhere() -> None:
     assert [entry for entry in listed if entry[1] in others] == []
     for path in (" eval", " ablate", " demo", " compare", " report", " analyze"):
         assert (path, "--out") in listed
+
+
+def test_commands_are_in_panels_and_can_be_completed(run: Callable[..., Done]) -> None:
+    done = run("--help")
+    panels = [line.split()[1] for line in done.out.splitlines() if line.startswith("╭─")]
+    assert panels == ["Options", "Try", "Measure", "Study", "Serve", "Maintain"]
+    assert "--install-completion" in done.out
+
+
+@pytest.mark.parametrize(("command", "registry"), [("methods", METHODS), ("benchmarks", BENCHMARKS)])
+def test_every_setting_is_shown_with_its_default_and_its_meaning(
+    run: Callable[..., Done], command: str, registry: Registry[Any]
+) -> None:
+    for name in registry.names():
+        assert [entry["name"] for entry in describe(registry.find(name)) if not entry["about"]] == [], name
+    shown = run(command, {"methods": "vcd", "benchmarks": "pope"}[command]).out
+    wanted = {
+        "methods": (
+            "| noise_step | 500 | a whole number from 0 to 999 | How far",
+            "--method vcd:alpha=1.0",
+            "2311.16922",
+        ),
+        "benchmarks": ("| suffix | none | 'none' or 'one-word' |", "--benchmark pope", "--data download", "license: "),
+    }
+    assert [text for text in wanted[command] if text not in shown] == []
+
+
+@pytest.mark.parametrize("downloads", [True, False])
+def test_only_downloads_have_bars_of_other_libraries(downloads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
+    monkeypatch.setenv("TQDM_DISABLE", "")
+    hide_progress_bars(downloads=downloads)
+    try:
+        assert are_progress_bars_disabled()  # what transformers asks when it is imported
+        assert are_progress_bars_disabled("huggingface_hub.http_get") is not downloads
+    finally:
+        enable_progress_bars()
 
 
 def test_nothing_is_drawn_where_nobody_looks(run: Callable[..., Done]) -> None:

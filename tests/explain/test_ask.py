@@ -53,6 +53,35 @@ def test_whatever_holds_the_picture_gives_the_same_answer() -> None:
     assert by_class.trace.method == first.trace.method
 
 
+@pytest.mark.parametrize(("family", "method"), [("llava", "revisit"), ("qwen2_5_vl", "vcd")])
+def test_many_pictures_at_once_give_the_answers_of_each_alone(family: str, method: str) -> None:
+    pair = families.build(family)
+    images = [families.picture(n, size) for n, size in enumerate([(40, 40), (30, 60), (56, 28)])]
+    options: dict[str, Any] = {"method": method, "compare_with": "greedy", "max_new_tokens": 4}
+    together = revisit.ask_many(pair, images, "What is it?", **options, batch_size=2)
+    for image, answer in zip(images, together, strict=True):
+        alone = revisit.ask(pair, image, "What is it?", **options)
+        for mine, own in zip(answer.decode.answers, alone.decode.answers, strict=True):
+            assert [step.token for step in mine.steps] == [step.token for step in own.steps]
+            assert [step.index for step in mine.steps] == [step.index for step in own.steps]
+        assert answer.decode.layout == alone.decode.layout
+        assert len(answer.trace.rows) == 1
+        assert answer.decode.vision is not None
+        assert alone.decode.vision is not None
+        assert torch.allclose(answer.decode.vision.states, alone.decode.vision.states, atol=1e-4)
+        assert [word.text for word in answer.check().words] == [word.text for word in alone.check().words]
+
+
+def test_pictures_that_share_a_prompt_are_pointed_out() -> None:
+    pair, images = families.llava(), [families.picture(n, (40, 40)) for n in range(2)]
+    with pytest.warns(UserWarning, match="2 pictures share this prompt; revisit.ask_many"):
+        answer = revisit.ask(pair, images, "What is it?", max_new_tokens=2)
+    assert len(answer.notes) == 1
+    assert [len(one.images) for one in revisit.ask_many(pair, images, max_new_tokens=2)] == [1, 1]
+    with pytest.raises(revisit.RevisitError, match="takes a list of pictures, not Image; ask takes one"):
+        revisit.ask_many(pair, images[0])
+
+
 def test_it_saves_itself_in_each_format(answer: revisit.Answer, tmp_path: Path) -> None:
     page = answer.save(tmp_path / "page.html").read_text("utf-8")
     assert page.startswith("<!doctype html>")

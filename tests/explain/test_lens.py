@@ -59,7 +59,7 @@ def test_shares_within_a_set(seen: lens.Lens, whole: torch.Tensor) -> None:
     assert reading.maps is not None
     assert torch.allclose(reading.maps, shares, atol=1e-5)
     assert torch.allclose(reading.chance, shares.topk(3, dim=-1).values, atol=1e-5)
-    assert seen.notes == ["words: left out zebra, which this tokenizer splits into several tokens."]
+    assert seen.notes == ["words: left out zebra, because the tokenizer has no single token for it."]
 
 
 def test_norm_changes_the_layers_below_the_last_only(seen: lens.Lens) -> None:

@@ -223,8 +223,13 @@ def score_answers(rows: Iterable[tuple[str, str, str, str]]) -> Scores:
 
 
 class Amber(Benchmark):
-    """`part`: "all", "generative" or "discriminative". `similarity`: "spacy" (official) or "exact". `parser`:
-    "official" (exactly Yes or No) or "vlmevalkit" (one of the words yes and no)."""
+    """AMBER: descriptions checked against annotated objects, and yes/no questions.
+
+    Args:
+        part: Which questions to ask.
+        similarity: How words are compared with annotated objects; "spacy" is official.
+        parser: How yes/no answers are read: "official" accepts exactly Yes or No, "vlmevalkit" either word in a sentence.
+    """
 
     part: Literal["all", "generative", "discriminative"] = "all"
     similarity: Literal["spacy", "exact"] = "spacy"

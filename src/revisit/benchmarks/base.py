@@ -158,7 +158,8 @@ class Benchmark(Settings):
     def files(self, data_dir: Path) -> list[Path]:
         """The annotation files (not the images) that `load` reads, for checksums; raises if one is missing."""
         home = self.home(data_dir)
-        return [require(home / file, f"{self.title}'s {file}", self.source) for file in self.data_files]
+        can_fetch = bool(self.downloads or self.hub)
+        return [require(home / file, f"{self.title}'s {file}", self.source, can_fetch) for file in self.data_files]
 
     def load(self, data_dir: Path) -> list[Item]:
         """All items in official order; raises RevisitError when a file has to be fetched by hand first."""
@@ -225,8 +226,9 @@ def check_answers(items: Iterable[Item], answers: Mapping[str, str]) -> None:
         )
 
 
-def require(path: Path, what: str, source: str) -> Path:
-    """`path` if it exists, else the sentence that says what is missing, where it goes and where it comes from."""
+def require(path: Path, what: str, source: str, can_fetch: bool = True) -> Path:
+    """`path` if it exists, else the sentence that says what is missing, where it goes and how to get it."""
     if not path.exists():
-        raise RevisitError(f"{what} is missing: put it at {path}; it comes from {source}.")
+        how = "use --data download, which fetches it once, or " if can_fetch else ""
+        raise RevisitError(f"{what} is missing: {how}put it at {path} (from {source}).")
     return path

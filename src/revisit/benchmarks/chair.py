@@ -261,8 +261,13 @@ def sample_ids(name: str) -> list[int]:
 
 
 class Chair(Benchmark):
-    """`ids`: "auto" (the committed seed42-500 list if the folder holds those pictures, else every picture of the
-    annotation files), the name of a committed list, "all", or a file with one id per line or a JSON list."""
+    """CHAIR: objects that a caption names and the annotations do not contain.
+
+    Args:
+        ids: Which pictures: "auto" (the list seed42-500 if the folder holds those pictures, else every picture of the
+            annotation files), the name of a list that ships with the package, "all", or a file with one id per line or a
+            JSON list.
+    """
 
     ids: str = "auto"
 

@@ -166,11 +166,15 @@ RULE_NOTE = "Rule-judged (yes/no extraction against the gold answer); the offici
 
 
 class HallusionBench(Benchmark):
-    """`judge`: "rule"; "model" with `judge_url`, `judge_model` and a file `judge_cache` that keeps its replies; or
-    "labels", which takes the answers as labels (0, 1 or 2) that a judge has given before.
+    """HallusionBench: yes/no questions about figures, some of them edited.
 
-    `part`: "all", "VD" (what the ReVisiT paper reports) or "VS". `no_image`: whether the VS questions that have no
-    figure are asked; a model that needs a picture leaves them out.
+    Args:
+        judge: "rule" reads yes and no; "model" asks a judge; "labels" takes the answers as a judge's labels (0, 1 or 2).
+        judge_url: Address of the judge's OpenAI-compatible endpoint.
+        judge_model: Name of the judge there.
+        judge_cache: File that keeps the judge's replies.
+        part: "VD" is what the ReVisiT paper reports.
+        no_image: Whether to ask the VS questions that have no figure; a model that needs a picture leaves them out.
     """
 
     judge: Literal["rule", "model", "labels"] = "rule"

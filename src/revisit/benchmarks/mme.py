@@ -75,7 +75,11 @@ def score_answers(rows: Iterable[tuple[str, str, str, str]]) -> Scores:
 
 
 class MME(Benchmark):
-    """`categories`: which ones (all that are there if empty), such as "existence,count,position,color"."""
+    """MME: pairs of yes/no questions in fourteen categories.
+
+    Args:
+        categories: Which categories, such as "existence,count,position,color"; by default all whose files are in the folder.
+    """
 
     categories: tuple[str, ...] = ()
 

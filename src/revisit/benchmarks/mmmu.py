@@ -254,7 +254,11 @@ _MARK = re.compile(r"<image (\d)>")
 
 
 class MMMU(Benchmark):
-    """`keep`: "all" (the official 900), or "single-image" (the paper's 857: no question with several pictures)."""
+    """MMMU: college-level questions, multiple choice and open.
+
+    Args:
+        keep: "all" (the official 900), or "single-image" (the paper's 857: no question with several pictures).
+    """
 
     keep: Literal["all", "single-image"] = "all"
 

@@ -377,9 +377,7 @@ class Pope(YesNo):
     name: ClassVar[str] = "pope"
     title: ClassVar[str] = "POPE"
     parts: ClassVar[str] = "every source and setting"
-    source: ClassVar[str] = (
-        "https://github.com/AoiDragon/POPE (output/coco and output/seem), or `revisit data get pope DIR`"
-    )
+    source: ClassVar[str] = "https://github.com/AoiDragon/POPE, output/coco and output/seem"
     license: ClassVar[str] = f"questions MIT; COCO: {COCO_LICENSE}; GQA's pictures (Visual Genome) CC BY 4.0"
     question_files: ClassVar[tuple[Questions, ...]] = tuple(_pope(*row) for row in _POPE_SHA256)
     hub: ClassVar[HubDataset | None] = HubDataset(
@@ -394,7 +392,7 @@ class RePope(YesNo):
 
     name: ClassVar[str] = "repope"
     title: ClassVar[str] = "RePOPE"
-    source: ClassVar[str] = "https://github.com/YanNeu/RePOPE (annotations)"
+    source: ClassVar[str] = "https://github.com/YanNeu/RePOPE, annotations"
     license: ClassVar[str] = f"RePOPE: none stated by its authors; {COCO_LICENSE}"
     question_files: ClassVar[tuple[Questions, ...]] = tuple(
         Questions(f"coco_{k}", (f"coco_repope_{k}.json",), COCO, f"{_REPOPE}/coco_repope_{k}.json", sha256)

@@ -176,7 +176,11 @@ def _meta(annotation: files.Record) -> dict[str, Any]:
 
 
 class VQAv2(Benchmark):
-    """`suffix`: "short" asks for a word or phrase (LLaVA's evaluation), "none" asks the question alone."""
+    """VQAv2: short answers, compared with those of ten people.
+
+    Args:
+        suffix: "short" asks for a word or phrase (LLaVA's evaluation), "none" asks the question alone.
+    """
 
     suffix: Literal["none", "short"] = "short"
 

@@ -10,7 +10,7 @@ import typer
 
 from revisit.cli import options
 from revisit.cli.eval import stopped
-from revisit.cli.progress import reporter
+from revisit.cli.progress import print_plan, reporter
 from revisit.errors import RevisitError, need, unknown
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def ablate(
     out: Path = typer.Option(Path("ablation"), "--out", "-o", help="Where answers and results are kept."),
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,
+    plan_only: bool = options.PLAN,
     quiet: bool = options.QUIET,
 ) -> None:
     """Run the paper's ablation panels; a stopped or killed run resumes with the same command.
@@ -51,7 +52,7 @@ def ablate(
     """
     from revisit.evaluation.config import EvalConfig
     from revisit.paper.ablation import ablate as run
-    from revisit.paper.ablation import ablation_sections, paper_panels, read_ablation
+    from revisit.paper.ablation import ablation_sections, panel_plan, paper_panels, read_ablation
     from revisit.paper.study import command
     from revisit.report.terminal import print_section
 
@@ -73,9 +74,13 @@ def ablate(
         device_map=device_map,
     )
     need(*settings.packages())
+    chosen = {name: every[name] for name in names}
+    if plan_only:
+        print_plan(panel_plan(settings.plan(), chosen))
+        return
     try:
         with reporter(quiet) as progress:
-            results = run(settings.plan(), {name: every[name] for name in names}, progress, command())
+            results = run(settings.plan(), chosen, progress, command())
     except KeyboardInterrupt:
         raise stopped(out) from None
     for section in ablation_sections(read_ablation(out), results, "ablation"):

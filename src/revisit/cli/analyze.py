@@ -8,7 +8,7 @@ from shlex import quote
 import typer
 
 from revisit.cli import options
-from revisit.cli.eval import typed
+from revisit.cli.eval import stopped, typed
 from revisit.cli.progress import reporter
 from revisit.errors import RevisitError, need, unknown
 
@@ -46,6 +46,7 @@ def analyze(
     batch_size: int = typer.Option(8, min=1, help="Captions decoded together."),
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,
+    plan_only: bool = options.PLAN,
     quiet: bool = options.QUIET,
 ) -> None:
     """Run one of the paper's studies, store it and print its tables.
@@ -82,10 +83,12 @@ def analyze(
     if method and len(method) > 1 and study not in ("pointing", "latency"):
         raise RevisitError(f"{study} reads the captions of one method, not of {len(method)}: give --method once.")
     from revisit.evaluation.places import DEFAULT_SCENES, scene_packages
+    from revisit.evaluation.plan import plural
     from revisit.evaluation.store import make_folder
     from revisit.models.config import EMBEDDED
     from revisit.paper.pointing import check_settings
     from revisit.paper.studies import STUDIES, read_study, run_study, study_section
+    from revisit.paper.study import CAPTIONS
     from revisit.report.terminal import print_section
 
     if data is None and model != EMBEDDED:
@@ -105,9 +108,20 @@ def analyze(
         device_map=device_map,
     )
     need("nltk", "scipy", "statsmodels", "matplotlib", *scene_packages(subject.data))
-    _ = subject.items  # bad data is reported before a folder is created
+    pictures = plural(len(subject.items), "picture")  # bad data is reported before a folder is created
+    text = f"Plan: {study} on {model}, {pictures}"
+    if "method" in OPTIONS[study]:
+        answers = plural(len(subject.items) * len(methods), "answer")
+        text += f", {answers} of at most {max_new_tokens} tokens ({', '.join(methods)})"
+    if plan_only:
+        print(f"{text}.")
+        return
     make_folder(output)
-    with reporter(quiet) as progress:
-        path = run_study(study, subject, progress)
+    try:
+        with reporter(quiet) as progress:
+            progress.note(f"{text}.")
+            path = run_study(study, subject, progress)
+    except KeyboardInterrupt:
+        raise stopped(output / CAPTIONS) from None
     print_section(study_section(read_study(path)))
     print(f"Stored in {path}; `revisit report {quote(str(output))}` draws it.")

@@ -44,6 +44,7 @@ def bench(
     import torch
 
     from revisit import load, methods
+    from revisit.evaluation.plan import plural
     from revisit.models.prompts import prepare
     from revisit.paper import latency
     from revisit.report.document import Section
@@ -77,9 +78,14 @@ def bench(
     if as_json:
         print(json.dumps({**where, "methods": rows}, ensure_ascii=False))
         return
-    caption = ", ".join(f"{key} {value}" for key, value in where.items() if value is not None)
-    note = "× to greedy: first token by the median call, ms/token by the lower quartile of all intervals."
-    print_section(Section("Cost of methods", [latency.bench_table(rows, f"{caption}. {note}")]))
+    step = "compiled" if where["compiled_step"] else "torch"
+    caption = (
+        f"{model} on {where['device']} in {where['dtype']}, {plural(torch.get_num_threads(), 'thread')}, torch {torch.__version__}, "
+        f"{step} step. {plural(repeats, 'call')} of {new_tokens} tokens for each method, {plural(batch, 'row')} per call"
+        f"{f', {beams} beams' if beams > 1 else ''}. ms/token is mean ± deviation over calls; the ratio next to the lower quartile "
+        "of all tokens is its ratio to greedy's."
+    )
+    print_section(Section("Cost of methods", [latency.bench_table(rows, caption)]))
 
 
 def _label(name: str, settings: dict[str, Any]) -> str:

@@ -110,7 +110,6 @@ def _one(pair: Pair, image: Image, text: str, asked: CheckOptions, html: Path | 
     """Check one text; returns whether a word is flagged."""
     from rich.table import Table
 
-    from revisit.cli.notices import print_notice
     from revisit.cli.tables import show
     from revisit.explain.check import check
 
@@ -119,7 +118,6 @@ def _one(pair: Pair, image: Image, text: str, asked: CheckOptions, html: Path | 
     if as_json:
         print(json.dumps(found.to_dict(), ensure_ascii=False))
     else:
-        print_notice(found.model)
         table = Table("word", "support", "model's probability", "patch", "rather", "doubtful")
         for word in found.words:
             if word.checkable:

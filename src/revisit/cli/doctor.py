@@ -203,6 +203,8 @@ def _print(
         table = Table(
             title=title, title_justify="left", title_style="bold", box=None, show_header=False, padding=(0, 2, 0, 0)
         )
+        table.add_column()
+        table.add_column(overflow="fold")  # never cut
         for name, value in rows:
             table.add_row(Text(name, style="dim"), Text(str(value)))
         show(table, console)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from revisit.cli import options
-from revisit.cli.progress import reporter
+from revisit.cli.progress import print_plan, reporter
 from revisit.errors import Incomplete, Interrupted, RevisitError, need
 from revisit.evaluation.config import EvalConfig
 from revisit.evaluation.places import DEFAULT_SCENES
@@ -89,6 +89,7 @@ def evaluate(
     skip_bad_images: bool = typer.Option(
         False, "--skip-bad-images", help="Score without the items whose image cannot be read, and list them."
     ),
+    plan_only: bool = options.PLAN,
     quiet: bool = options.QUIET,
     verify: Path = typer.Option(
         None, callback=_a_folder, help="Check a whole run folder instead: checksums, answers, scores."
@@ -124,7 +125,7 @@ def evaluate(
     given = {
         ("set" if name == "set_" else name): value
         for name, value in context.params.items()
-        if name not in ("config", "quiet", "verify", "schema") and typed(context, name)
+        if name not in ("config", "plan_only", "quiet", "verify", "schema") and typed(context, name)
     }
     if "set" in given:
         given["set"] = parse_assignments(set_, "--set key=value or method.key=value")
@@ -134,6 +135,9 @@ def evaluate(
         require_data()  # before any data is fetched or drawn
     plan = settings.plan()
     plan, left_out = without_unscorable(plan)
+    if plan_only:
+        print_plan(plan)
+        return
     try:
         with reporter(quiet) as progress:
             run(plan, progress)

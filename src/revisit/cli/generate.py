@@ -114,7 +114,7 @@ def generate(
 
     from revisit import Trace, load
     from revisit import generate as decode
-    from revisit.cli.notices import print_notice, print_unfamiliar
+    from revisit.cli.notices import print_unfamiliar
     from revisit.explain.record import refuse_beams
     from revisit.models.config import is_embedded
     from revisit.models.prompts import answers, new_tokens, prepare
@@ -126,7 +126,6 @@ def generate(
         trust_remote_code=trust_remote_code,
         allow_incomplete=allow_incomplete,
     )
-    print_notice(model)
     chosen = methods.as_method(method, loaded, **settings)
     compared = [methods.as_method(name, loaded, **own) for name, own in others]
     if html or trace_:
@@ -186,7 +185,7 @@ def generate(
             said = new_tokens(output, inputs)[0].tolist()
             found = [record.answer_of(processor.tokenizer, said, trace)]
             if html or figure:
-                found += [record.answer_with(loaded, processor, inputs, other, **generation) for other in compared]
+                found += [record.answers_with(loaded, processor, inputs, other, **generation)[0] for other in compared]
             layout = layout_of(loaded, processor, pictures[number], inputs)
             about = (pictures[number], prompt, model, layout, found)
             decoded = record.Decode(*about, vision=seen, tokenizer=processor.tokenizer)

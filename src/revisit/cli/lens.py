@@ -56,7 +56,7 @@ def lens(
     pictures = [open_image(path) for path in images]
 
     from revisit import load
-    from revisit.cli.notices import print_notice, print_unfamiliar
+    from revisit.cli.notices import print_unfamiliar
     from revisit.explain import figure, lens_page, terminal
 
     if png is not None:
@@ -66,7 +66,6 @@ def lens(
     from revisit.explain.lens import read_vision_tokens
 
     loaded, processor = load(model, trust_remote_code=trust_remote_code, allow_incomplete=allow_incomplete)
-    print_notice(model)
     seen = read_vision_tokens(loaded, processor, pictures, sets, norm=norm, best=top, model_name=model)
     print_unfamiliar([images[number] for number in seen.unfamiliar])
     at = len(seen.layers) - 1 if layer is None else layer

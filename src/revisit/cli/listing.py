@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from revisit.cli import options
 from revisit.cli.tables import show
 
+if TYPE_CHECKING:
+    from revisit.benchmarks.base import Benchmark
+    from revisit.decoding.method import Method
+
+NAME = typer.Argument("", help="Show this one in detail, with its settings; FILE.py:Class works too.")
+
+
+def _json(value: object) -> None:
+    import json
+
+    print(json.dumps(value, ensure_ascii=False, indent=2))
+
 
 def _list(rows: Iterable[Mapping[str, object]], columns: Mapping[str, str], as_json: bool) -> None:
     """Print all fields as JSON, or these columns (field -> heading) as a table whose first column is bold."""
     if as_json:
-        import json
-
-        print(json.dumps(list(rows), ensure_ascii=False, indent=2))
+        _json(list(rows))
         return
     from rich.table import Table
 
@@ -27,18 +38,56 @@ def _list(rows: Iterable[Mapping[str, object]], columns: Mapping[str, str], as_j
     show(table)
 
 
-def methods(as_json: bool = options.JSON) -> None:
-    """List the decoding methods: what each does, what it costs, where it comes from."""
-    from revisit.methods import find, names
+def _detail(row: dict[str, Any], settings: str, facts: Mapping[str, str], examples: list[str], as_json: bool) -> None:
+    """Print one entry: some facts (heading -> text), its settings, and how to use it."""
+    if as_json:
+        _json(row)
+        return
+    from rich.table import Table
+    from rich.text import Text
 
-    fields = ("summary", "cost", "source")
-    rows = [
-        {"name": name, **{field: getattr(cls, field) for field in fields}, "settings": list(cls.model_fields)}
-        for name in names()
-        for cls in [find(name)]
-    ]
-    columns = {"name": "method", "summary": "what it does", "cost": "cost per token", "source": "source"}
-    _list(rows, columns, as_json)
+    from revisit.decoding.method import value_text
+
+    about = Table(title=row["name"], title_justify="left", title_style="bold", box=None, show_header=False)
+    for heading, text in facts.items():
+        about.add_row(Text(heading, style="dim"), Text(text))
+    show(about)
+    print()
+    if row[settings]:
+        table = Table(settings.removesuffix("s"), "default", "allowed", "what it does", box=None)
+        for entry in row[settings]:
+            cells = (entry["name"], value_text(entry["default"]), entry["allowed"], entry["about"])
+            table.add_row(*(Text(cell, overflow="fold") for cell in cells))
+        show(table)
+    else:
+        print(f"No {settings}.")
+    print("\nExample:")
+    for example in examples:
+        print(f"  {example}")
+
+
+def _method(cls: type[Method]) -> dict[str, Any]:
+    from revisit.registry import describe
+
+    about = {field: getattr(cls, field) for field in ("name", "summary", "cost", "source")}
+    return {**about, "settings": describe(cls)}
+
+
+def methods(name: str = NAME, as_json: bool = options.JSON) -> None:
+    """List the decoding methods, or show one with its settings, defaults and an example.
+
+    Example: revisit methods vcd
+    """
+    from revisit.decoding.method import METHODS, value_text
+
+    if not name:
+        columns = {"name": "method", "summary": "what it does", "cost": "cost per token", "source": "source"}
+        _list((_method(METHODS.find(known)) for known in METHODS.names()), columns, as_json)
+        return
+    row = _method(METHODS.load(name))
+    facts = {"what it does": row["summary"], "cost per token": row["cost"], "source": row["source"]}
+    first = "".join(f":{entry['name']}={value_text(entry['default'])}" for entry in row["settings"][:1])
+    _detail(row, "settings", facts, [f"revisit generate photo.jpg --method {name}{first}"], as_json)
 
 
 def models(as_json: bool = options.JSON) -> None:
@@ -58,21 +107,45 @@ def models(as_json: bool = options.JSON) -> None:
         )
 
 
-def benchmarks(as_json: bool = options.JSON) -> None:
-    """List the benchmarks: their metrics, and where their data comes from."""
+def _benchmark(cls: type[Benchmark]) -> dict[str, Any]:
+    from revisit.registry import describe
+
+    return {
+        "name": cls.name,
+        "title": cls.title,
+        "metrics": [metric.name for metric in cls.metrics],
+        "headline": cls.headline,
+        "max_new_tokens": cls.max_new_tokens,
+        "data": "authors' servers" if cls.downloads else f"hub: {cls.hub.repos[0]}" if cls.hub else cls.source,
+        "license": cls.license,
+        "options": describe(cls),
+    }
+
+
+def benchmarks(name: str = NAME, as_json: bool = options.JSON) -> None:
+    """List the benchmarks, or show one with its options, metrics, data and license.
+
+    Example: revisit benchmarks pope
+    """
     from revisit.benchmarks import find, names
 
-    rows = [
-        {
-            "name": name,
-            "title": cls.title,
-            "metrics": [metric.name for metric in cls.metrics],
-            "data": "authors' servers" if cls.downloads else f"hub: {cls.hub.repos[0]}" if cls.hub else cls.source,
-            "license": cls.license,
-            "options": list(cls.model_fields),
-        }
-        for name in names()
-        for cls in [find(name)]
-    ]
-    columns = {"name": "benchmark", "metrics": "metrics", "data": "data (`revisit data get`)", "license": "license"}
-    _list(rows, columns, as_json)
+    if not name:
+        columns = {"name": "benchmark", "metrics": "metrics", "data": "data (`revisit data get`)", "license": "license"}
+        _list((_benchmark(find(known)) for known in names()), columns, as_json)
+        return
+    cls = find(name)
+    row = _benchmark(cls)
+    arrows = {"higher": "↑", "lower": "↓", None: ""}
+    facts = {
+        "title": row["title"],
+        "metrics": ", ".join(f"{metric.name} {arrows[metric.better]}".strip() for metric in cls.metrics),
+        "headline": row["headline"],
+        "longest answer": f"{row['max_new_tokens']} tokens",
+        "data": row["data"],
+        "license": row["license"],
+    }
+    if cls.needs_nltk:
+        facts["scoring needs"] = "NLTK's data: revisit data get nltk"
+    run = f"revisit eval --benchmark {name} --method greedy,revisit --model MODEL"
+    place = "--data download" if cls.downloads or cls.hub else "--data DIR"
+    _detail(row, "options", facts, [f"{run} {place} --limit 100 --out runs/{cls.name}"], as_json)

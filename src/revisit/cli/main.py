@@ -34,45 +34,37 @@ app = typer.Typer(
     name="revisit",
     help="Decoding that keeps vision-language models honest about what they see.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
 
-for _command in (
-    *(
-        generate,
-        check,
-        bench,
-        methods,
-        models,
-        benchmarks,
-        doctor,
-        demo,
-        score,
-        evaluate,
-        compare,
-        view,
-        lens,
-        ui,
-        serve,
-    ),
-    *(analyze, ablate, report, reproduce, export),
+_PANELS = {
+    "Try": (demo, generate, check, lens, methods, models),
+    "Measure": (evaluate, compare, view, report, score, bench, benchmarks),
+    "Study": (reproduce, analyze, ablate),
+    "Serve": (serve, ui, export),
+    "Maintain": (doctor,),
+}
+for _panel, _commands in _PANELS.items():
+    for _command in _commands:
+        app.command("eval" if _command is evaluate else None, rich_help_panel=_panel)(_command)
+for _panel, _group, _about, _name, _inner in (
+    ("Study", "scenes", "Generate pictures with known contents.", "build", scenes.build),
+    ("Maintain", "data", "Download the data of a benchmark.", "get", data.get),
 ):
-    app.command("eval" if _command is evaluate else None)(_command)
-for _group, _about, _name, _inner in (
-    ("scenes", "Generated pictures with known contents.", "build", scenes.build),
-    ("data", "Data of benchmarks.", "get", data.get),
-):
-    _commands = typer.Typer(help=_about, no_args_is_help=True)
-    _commands.command(_name)(_inner)
-    app.add_typer(_commands, name=_group)
+    _typer = typer.Typer(help=_about, no_args_is_help=True)
+    _typer.command(_name)(_inner)
+    app.add_typer(_typer, name=_group, rich_help_panel=_panel)
 
 
 @app.callback()
 def _options(
     version: bool = typer.Option(
-        False, "--version", is_eager=True, callback=lambda asked: _print_version(asked), help="Print the version."
+        False,
+        "--version",
+        is_eager=True,
+        callback=lambda asked: _print_version(asked),
+        help="Show the version and exit.",
     ),
 ) -> None:
     """Decoding that keeps vision-language models honest about what they see."""
@@ -88,8 +80,7 @@ def _print_version(asked: bool) -> None:
 
 def main(app: typer.Typer = app) -> None:
     """Run the command line; an error that the user can fix is one sentence on stderr and exit status 2."""
-    if not sys.stderr.isatty():
-        settings.hide_progress_bars()
+    settings.hide_progress_bars(downloads=sys.stderr.isatty())
     _show_log()
     try:
         app()

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from revisit.evaluation.plan import Plan
     from revisit.evaluation.runner import Reporter
 
 
 @contextmanager
 def reporter(quiet: bool) -> Iterator[Reporter]:
-    """What a run tells its progress to: bars or lines on stderr, or nothing with --quiet."""
+    """Shows a run's progress on stderr: bars, lines in pipes, nothing with --quiet."""
     from revisit.evaluation.progress import Bars
     from revisit.evaluation.runner import Reporter
 
@@ -23,6 +24,25 @@ def reporter(quiet: bool) -> Iterator[Reporter]:
         return
     with Bars() as bars:
         yield bars
+
+
+def print_plan(plan: Plan) -> None:
+    """The cells of a plan as a table, with how much of each is stored."""
+    from revisit.evaluation.plan import plan_text
+    from revisit.evaluation.runner import check_files, planned_cells
+    from revisit.report.document import Section, Table
+    from revisit.report.terminal import print_section
+
+    check_files(plan)
+    cells = planned_cells(plan)
+    heads = ("Model", "Method", "Benchmark", *(["Seed"] if plan.seeds else []), "Stored", "Items")
+    rows = [
+        (c.model, c.method, c.benchmark, *([str(c.seed)] if plan.seeds else []), f"{c.stored:,}", f"{c.items:,}")
+        for c in cells
+    ]
+    unknown = "" if any(cell.seconds for cell in cells) else " The time is estimated once there are answers."
+    caption = f"{plan_text(cells)}.{unknown} Leave out --plan to run it; results go to {plan.output}."
+    print_section(Section("Plan", [Table(heads, rows, caption, left=3)]))
 
 
 def progress_bar() -> Progress:

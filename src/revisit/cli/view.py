@@ -20,6 +20,7 @@ def view(
 
     Example: revisit view runs/first
     """
+    from revisit.evaluation.store import read_results, unfinished
     from revisit.report.sample_browser import build
 
     if out is not None and (out.is_file() or out.suffix.lower() in (".html", ".htm")):
@@ -27,4 +28,6 @@ def view(
             f"--out names a folder, which gets index.html and the pictures: give {out.with_suffix('')}, not {out}."
         )
     page = build(run, out or run / "view")
+    if notice := unfinished(read_results(run)):
+        print(notice)
     print(f"Wrote {page}; open it in a browser.")

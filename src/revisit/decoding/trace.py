@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, cast
@@ -105,6 +105,10 @@ class Trace:
             "median_set_size": median(sizes) if sizes else None,
             "largest_set_size": max(sizes, default=None),
         }
+
+    def of_row(self, number: int) -> Trace:
+        """The trace of one row of a batch, as if it had been decoded alone."""
+        return replace(self, rows=[self.rows[number]], links=[link.of_row(number) for link in self.links])
 
     def add_text(self, tokenizer: Tokenizer | Processor) -> Trace:
         """Fill in the text of every recorded token; `generate` does it wherever it finds the model's processor."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from revisit.benchmarks.base import Metric, ratio
 from revisit.decoding.method import value_text
-from revisit.errors import RevisitError, unknown
+from revisit.errors import RevisitError, did_you_mean, unknown
 from revisit.evaluation import statistics
 from revisit.evaluation.store import partial_text, read_results, read_scores, unfinished
 
@@ -135,7 +135,9 @@ def compare_folder(
         known = {cell.label for cells in groups.values() for cell in cells}
         known |= {cell.entry["method"]["name"] for cells in groups.values() for cell in cells}
         if baseline not in known:
-            raise unknown("method", baseline, known)
+            raise RevisitError(
+                f"{baseline} was not run in {output}.{did_you_mean(baseline, known)} Its methods: {', '.join(sorted(known))}."
+            )
     tables = []
     for group, cells in groups.items():
         try:

@@ -172,7 +172,8 @@ class EvalConfig(Settings):
         if given is None:
             if set(models) != {EMBEDDED}:
                 raise RevisitError(
-                    f"Say where the benchmarks' files are: --data DIR, or --data {DEFAULT_SCENES} for generated scenes."
+                    "Say where the benchmarks' files are: --data download fetches them once, --data DIR reads your own, and "
+                    f"--data {DEFAULT_SCENES} generates scenes."
                 )
             given = DEFAULT_SCENES
         return parse_data(given, names)

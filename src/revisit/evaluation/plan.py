@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from revisit.benchmarks.base import Benchmark
@@ -53,9 +54,7 @@ class Plan:
         if self.limit is not None and self.limit < 1:
             raise RevisitError(f"limit must be at least 1, not {self.limit}; leave it out to run everything.")
         if self.seeds and self.decoding.temperature is None:
-            raise RevisitError(
-                "Seeds decide something only where tokens are drawn: add --sample, or leave out --seeds."
-            )
+            raise RevisitError("--seeds needs --sample: without sampling every seed gives the same answers.")
         if self.batch_size < 1:
             raise RevisitError(f"batch_size must be at least 1, not {self.batch_size}.")
 
@@ -75,6 +74,54 @@ class Plan:
     def decoding_for(self, benchmark: Benchmark) -> Decoding:
         """The decoding settings of one benchmark."""
         return self.decoding.replace(max_new_tokens=self.max_new_tokens or benchmark.max_new_tokens)
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """A cell of a plan before it runs."""
+
+    model: str
+    method: str
+    benchmark: str
+    seed: int
+    items: int
+    stored: int  # answers of an earlier run
+    seconds: float | None  # per answer, in that run
+
+    @property
+    def missing(self) -> int:
+        """The answers that have to be generated."""
+        return self.items - self.stored
+
+
+def plan_text(cells: Sequence[PlannedCell]) -> str:
+    """How much work a plan is, in one line; its time if stored answers tell it."""
+    counts = (len({getattr(cell, kind) for cell in cells}) for kind in ("model", "method", "benchmark"))
+    grid = " × ".join(plural(n, kind) for n, kind in zip(counts, ("model", "method", "benchmark"), strict=True))
+    answers, stored = sum(cell.items for cell in cells), sum(cell.stored for cell in cells)
+    known = [cell.seconds for cell in cells if cell.seconds is not None]
+    text = f"{plural(len(cells), 'cell')} ({grid}), {plural(answers, 'answer')}"
+    text += f", {stored:,} of them stored" if stored else ""
+    if known and stored < answers:
+        seconds = sum(cell.missing * (cell.seconds or fmean(known)) for cell in cells)
+        text += f", about {duration(seconds)} at the speed of the stored ones"
+    return text
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun: "1 answer", "2,208 answers"."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def duration(seconds: float) -> str:
+    """A time for people: "27 s", "12 min", "3.5 h"."""
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 99.5
+        else f"{seconds / 60:.0f} min"
+        if seconds < 5970
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 def label(method: Method) -> str:

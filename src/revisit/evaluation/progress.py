@@ -1,27 +1,20 @@
-"""A run on the terminal: one bar per cell with rate and time left; plain lines where there is no terminal."""
+"""A run on the terminal: a bar for the whole run and one for its cell; one line a minute where there is no terminal."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
-from rich.progress import TimeElapsedColumn as Elapsed
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.progress import TimeRemainingColumn as Remaining
-from rich.text import Text
 
+from revisit.evaluation.plan import PlannedCell, duration, plan_text
 from revisit.evaluation.runner import Reporter
 
-
-class Rate(ProgressColumn):
-    """Answers per second."""
-
-    def render(self, task: Task) -> Text:
-        """The rate over the last moments, or over the whole task once it is done."""
-        speed = task.finished_speed or task.speed
-        return Text(f"{speed:.1f}/s" if speed else "–/s", style="cyan")
+LINE_EVERY = 60  # seconds, where there is no terminal
 
 
 class Bars(Reporter):
@@ -33,15 +26,21 @@ class Bars(Reporter):
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            Rate(),
-            Elapsed(),
             TextColumn("left"),
             Remaining(),
             console=self.console,
             disable=not self.console.is_terminal,
+            transient=True,
+            speed_estimate_period=300,
         )
-        self.task: TaskID | None = None
-        self.title, self.total, self.done, self.began, self.printed = "", 0, 0, 0.0, 0.0
+        self.task: TaskID | None = None  # of the cell
+        self.overall: TaskID | None = None
+        self.cells: Sequence[PlannedCell] = ()
+        self.number = 0  # of the cell, from 1
+        self.finished = 0  # answers of the cells before it
+        self.title, self.total, self.done = "", 0, 0
+        self.stored, self.began, self.printed = 0, 0.0, 0.0
+        self.generated, self.seconds = 0, 0.0  # in the cells before it
 
     def __enter__(self) -> Bars:
         self.progress.start()
@@ -50,29 +49,74 @@ class Bars(Reporter):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None:
+            self._end()
         self.progress.stop()
 
+    def plan(self, cells: Sequence[PlannedCell]) -> None:
+        """Prints the plan; a bar for all of it if there are several cells."""
+        self._end()
+        self.cells, self.number, self.finished, self.generated, self.seconds = cells, 0, 0, 0, 0.0
+        self.note(f"Plan: {plan_text(cells)}.")
+        if self.overall is not None:
+            self.progress.remove_task(self.overall)
+            self.overall = None
+        if len(cells) > 1:
+            total = sum(cell.items for cell in cells)
+            self.overall = self.progress.add_task("", total=total, completed=sum(cell.stored for cell in cells))
+
     def start(self, title: str, total: int, done: int) -> None:
-        """A new bar; what is stored already counts as done but not towards the rate."""
-        self.title, self.total, self.done = title, total, done
+        """A new bar; what is stored already counts as done but not towards the speed."""
+        self._end()
+        self.number += 1
+        self.title, self.total, self.done, self.stored = title, total, done, done
         self.began = self.printed = time.monotonic()
         self.task = self.progress.add_task(escape(title), total=total, completed=done)
-        if not self.console.is_terminal:
-            self._say(f"{title}: {done} of {total} stored")
+        if self.overall is not None:
+            known = self.finished + done + sum(cell.stored for cell in self.cells[self.number :])
+            self.progress.update(self.overall, description=self._place(), completed=known)
+        if done == total:
+            self._end()
 
     def advance(self, count: int) -> None:
-        """Moves the bar; without a terminal, says so at most every ten seconds and at the end."""
+        """Moves the bars; without a terminal, prints a line every minute."""
         self.done += count
         if self.task is not None:
             self.progress.advance(self.task, count)
-        now = time.monotonic()
-        if not self.console.is_terminal and (now - self.printed > 10 or self.done == self.total):
-            self.printed = now
-            self._say(f"{self.title}: {self.done} of {self.total}, {now - self.began:.0f} s")
+        if self.overall is not None:
+            self.progress.advance(self.overall, count)
+        if not self.console.is_terminal and time.monotonic() - self.printed > LINE_EVERY and self.done < self.total:
+            self.printed = time.monotonic()
+            self.note(f"{self.title}: {self.done:,}/{self.total:,}{self._left()}")
+        if self.done == self.total:
+            self._end()
 
     def note(self, text: str) -> None:
         """A line above the bars."""
-        self._say(text)
-
-    def _say(self, text: str) -> None:
         self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _place(self) -> str:
+        return f"cell {self.number} of {len(self.cells)}" if len(self.cells) > 1 else ""
+
+    def _left(self) -> str:
+        """Where the run is and how long the rest takes, at the speed so far."""
+        generated = self.generated + self.done - self.stored
+        rest = self.total - self.done + sum(cell.missing for cell in self.cells[self.number :])
+        seconds = self.seconds + time.monotonic() - self.began
+        left = f"about {duration(seconds / generated * rest)} left" if generated else ""
+        return "".join(f", {part}" for part in (self._place(), left) if part)
+
+    def _end(self) -> None:
+        """A tidy line in the place of the cell's bar."""
+        if self.task is None:
+            return
+        self.progress.remove_task(self.task)
+        self.task = None
+        self.finished += self.done
+        if not self.total:
+            return
+        seconds = time.monotonic() - self.began
+        self.generated, self.seconds = self.generated + self.done - self.stored, self.seconds + seconds
+        mark = "✓ " if self.done == self.total else ""
+        how = "already stored" if self.stored == self.total else f"in {duration(seconds)}"
+        self.note(f"{mark}{self.title}: {self.done:,}/{self.total:,} {how}")

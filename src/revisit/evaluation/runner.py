@@ -28,13 +28,16 @@ from revisit.evaluation import statistics
 from revisit.evaluation.engines.base import BadImage, Engine, Job, open_engine
 from revisit.evaluation.environment import environment
 from revisit.evaluation.identity import foreign_code
-from revisit.evaluation.plan import Plan, benchmark_label, label
+from revisit.evaluation.plan import Plan, PlannedCell, benchmark_label, label
 from revisit.evaluation.records import Answer, RunRecord, ScoresRecord
 from revisit.evaluation.store import Cell, Damaged, digest, locked, read_results, read_scores, write_record
 
 
 class Reporter:
     """Hears how a run proceeds; this one shows nothing."""
+
+    def plan(self, cells: Sequence[PlannedCell]) -> None:
+        """These cells follow, each with a `start` of its own."""
 
     def start(self, title: str, total: int, done: int) -> None:
         """A piece of work of `total` steps begins, of which `done` are done already."""
@@ -205,6 +208,7 @@ def run(
     with locked(plan.output):
         checksums: dict[Path, str | BadImage] = {}  # each image is read once per run
         questions = [(b, load_questions(b, plan, checksums, reporter)) for b in plan.benchmarks]
+        reporter.plan(planned_cells(plan, {benchmark_label(b): asked.total for b, asked in questions}))
         engines = {model: engine_for(model) for model in plan.models}
         try:
             grid = [
@@ -228,10 +232,46 @@ def run(
         return results.finish()
 
 
+def planned_cells(plan: Plan, totals: Mapping[str, int] | None = None) -> list[PlannedCell]:
+    """The cells of a plan with what results.json knows about them; nothing is written, and no model is opened.
+
+    Args:
+        plan: What to run.
+        totals: Items by the label of their benchmark, where they are known already.
+    """
+    totals = totals or {benchmark_label(b): len(planned_items(b, plan)) for b in plan.benchmarks}
+    try:
+        earlier = read_results(plan.output)["cells"]
+    except RevisitError:  # nothing was run, or the run will say what is wrong
+        earlier = []
+    known = {(e["model"]["name"], e["method"]["label"], e["benchmark"]["label"], e["seed"]): e for e in earlier}
+    found = []
+    for model in plan.models:
+        for benchmark in plan.benchmarks:
+            items = totals[benchmark_label(benchmark)]
+            for method in plan.methods_for(model):
+                for one in plan.by_seed():
+                    seed = one.seed if plan.decoding.temperature is not None else 0
+                    names = (model, label(method), benchmark_label(benchmark), seed)
+                    old = known.get(names, {"answers": 0})
+                    seconds = old["seconds"] / old["answers"] if old["answers"] and old["seconds"] else None
+                    found.append(PlannedCell(*names, items, min(old["answers"], items), seconds))
+    return found
+
+
 def check_files(plan: Plan) -> None:
     """Raises RevisitError where a benchmark's file is missing, before an output folder is made."""
     for benchmark in plan.benchmarks:
         benchmark.files(plan.data[benchmark.name])
+
+
+def planned_items(benchmark: Benchmark, plan: Plan) -> list[Item]:
+    """The first items of a benchmark, as many as the plan wants."""
+    folder = plan.data[benchmark.name]
+    items = benchmark.load(folder)[: plan.limit_of(benchmark)]
+    if not items:
+        raise RevisitError(f"Benchmark {benchmark.name!r} has no items in {folder}.")
+    return items
 
 
 def load_questions(
@@ -239,9 +279,7 @@ def load_questions(
 ) -> Questions:
     """The first items of a benchmark, as many as the plan wants, hashed; items whose image file cannot be read are set apart."""
     folder = plan.data[benchmark.name]
-    items = benchmark.load(folder)[: plan.limit_of(benchmark)]
-    if not items:
-        raise RevisitError(f"Benchmark {benchmark.name!r} has no items in {folder}.")
+    items = planned_items(benchmark, plan)
     fetched = data.fetched_items(folder)
     if fetched is not None and fetched < len(items):
         raise RevisitError(

@@ -152,15 +152,12 @@ def read_results(output: Path) -> dict[str, Any]:
     results = read_record(path, RunRecord).model_dump(mode="json", by_alias=True)
     for cell in results["cells"]:
         if cell["status"] == "unfinished":  # its answers have grown since this file was written
-            cell["answers"] = min(_count_answers(output / cell["path"] / "answers.jsonl"), cell["items"])
+            try:
+                stored = {line.id: line.seconds for line in sort_lines(output / cell["path"] / "answers.jsonl")[0]}
+            except OSError:  # nothing was answered yet, or nothing can be read
+                stored = {}
+            cell["answers"], cell["seconds"] = min(len(stored), cell["items"]), round(sum(stored.values()), 3)
     return results
-
-
-def _count_answers(path: Path) -> int:
-    try:
-        return len({line.id for line in sort_lines(path)[0]})
-    except OSError:  # nothing was answered yet, or nothing can be read
-        return 0
 
 
 @dataclass(frozen=True)

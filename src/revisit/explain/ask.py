@@ -1,4 +1,4 @@
-"""One call from a picture and a question to an answer that can be looked at: `revisit.ask`."""
+"""From pictures and a question to answers that can be looked at: `revisit.ask` and `revisit.ask_many`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from revisit.embedded.familiar import NOTICE, advice
 from revisit.errors import RevisitError, as_path, need
 from revisit.explain import figure, page
 from revisit.explain.check import Check, check_answer
-from revisit.explain.record import Decode, MethodOutput, explain, label
+from revisit.explain.record import Decode, MethodOutput, explain_many, label
 from revisit.models import DESCRIBE
 from revisit.models.config import name_of
 from revisit.models.images import open_image
@@ -54,7 +54,8 @@ def ask(
 
     Args:
         model: A hub id, a folder, "tiny" (the embedded model), or the pair (model, processor) that `revisit.load` returns.
-        image: A path, bytes, a PIL image or an array of pixels; or a list of them, which go into one prompt.
+        image: A path, bytes, a PIL image or an array of pixels; or a list of them, which share one prompt (`ask_many` asks about
+            each on its own).
         question: What to ask; by default, to describe the image.
         method: The decoding method: an object such as `revisit.ReVisiT(alpha=1e-3)`, a class, or a name with settings such as
             "revisit:alpha=1e-3". Classes and names take the settings recommended for the model.
@@ -69,31 +70,100 @@ def ask(
     Raises:
         RevisitError: If the model, the image, the method or an argument cannot be used.
     """
+    answer = _ask(model, [image], question, method, compare_with, objects, max_new_tokens, 1, generate_kwargs)[0]
+    if len(answer.images) > 1:
+        answer.notes.append(
+            f"{len(answer.images)} pictures share this prompt; revisit.ask_many asks about each of them on its own."
+        )
+    for note in answer.notes:
+        warnings.warn(note, stacklevel=2)
+    return answer
+
+
+def ask_many(
+    model: str | Path | Model | tuple[Model, Processor],
+    images: Sequence[ImageLike | Sequence[ImageLike]],
+    question: str = DESCRIBE,
+    method: MethodLike = "revisit",
+    *,
+    compare_with: MethodLike | Sequence[MethodLike] = (),
+    max_new_tokens: int = 256,
+    batch_size: int = 8,
+    **generate_kwargs: Any,
+) -> list[Answer]:
+    """Ask the same question about many pictures, each in a prompt of its own.
+
+    Example:
+        >>> for answer in revisit.ask_many(model, sorted(Path("photos").glob("*.jpg")), "What is on the table?"):
+        ...     print(answer)
+
+    Args:
+        model: As for `ask`.
+        images: The pictures; an entry that is a list puts its pictures into one prompt.
+        question: What to ask about each.
+        method: As for `ask`.
+        compare_with: As for `ask`.
+        max_new_tokens: The longest answer, in tokens.
+        batch_size: Pictures that are decoded together. In float32 on a CPU the answers do not depend on it, unless tokens are
+            sampled.
+        **generate_kwargs: Passed to `generate`.
+
+    Returns:
+        One answer per picture, in order.
+
+    Raises:
+        RevisitError: If the model, an image, the method or an argument cannot be used.
+    """
+    if not isinstance(images, (list, tuple)):
+        raise RevisitError(f"ask_many takes a list of pictures, not {type(images).__name__}; ask takes one.")
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise RevisitError(f"batch_size must be a whole number of at least 1, not {batch_size!r}.")
+    answers = _ask(model, images, question, method, compare_with, None, max_new_tokens, batch_size, generate_kwargs)
+    for note in dict.fromkeys(note for answer in answers for note in answer.notes):
+        warnings.warn(note, stacklevel=2)
+    return answers
+
+
+def _ask(
+    model: str | Path | Model | tuple[Model, Processor],
+    images: Sequence[ImageLike | Sequence[ImageLike]],
+    question: str,
+    method: MethodLike,
+    compare_with: MethodLike | Sequence[MethodLike],
+    objects: Sequence[str] | None,
+    max_new_tokens: int,
+    batch_size: int,
+    generate_kwargs: dict[str, Any],
+) -> list[Answer]:
     if not isinstance(question, str) or not question.strip():
         raise RevisitError(f"The question must be a text that asks something, not {question!r}.")
-    given: list[Any] = list(image) if isinstance(image, (list, tuple)) else [image]
-    if not given:
-        raise RevisitError("No image: ask needs at least one.")
+    given: list[list[Any]] = [list(entry) if isinstance(entry, (list, tuple)) else [entry] for entry in images]
+    if not given or not all(given):
+        raise RevisitError("No image: give at least one.")
     if objects is not None and (
         not isinstance(objects, (list, tuple, set, frozenset)) or not all(isinstance(name, str) for name in objects)
     ):
         raise RevisitError(f"objects must be a list of the objects in the picture, such as ['cat'], not {objects!r}.")
     refuse_settings(as_method(method), generate_kwargs)  # before the model is loaded: what is wrong fails at once
-    pictures = [open_image(entry) for entry in given]
+    pictures = [[open_image(image) for image in entry] for entry in given]
     by_name = isinstance(model, (str, Path))
     loaded, processor = loaded_pair(model, "ask")
     name = str(model) if isinstance(model, (str, Path)) and not Path(model).is_dir() else name_of(loaded)
     others: list[Any] = list(compare_with) if isinstance(compare_with, (list, tuple)) else [compare_with]
     methods = [as_method(entry, loaded) for entry in (method, *others)]
     options = {"max_new_tokens": max_new_tokens, "do_sample": False, **generate_kwargs}
-    decode = explain(loaded, processor, pictures, question, methods, model_name=name, objects=objects, **options)
-    notes = [f"{NOTICE} {advice('This picture', flag='')}"] if decode.unfamiliar else []
-    answer = Answer(decode, notes)
+    found = []
+    for start in range(0, len(pictures), batch_size):
+        batch = pictures[start : start + batch_size]
+        for decode in explain_many(
+            loaded, processor, batch, question, methods, model_name=name, objects=objects, **options
+        ):
+            notes = [f"{NOTICE} {advice('This picture', flag='')}"] if decode.unfamiliar else []
+            found.append(Answer(decode, notes))
     if by_name:
-        _ = decode.patch_words, answer.check()  # the last chance: nobody else holds the model
-    for note in notes:
-        warnings.warn(note, stacklevel=2)
-    return answer
+        for answer in found:
+            _ = answer.decode.patch_words, answer.check()  # the last chance: nobody else holds the model
+    return found
 
 
 @dataclass

@@ -106,11 +106,12 @@ def read_vision_tokens(
         variants, left_out = single_tokens(tokenizer, words)
         if left_out:
             which = ", ".join(left_out) if len(left_out) <= 8 else f"{len(left_out)} of {len(words)} words"
-            notes.append(f"{name}: left out {which}, which this tokenizer splits into several tokens.")
+            notes.append(f"{name}: left out {which}, because the tokenizer has no single token for it.")
         if len(variants) < 2:
+            listed = ", ".join(map(repr, left_out[:8])) + (", …" if len(left_out) > 8 else "")
             raise RevisitError(
-                f"The word set {name!r} needs at least two words that are single tokens of this model; "
-                f"it has {len(variants)} of {len(words)}."
+                f"{name} needs at least two words that are single tokens of this model; the tokenizer has no single token for "
+                f"{listed}. Use other words."
             )
         readings.append(_among(head, seen.states, name, variants, best))
     name = model_name or name_of(model)

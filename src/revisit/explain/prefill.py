@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,6 +51,12 @@ class PrefillStates:
         """One prompt's states (tokens, d) by layer."""
         return dict(zip(self.layers, self._rows[number], strict=True))
 
+    def of_row(self, number: int) -> PrefillStates:
+        """The states of one prompt of a batch, as if it had been decoded alone."""
+        found = copy(self)
+        found._rows = [self._rows[number]] if self._rows else []
+        return found
+
     def model(self) -> Model | None:
         """The model; None if it has been released."""
         return self._model()
@@ -75,7 +82,7 @@ def watch_prefill(
         inputs: The prompts, as the processor prepared them.
         layers: Hidden states to keep; by default the projector's output and the last.
         final_norm: Apply the decoder's final norm to layers below the last.
-        copies: Rows that the model runs for the prompt (beams).
+        copies: Rows that the model runs for each prompt (beams).
     """
     parts = ModelParts.of(model)
     mask = vision_mask(inputs["input_ids"], parts.vision_ids)

@@ -18,9 +18,9 @@ from revisit.errors import RevisitError
 from revisit.explain.check import settings_of
 from revisit.explain.lens import whole_vocabulary
 from revisit.explain.prefill import PrefillStates, unfamiliar_images, watch_prefill
+from revisit.explain.support import row_layout
 from revisit.explain.tokens import token_text, token_texts
 from revisit.models.config import name_of
-from revisit.models.geometry import layout_of
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import new_tokens, prepare
 
@@ -138,7 +138,24 @@ def explain(
     objects: Sequence[str] | None = None,
     **generate_kwargs: Any,
 ) -> Decode:
-    """Decode one prompt about these images with each method, and record every step.
+    """`explain_many` for one picture, or several that share a prompt."""
+    return explain_many(
+        model, processor, [images], prompt, methods, model_name=model_name, objects=objects, **generate_kwargs
+    )[0]
+
+
+def explain_many(
+    model: Model,
+    processor: Processor,
+    pictures: Sequence[Sequence[Image]],
+    prompt: str,
+    methods: Sequence[Method],
+    *,
+    model_name: str = "",
+    objects: Sequence[str] | None = None,
+    **generate_kwargs: Any,
+) -> list[Decode]:
+    """Decode one prompt about each of these pictures with each method, as one batch, and record every step.
 
     Each method takes one vision pass and one prefill (a contrastive method also those of its own branch). Vision passes are
     not shared, because transformers refuses precomputed image features together with the pixels that some methods need.
@@ -146,7 +163,7 @@ def explain(
     Args:
         model: A loaded model.
         processor: Its processor.
-        images: The images of the prompt, in order.
+        pictures: For each row of the batch the images of its prompt, in order.
         prompt: What to ask.
         methods: Decoding methods; the vision tokens' states are kept from the first one's prefill.
         model_name: What to call the model.
@@ -154,7 +171,7 @@ def explain(
         **generate_kwargs: Passed to `generate`.
 
     Returns:
-        The answers with their steps.
+        For each row its answers with their steps.
 
     Raises:
         RevisitError: If there is no method, or the arguments ask for beams or several answers.
@@ -169,26 +186,32 @@ def explain(
         raise RevisitError(
             "One answer is shown for each method: leave out num_return_sequences, and ask again for another."
         )
-    inputs = prepare(processor, [prompt], [list(images)], model.device)
+    inputs = prepare(processor, [prompt] * len(pictures), [list(images) for images in pictures], model.device)
     for name in generate_kwargs:
         if name in ("method", "trace", "processor", "custom_generate", *inputs):
             raise RevisitError(f"{name} is set by `explain` itself; leave it out (the trace is always kept).")
     layers = sorted({0, settings_of(model)[0]["layer"], ModelParts.of(model).depth})
     with watch_prefill(model, inputs, layers) as seen:
-        first = answer_with(model, processor, inputs, methods[0], **generate_kwargs)
-    others = [answer_with(model, processor, inputs, method, **generate_kwargs) for method in methods[1:]]
+        first = answers_with(model, processor, inputs, methods[0], **generate_kwargs)
+    others = [answers_with(model, processor, inputs, method, **generate_kwargs) for method in methods[1:]]
     name = model_name or name_of(model)
-    return Decode(
-        list(images),
-        prompt,
-        name,
-        layout_of(model, processor, images, inputs),
-        [first, *others],
-        None if objects is None else tuple(objects),
-        seen,
-        processor.tokenizer,
-        unfamiliar_images(name, seen, len(images)),
-    )
+    decodes = []
+    for row, images in enumerate(pictures):
+        own = seen.of_row(row)
+        decodes.append(
+            Decode(
+                list(images),
+                prompt,
+                name,
+                row_layout(model, processor, inputs, row, pictures, own.states.shape[1]),
+                [answers[row] for answers in (first, *others)],
+                None if objects is None else tuple(objects),
+                own,
+                processor.tokenizer,
+                unfamiliar_images(name, own, len(images)),
+            )
+        )
+    return decodes
 
 
 def refuse_beams(method: Method) -> None:
@@ -199,14 +222,15 @@ def refuse_beams(method: Method) -> None:
         )
 
 
-def answer_with(
+def answers_with(
     model: Model, processor: Processor, inputs: Inputs, method: Method, **generate_kwargs: Any
-) -> MethodOutput:
-    """Decode prepared inputs (one row) with a method, and record every step."""
+) -> list[MethodOutput]:
+    """Decode prepared inputs with a method, and record every step of every row."""
     refuse_beams(method)
     trace = Trace(record=True)
     output = generate(model, **inputs, method=method, trace=trace, processor=processor, **generate_kwargs)
-    return answer_of(processor.tokenizer, new_tokens(output, inputs)[0].tolist(), trace)
+    rows = enumerate(new_tokens(output, inputs).tolist())
+    return [answer_of(processor.tokenizer, tokens, trace.of_row(row)) for row, tokens in rows]
 
 
 def answer_of(tokenizer: Tokenizer, tokens: Sequence[int], trace: Trace) -> MethodOutput:

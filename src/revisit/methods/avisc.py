@@ -54,7 +54,8 @@ class AvisC(Contrastive):
         gamma: Share of the attention on the image that the chosen layers make up.
         sigma: How many standard deviations above the mean a blind token lies (λ in the paper, lamb in its parsers; the released
             AMBER and POPE scripts pass 1.0).
-        blank: What the other vision tokens become: "zeros", "ones" or "noise" (seeded by `seed`).
+        blank: What the other vision tokens become: "zeros", "ones" or "noise".
+        seed: Of the noise.
     """
 
     alpha: Strength = 1.0

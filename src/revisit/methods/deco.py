@@ -56,7 +56,8 @@ class DeCo(Method):
     Args:
         alpha: Strength of the correction.
         layers: Hidden states that may correct: "late" (20 to 28 of 32, scaled to the decoder's depth) or indices.
-        top_p, top_k: The candidates: probability mass to reach, and how many at most.
+        top_p: Probability mass that the candidates reach.
+        top_k: How many candidates there are at most.
         norm: Apply the decoder's "final" norm to the early states (as published), or "none".
     """
 

@@ -45,7 +45,7 @@ class ReVisiT(Rule, Method):
         layers: Hidden states to look at: "last", "all" (every second layer and the last), "low", "high", or indices,
             where 0 is the projector's output and the number of decoder layers is the final state.
         divergence: "jsd" (the paper's equation), "official" (what the released code computes), "kl", "cosine".
-        select: The vision token with the "min" or "max" divergence, a "random" one (seeded by `seed`), or "soft", a mixture
+        select: The vision token with the "min" or "max" divergence, a "random" one, or "soft", a mixture
             of all by softmax(−divergence / 0.1).
         neighbors: How many vision tokens "min" and "max" select; their distributions are averaged.
         fusion: "poe" multiplies, log P + weight · log Q; "interpolation" mixes, (1 − weight) · P + weight · Q.
@@ -55,6 +55,7 @@ class ReVisiT(Rule, Method):
         norm: Apply the decoder's "final" norm to states of intermediate layers, or "none".
         normalize: Return a distribution; the released code returns the unnormalized sum.
         precision: "float32", or "model" to round vision distributions like the released code.
+        seed: Of the "random" selection.
     """
 
     layers: Literal["last", "all", "low", "high"] | LayerNumbers = "last"

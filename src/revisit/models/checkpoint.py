@@ -55,4 +55,4 @@ def check_index(index: Path) -> None:
 
 def brief(error: BaseException) -> str:
     """An error in one line of bounded length, for a sentence."""
-    return textwrap.shorten(str(error) or type(error).__name__, 200, placeholder="…")
+    return textwrap.shorten(str(error) or type(error).__name__, 500, placeholder="…")

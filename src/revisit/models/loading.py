@@ -105,10 +105,10 @@ def placement(model: Model) -> str:
 
 
 def as_dtype(name: str) -> torch.dtype:
-    """The torch type of this name."""
-    kind = getattr(torch, name, None)
+    """The torch type of this name, such as "bfloat16" or "bf16"."""
+    kind = getattr(torch, {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}.get(name, name), None)
     if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
-        raise RevisitError(f"The type of the weights must be float32, float16, bfloat16 or auto, not {name!r}.")
+        raise RevisitError(f"dtype must be float32, float16, bfloat16 (or fp32, fp16, bf16) or auto, not {name!r}.")
     return kind
 
 

@@ -102,9 +102,14 @@ def all_methods(panels: Mapping[str, Panel]) -> tuple[Method, ...]:
     return tuple(dict.fromkeys([Greedy(), *(method for panel in panels.values() for method in panel.methods)]))
 
 
+def panel_plan(plan: Plan, panels: Mapping[str, Panel]) -> Plan:
+    """The plan with the panels in place of its methods."""
+    return replace(plan, methods=all_methods(panels), tuned={})
+
+
 def ablate(plan: Plan, panels: Mapping[str, Panel], reporter: Reporter, command: str) -> dict[str, Any]:
     """Runs the panels in place of the plan's methods; returns what results.json then holds."""
-    plan = replace(plan, methods=all_methods(panels), tuned={})
+    plan = panel_plan(plan, panels)
     results = run(plan, reporter)
     about = {"command": command, "settings": results["settings"], "environment": results["environment"]}
     made = [{**panel.to_json(), "made": about} for panel in panels.values()]

@@ -98,8 +98,8 @@ class Setup:
 def reproduce(rows: Sequence[Row], setup: Setup, reporter: Reporter) -> Document:
     """Runs every row, those of one benchmark from the same answers, and returns the document with all tables."""
     sections: list[Section] = []
-    for row in rows:
-        reporter.note(f"{row.key}: {row.title} ({row.where})")
+    for number, row in enumerate(rows, 1):
+        reporter.note(f"{number} of {len(rows)}: {row.key}, {row.title} ({row.where})")
         sections.append(Section(f"{row.title} ({row.where})", [Text(_lead(row, setup))]))
         sections += RUNNERS[row.kind](row, setup, reporter)
     lead = "Measured numbers next to the paper's. A published value is inside if the measured 95 % interval contains it, otherwise outside."
