@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -92,14 +93,46 @@ AWKWARD = {
     r"\bhas not as\b": "state both numbers",
     r"\ba (second|step|token|row|picture|scene|call)'s worth\b": "a plain number",
     r"\bwho mean it\b": "say what the option does",
+    r"\bgoes with neither\b": "'cannot be combined with'",
+    r"\b(will be|is|are) made again\b": "'regenerated'",
+    r"^Say (which|where|what)\b": "'... is missing: give ...'",
+    r"\bhas no meaning for\b": "'cannot be used with'",
+    r"\bput (that|it|the files) right\b": "'fix'",
+    r"\bwith it as best\b": "'where it ranks first'",
 }
+
+
+def awkward(text: str) -> dict[str, str]:
+    return {
+        match.group(): hint
+        for pattern, hint in AWKWARD.items()
+        for match in re.finditer(f".{{0,30}}(?:{pattern}).{{0,20}}", text)
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
 def test_wording_is_plain(page: Path) -> None:
-    text = page.read_text("utf-8")
-    assert {
-        match: hint
-        for pattern, hint in AWKWARD.items()
-        for match in re.findall(f".{{0,30}}(?:{pattern}).{{0,20}}", text)
-    } == {}
+    assert awkward(page.read_text("utf-8")) == {}
+
+
+def messages(path: Path) -> list[str]:
+    """The texts of a module that users see: every string but docstrings, and the docstrings of commands, which are their help."""
+    tree = ast.parse(path.read_text("utf-8"))
+    hidden = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    strings = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return [str(node.value) for node in strings if path.parent.name == "cli" or id(node) not in hidden]
+
+
+def test_messages_and_help_are_plain() -> None:
+    found = {}
+    for path in sorted((ROOT / "src/revisit").rglob("*.py")):
+        for text in messages(path):
+            if "beneath beside between" not in text:  # a list of English words
+                found |= {f"{path.name}: {match}": hint for match, hint in awkward(text).items()}
+    assert found == {}

@@ -44,9 +44,9 @@ def shows_the_method(model: object, processor: object, drawn: Scene) -> bool:
         return False
     for step in decode.answers[0].steps:
         before, after = (step.instead_of or "").strip(), step.text.strip()
-        if before in BY_NOUN and before not in drawn.nouns and after in drawn.nouns and step.index is not None:
+        if before in BY_NOUN and before not in drawn.nouns and after in drawn.nouns and step.vision_token is not None:
             boxes = [(x, y, x + w, y + h) for x, y, w, h in (item.bbox for item in drawn.of(after))]
-            if criteria(decode.layout, boxes)[step.index, 1]:
+            if criteria(decode.layout, boxes)[step.vision_token, 1]:
                 return True
     return False
 

@@ -78,7 +78,7 @@ def secret(name: str) -> str | None:
 
 def hide_progress_bars(*, downloads: bool) -> None:
     """No bars of other libraries in this process, unless HF_HUB_DISABLE_PROGRESS_BARS is set; with `downloads`, except theirs."""
-    from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 
     if "HF_HUB_DISABLE_PROGRESS_BARS" in os.environ:
         return

@@ -360,7 +360,7 @@ def test_only_the_pictures_a_run_needs(
 
 
 def test_wrong_requests_are_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(RevisitError, match="Say where the data goes"):
+    with pytest.raises(RevisitError, match="DIR is missing"):
         run("pope")
     with pytest.raises(RevisitError, match="have no splits"):
         run("pope", tmp_path / "data", "--split", "test")

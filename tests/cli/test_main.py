@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+from huggingface_hub.utils import are_progress_bars_disabled
 
 import families
 import revisit
@@ -78,7 +78,7 @@ def test_version(run: Callable[..., Done]) -> None:
         ("bench --dtype int32", "not 'int32'"),
         ("generate photo.png --sample --temperature -1", "temperature must be a number from"),
         ("generate photo.png --sample --top-p 2", "top_p must be a number above 0 and at most 1"),
-        ("generate photo.png --temperature 0.5", "add --sample"),
+        ("generate photo.png --temperature 0.5", "need --sample"),
         ("generate photo.png --method revisit:2", "settings are key=value"),
         ("generate photo.png --method revisit:alpha=2", "alpha must be a number above 0 and at most 1"),
         ("eval --engine vllm --limit 1 --benchmark pope", "pip install 'revisit-decoding[vllm]'"),
@@ -253,14 +253,14 @@ def test_every_setting_is_shown_with_its_default_and_its_meaning(
 
 @pytest.mark.parametrize("downloads", [True, False])
 def test_only_downloads_have_bars_of_other_libraries(downloads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = sys.modules["huggingface_hub.utils.tqdm"]
+    monkeypatch.setattr(hub, "HF_HUB_DISABLE_PROGRESS_BARS", None)  # as in a shell without that variable
+    monkeypatch.setattr(hub, "progress_bar_states", {})
     monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
     monkeypatch.setenv("TQDM_DISABLE", "")
     hide_progress_bars(downloads=downloads)
-    try:
-        assert are_progress_bars_disabled()  # what transformers asks when it is imported
-        assert are_progress_bars_disabled("huggingface_hub.http_get") is not downloads
-    finally:
-        enable_progress_bars()
+    assert are_progress_bars_disabled()  # what transformers asks when it is imported
+    assert are_progress_bars_disabled("huggingface_hub.http_get") is not downloads
 
 
 def test_nothing_is_drawn_where_nobody_looks(run: Callable[..., Done]) -> None:

@@ -437,21 +437,21 @@ def test_counters_and_record() -> None:
         return_dict_in_generate=True,
     )
     for number, row in enumerate(trace.rows):
-        assert row.steps == len(row.records) == len(row.set_sizes)
+        assert row.step_count == len(row.records) == len(row.plausible_tokens)
         changed = 0
         for record in row.records:
             p = out.logits[record.step - 1][number].softmax(-1)
             kept = p >= METHOD.alpha * p.max()
-            assert record.set_size == int(kept.sum())
+            assert record.plausible_tokens == int(kept.sum())
             assert record.base[0] == pytest.approx(float(p[record.ids[0]] / p[kept].sum()), rel=1e-4)
             assert record.token == record.ids[0]  # greedy takes the best final candidate
             product = torch.tensor(record.base) * torch.tensor(record.vision)
             shown = torch.tensor(record.final)
             torch.testing.assert_close(shown / shown[0], product / product[0], atol=1e-5, rtol=1e-3)
-            assert record.divergences[trace.layers.index(record.layer), record.index] == record.divergences.min()
+            assert record.divergences[trace.layers.index(record.layer), record.vision_token] == record.divergences.min()
             changed += record.ids[0] != int(p.argmax())
             assert record.changed == (record.ids[0] != int(p.argmax()))
-            assert 0 <= record.index < row.vision_tokens
+            assert 0 <= record.vision_token < row.vision_tokens
         assert row.changed == changed
         assert row.applied == sum(record.vision is not None for record in row.records)
 
@@ -485,7 +485,7 @@ def test_vision_logits_follow_the_models_own_scaling(transform: str) -> None:
 def test_full_vocabulary_is_bounded_in_memory_and_excludes_nothing() -> None:
     trace = Trace()
     decode("llava", batch("llava", [0]), ReVisiT(vocabulary="full"), trace=trace)
-    assert set(trace.rows[0].set_sizes) == {families.VOCAB}
+    assert set(trace.rows[0].plausible_tokens) == {families.VOCAB}
 
 
 @pytest.mark.parametrize(
@@ -535,7 +535,7 @@ def test_rows_that_any_criterion_ended_are_not_counted_on() -> None:
     trace = Trace(record=True)
     options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": families.VOCAB + 1, "pad_token_id": 0}
     revisit.generate(model, **inputs, method=METHOD, trace=trace, stopping_criteria=[Second()], **options)
-    assert [row.steps for row in trace.rows] == [2, 5]
+    assert [row.step_count for row in trace.rows] == [2, 5]
     assert [len(row.records) for row in trace.rows] == [2, 5]
 
 

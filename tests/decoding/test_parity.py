@@ -39,7 +39,7 @@ def test_published_code_token_for_token(pack: Any, layers: str) -> None:
             output_scores=True,
         )
         assert out.sequences[0, inputs["input_ids"].shape[1] :].tolist() == row["tokens"]
-        assert trace.rows[0].set_sizes == row["vcons"]
+        assert trace.rows[0].plausible_tokens == row["vcons"]
         for scores, best in zip(out.scores, row["top_scores"], strict=True):
             mine = scores[0].topk(len(best)).values
             torch.testing.assert_close(mine, torch.tensor(best), atol=1e-4, rtol=0)

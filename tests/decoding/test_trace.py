@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import torch
 from transformers.generation import utils as transformers_utils
@@ -67,7 +68,7 @@ def test_it_shows_itself_in_one_line(decoded: tuple[Any, Trace]) -> None:
     shown = repr(Trace(rows=rows, method={"name": "vcd"}))
     assert shown == "Trace('vcd', rows=2, vision_tokens=12, steps=5, applied=2, changed=1)"
     assert repr(rows[0]) == "RowTrace(vision_tokens=6, steps=3, applied=2, changed=1, records=0)"
-    record = StepRecord(2, 7, [7, 5], [0.4, 0.6], [0.9, 0.1], [0.8, 0.2], 2, layer=4, index=3, text=" zebra")
+    record = StepRecord(2, 7, [7, 5], [0.4, 0.6], [0.9, 0.1], [0.8, 0.2], 2, layer=4, vision_token=3, text=" zebra")
     assert repr(record) == "StepRecord(2: ' zebra' of 2, vision token 3 at layer 4, changed)"
     assert len(repr(decoded[1])) < 120
 
@@ -91,7 +92,7 @@ def test_a_chain_keeps_its_links() -> None:
     trace = Trace()
     revisit.generate(model, **inputs, method="chain:methods=vcd,revisit", trace=trace, **OPTIONS)
     assert [link.method["name"] for link in trace.links] == ["vcd", "revisit"]
-    assert [link["rows"][0]["steps"] for link in trace.to_dict()["links"]] == [4, 4]
+    assert [link["rows"][0]["step_count"] for link in trace.to_dict()["links"]] == [4, 4]
     assert trace.summary()["steps"] == 4
 
 
@@ -103,7 +104,13 @@ def test_the_table_of_steps(decoded: tuple[Any, Trace]) -> None:
     assert table["step"].tolist() == [1, 2, 3, 4] * 2
     first = trace.rows[0].records[0]
     assert table.loc[0, "final"] == first.final[first.ids.index(first.token)]  # type: ignore[arg-type]
-    assert table.loc[0, "favorite"] == first.favorite
+    assert table["changed"].tolist() == table["instead_of_token"].notna().tolist()
+    records = [record for row in trace.rows for record in row.records]
+    assert [None if pandas.isna(token) else token for token in table["instead_of_token"]] == [
+        r.instead_of for r in records
+    ]
+    for column in ("token", "vision_token", "layer", "patch_row", "patch_col", "plausible_tokens"):
+        assert pandas.api.types.is_integer_dtype(table[column]), column
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

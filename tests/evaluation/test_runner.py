@@ -503,7 +503,7 @@ def test_labels_name_what_is_not_default() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"methods": (Shift(), Shift())}, "'shift' is given twice"),
+        ({"methods": (Shift(), Shift())}, "'shift' is listed twice"),
         ({"models": ()}, "at least one model"),
         ({"limit": 0}, "limit must be at least 1"),
         ({"batch_size": 0}, "batch_size must be at least 1"),

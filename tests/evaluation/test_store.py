@@ -92,7 +92,7 @@ def test_every_changed_character_is_found_and_its_answer_made_again(tmp_path: Pa
                 list(read_answers(path))
             with cell(tmp_path) as again:
                 assert [again.get(f"q{n}", f"c{n}") is None for n in (1, 2, 3)] == [False, True, False]
-                assert "1 answer is damaged (line 2) and will be made again" in again.repairs[0]
+                assert "1 answer is damaged (line 2) and will be regenerated" in again.repairs[0]
                 assert path.read_bytes() == lines[0] + lines[2]
     assert (full.path / "damaged.jsonl").exists()
 

@@ -49,7 +49,9 @@ def answer(count: int, tokens: int, seed: int = 0, words: list[str] | None = Non
     for number in range(count):
         text = ("" if number == 0 else " ") + words[number % len(words)]
         if number % 4 == 2:
-            steps.append(TokenStep(text, number, set_size=1, candidates=[Candidate(number, text, 1.0, None, 1.0)]))
+            steps.append(
+                TokenStep(text, number, plausible_tokens=1, candidates=[Candidate(number, text, 1.0, None, 1.0)])
+            )
             continue
         heat = draw.random(tokens).astype("float32") * 0.5 + 0.1
         index = speaker(number, tokens)
@@ -67,9 +69,9 @@ def answer(count: int, tokens: int, seed: int = 0, words: list[str] | None = Non
                 number,
                 shift=0.55 if changed else 0.2 * draw.random(),
                 instead_of=" other0" if changed else None,
-                set_size=20,
+                plausible_tokens=20,
                 layer=6,
-                index=index,
+                vision_token=index,
                 divergence=0.01,
                 heat=heat,
                 candidates=candidates,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from PIL import Image
@@ -20,6 +21,7 @@ import families
 import revisit
 from revisit.embedded.familiar import MIN_CONFIDENCE, likeness
 from revisit.embedded.samples import names, sample
+from revisit.explain import terminal
 from revisit.explain.prefill import watch_prefill
 
 
@@ -63,7 +65,7 @@ def test_many_pictures_at_once_give_the_answers_of_each_alone(family: str, metho
         alone = revisit.ask(pair, image, "What is it?", **options)
         for mine, own in zip(answer.decode.answers, alone.decode.answers, strict=True):
             assert [step.token for step in mine.steps] == [step.token for step in own.steps]
-            assert [step.index for step in mine.steps] == [step.index for step in own.steps]
+            assert [step.vision_token for step in mine.steps] == [step.vision_token for step in own.steps]
         assert answer.decode.layout == alone.decode.layout
         assert len(answer.trace.rows) == 1
         assert answer.decode.vision is not None
@@ -105,6 +107,9 @@ print(revisit.ask("tiny", np.random.default_rng(0).random((60, 60, 3)), max_new_
 
 def test_steps_are_counted_alike_from_1(answer: revisit.Answer) -> None:
     table = answer.trace.to_pandas()
+    for row in table.itertuples():  # where the page and the terminal say that the patch is
+        place = terminal.place(None if pandas.isna(row.vision_token) else row.vision_token, answer.decode.layout)
+        assert place == ("" if pandas.isna(row.vision_token) else f"{row.patch_row},{row.patch_col}")
     assert table["step"].tolist() == list(range(1, len(table) + 1))
     assert table.loc[table["changed"], "step"].tolist() == [step for step, _, _ in answer.changed]
     assert [record.step for record in answer.trace.rows[0].records] == table["step"].tolist()

@@ -214,7 +214,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"text": None}, "is a string, not NoneType"),
     ({"text": 3}, "is a string, not int"),
     ({"text": "dog " * 1000}, "split the text"),
-    ({"text": "A <image> of a dog"}, "stands for an image"),
+    ({"text": "A <image> of a dog"}, "marks an image"),
     ({"image": None}, "No image was given"),
     ({"image": []}, "No image was given"),
     ({"image": "nowhere.jpg"}, "nowhere.jpg"),

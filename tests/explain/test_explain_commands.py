@@ -97,7 +97,7 @@ def test_lens_prints_tables_and_writes_files(folder: Path, tmp_path: Path) -> No
         (("lens",), "No image was given"),
         (("lens", "a.png", "--words", "one"), "at least two words"),
         (("lens", "a.png", "--png", "x.png"), "name the words"),
-        (("generate", "a.png", "--html", "x.html", "--beams", "2"), "leave out --beams"),
+        (("generate", "a.png", "--html", "x.html", "--beams", "2"), "cannot be combined with --beams"),
     ],
 )
 def test_what_cannot_be_done_is_one_sentence(arguments: tuple[str, ...], says: str) -> None:

@@ -65,7 +65,7 @@ def test_differences_are_marked_on_both_sides() -> None:
 
 def test_text_cannot_break_out_of_the_page() -> None:
     bad = "</script><script>alert(1)</script>"
-    step = TokenStep(bad, 1, set_size=1, candidates=[Candidate(1, bad, 1.0, None, 1.0)])
+    step = TokenStep(bad, 1, plausible_tokens=1, candidates=[Candidate(1, bad, 1.0, None, 1.0)])
     decode = made_up.decode()
     html = page.render(Decode(decode.images, bad, bad, decode.layout, [MethodOutput({"name": "greedy"}, [step], bad)]))
     assert "<script>alert" not in html
@@ -101,7 +101,7 @@ def test_a_method_that_seeks_disagreement_says_so(select: str) -> None:
 
 def test_a_step_tells_its_weight_and_every_vision_token_that_was_asked() -> None:
     heat = np.linspace(0, 1, 12, dtype="float32")[::-1]
-    step = TokenStep("a", 0, index=11, layer=6, divergence=0.0, weight=0.4567, heat=heat)
+    step = TokenStep("a", 0, vision_token=11, layer=6, divergence=0.0, weight=0.4567, heat=heat)
     entry, _ = page.step_payload(step, {"neighbors": 8})
     assert entry["g"] == 0.457
     assert [token for token, _ in entry["p"]] == [11, 10, 9, 8, 7, 6, 5, 4]

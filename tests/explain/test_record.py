@@ -35,14 +35,14 @@ def test_an_answer_is_what_generate_returns(decoded: record.Decode) -> None:
     shown = decoded.answers[0]
     assert [step.token for step in shown.steps] == tokens
     for step, recorded in zip(shown.steps, trace.rows[0].records, strict=True):
-        assert step.index == recorded.index
+        assert step.vision_token == recorded.vision_token
         assert step.layer == recorded.layer
         best = max(step.candidates, key=lambda c: c.final)
         assert best.token == step.token
         if recorded.divergences is not None:
             assert step.heat is not None
             assert np.allclose(step.heat, recorded.divergences.numpy().min(0))
-            assert int(step.heat.argmin()) == step.index
+            assert int(step.heat.argmin()) == step.vision_token
     assert len(shown.changed) == trace.rows[0].changed
 
 
@@ -50,7 +50,7 @@ def test_plain_decoding_shows_its_candidates_and_changes_nothing(decoded: record
     plain = decoded.answers[1]
     assert plain.name == "greedy"
     assert plain.changed == []
-    assert all(step.shift == pytest.approx(0) and step.index is None for step in plain.steps)
+    assert all(step.shift == pytest.approx(0) and step.vision_token is None for step in plain.steps)
     assert all(step.candidates[0].token == step.token for step in plain.steps)
 
 
@@ -76,7 +76,11 @@ def test_the_chosen_token_and_both_favorites_are_always_among_the_shown() -> Non
     vision = [0.02] * 38 + [0.22, 0.02]
     final = sorted((0.5 * 0.6**k for k in range(40)), reverse=True)
     step = record.step_of(
-        families.tokenizer(), 335, "x", StepRecord(0, 335, ids, base, vision, final, set_size=40), {"name": "revisit"}
+        families.tokenizer(),
+        335,
+        "x",
+        StepRecord(0, 335, ids, base, vision, final, plausible_tokens=40),
+        {"name": "revisit"},
     )
     shown = [candidate.token for candidate in step.candidates]
     assert len(shown) == record.SHOWN_CANDIDATES

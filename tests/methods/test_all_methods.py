@@ -36,7 +36,7 @@ def test_a_row_of_a_batch_equals_its_single_run(family: str, name: str) -> None:
         alone, own = decode(family, single(family, row), METHODS[name])
         assert torch.equal(new_tokens(both, batch(family))[row], new_tokens(alone, single(family, row))[0])
         assert_close(both.scores, alone.scores, slice(row, row + 1))
-        assert trace.rows[row].set_sizes == own.rows[0].set_sizes
+        assert trace.rows[row].plausible_tokens == own.rows[0].plausible_tokens
 
 
 REFUSALS = {  # what a method needs and a family does not have
@@ -156,7 +156,7 @@ def test_records_are_distributions_over_the_set(name: str) -> None:
         for record in row.records:
             assert record.token is not None
             assert record.final == sorted(record.final, reverse=True) or len(record.ids) == trace.candidates
-            if record.set_size <= trace.candidates:
+            if record.plausible_tokens <= trace.candidates:
                 for column in (record.base, record.final, record.vision or [1.0]):
                     assert sum(column) == pytest.approx(1.0, abs=1e-4)
 

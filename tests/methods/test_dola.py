@@ -37,7 +37,7 @@ def test_every_row_of_the_reference_token_for_token() -> None:
         )
         assert output.sequences[0, cases[row["case"]]["input_ids"].shape[1] :].tolist() == row["tokens"], row
         if method is not None:
-            assert trace.rows[0].set_sizes == row["kept"]
+            assert trace.rows[0].plausible_tokens == row["kept"]
             for scores, best in zip(output.scores, row["top_scores"], strict=True):
                 assert scores[0].topk(len(best)).values.tolist() == pytest.approx(best, abs=2e-3)
 

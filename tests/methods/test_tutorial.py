@@ -69,5 +69,6 @@ def test_the_smallest_method_of_the_guide_runs() -> None:
         model, **inputs, method="sharpen:power=3", trace=True, max_new_tokens=2, do_sample=False
     )
     record = trace.rows[0].records[0]
-    best = record.ids.index(record.favorite)
+    assert record.instead_of is None  # a sharper distribution has the same best token
+    best = 0
     assert record.final[best] > record.base[best]

@@ -90,9 +90,9 @@ def test_an_ablation_then_the_report(measured: Path, command: Callable[..., str]
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["analyze", "projection", "--model", "nowhere/none"], "Say where the pictures are"),
+        (["analyze", "projection", "--model", "nowhere/none"], "--data is missing"),
         (["analyze", "projecton"], "Did you mean 'projection'"),
-        (["analyze", "projection", "--method", "greedy"], "--method has no meaning for projection"),
+        (["analyze", "projection", "--method", "greedy"], "--method cannot be used with projection"),
         (["analyze", "case-study", "--method", "vcd", "--data", SCENES], "what ReVisiT changed, not vcd"),
         (["ablate", "e"], "Unknown panel 'e'"),
         (["analyze", "projection", "--data", "scenes:unsual:3"], "Did you mean 'unusual'"),

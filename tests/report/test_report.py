@@ -145,7 +145,7 @@ STUDIES: dict[str, dict[str, Any]] = {
                 "ground_truth": ["cat"],
                 "layer": 5,
                 "vision_token": 17,
-                "set_size": 2,
+                "plausible_tokens": 2,
                 "rows": [{"token": "<cat>", "base": [-1.0, 36.8], "vision": [-0.1, 90.5], "final": [-1.1, 95.0]}],
             }
         ],

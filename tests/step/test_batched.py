@@ -226,10 +226,10 @@ def test_a_recorded_run_takes_the_fast_step(compiled: bool, monkeypatch: pytest.
     inputs = families.inputs("llava", ["hi", "what is it?"], [[families.picture(0)], [families.picture(1)] * 2])
     revisit.generate(model, **inputs, method=METHOD, trace=trace, **OPTIONS)
     records = [record for row in trace.rows for record in row.records]
-    assert len(records) == sum(row.steps for row in trace.rows)
+    assert len(records) == sum(row.step_count for row in trace.rows)
     for record in records:
         if record.divergences is not None:  # the selected one is the least, also behind another item's padding
             assert record.divergence == pytest.approx(float(record.divergences.nan_to_num(9).min()), abs=1e-6)
-            place = trace.layers.index(record.layer), record.index
+            place = trace.layers.index(record.layer), record.vision_token
             assert record.divergence == float(record.divergences[place])
     assert sum(record.divergences is not None for record in records) > 4

@@ -325,6 +325,6 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     path = require(folder / "relation.json", "AMBER's relation.json", SOURCE)
     related = files.read_json(path)
     if not isinstance(related, dict) or not all(isinstance(words, list) for words in related.values()):
-        raise RevisitError(f"{path} must hold an object: a word -> the words that may stand for it.")
+        raise RevisitError(f"{path} must hold an object: a word -> the words that may replace it.")
     safe = files.read_text(require(folder / "safe_words.txt", "AMBER's safe_words.txt", SOURCE)).split("\n")
     return Vocabulary(related, frozenset(word for word in safe if word))

@@ -27,19 +27,19 @@ def ablate(
     data: list[str] = typer.Option(
         None, help="As for `revisit eval`: a folder, NAME=FOLDER, or scenes:SPLIT:NUMBER:SEED."
     ),
-    set_: list[str] = typer.Option(
-        [], "--set", help="A setting of the main configuration, key=value; may be repeated."
-    ),
+    set_: list[str] = typer.Option([], "--set", help="Setting of the main configuration, key=value. Repeatable."),
     limit: int = options.LIMIT,
     batch_size: int = options.BATCH_SIZE,
-    max_new_tokens: int = typer.Option(None, min=1, help="Longest answer; each benchmark's own if not given."),
-    out: Path = typer.Option(Path("ablation"), "--out", "-o", help="Where answers and results are kept."),
+    max_new_tokens: int = typer.Option(
+        None, min=1, help="Maximum length of an answer; by default the benchmark's own."
+    ),
+    out: Path = typer.Option(Path("ablation"), "--out", "-o", help="Folder for answers and results."),
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,
     plan_only: bool = options.PLAN,
     quiet: bool = options.QUIET,
 ) -> None:
-    """Run the paper's ablation panels; a stopped or killed run resumes with the same command.
+    """Run the paper's ablations; a stopped run resumes with the same command.
 
     The main configuration is ReVisiT with its defaults and the layers that the paper recommends for the model. To compare
     other settings, list them as methods of `revisit eval`.
@@ -100,6 +100,6 @@ def _main_configuration(assignments: list[str], models: list[str]) -> ReVisiT:
     wanted = [ReVisiT.recommended(load_config(name.strip()).model_type) for name in models]
     if len({method.layers for method in wanted}) > 1:
         raise RevisitError(
-            "The paper recommends other layers for some of these models: ablate them apart, or --set layers."
+            "The paper recommends different layers for these models: run them one by one, or --set layers."
         )
     return wanted[0].replace(**settings)

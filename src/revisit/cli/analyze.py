@@ -35,15 +35,15 @@ def analyze(
         help="Folder with COCO val2014 pictures and annotations, or scenes:SPLIT:NUMBER:SEED to generate them (the embedded "
         "model's default is scenes:unusual:100).",
     ),
-    limit: int = typer.Option(None, min=1, help="Only the first pictures."),
-    output: Path = typer.Option(Path("results"), "--out", "-o", help="Where captions and results are kept."),
+    limit: int = typer.Option(None, min=1, help="Use only the first pictures."),
+    output: Path = typer.Option(Path("results"), "--out", "-o", help="Folder for captions and results."),
     method: list[str] = typer.Option(
         None,
-        help="How captions are decoded, such as revisit:alpha=0.01 (default: greedy). Of case-study, pointing (both: ReVisiT with "
-        "settings) and latency: what is studied; of the last two it may be repeated.",
+        help="How captions are decoded, such as revisit:alpha=0.01 (default: greedy). For case-study and pointing: ReVisiT with the "
+        "settings to study; for latency: the methods to time. Repeatable with pointing and latency.",
     ),
-    max_new_tokens: int = typer.Option(512, min=1, help="Longest caption, for the studies that decode."),
-    batch_size: int = typer.Option(8, min=1, help="Captions decoded together."),
+    max_new_tokens: int = typer.Option(512, min=1, help="Maximum length of a caption, in tokens."),
+    batch_size: int = typer.Option(8, min=1, help="Batch size."),
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,
     plan_only: bool = options.PLAN,
@@ -79,7 +79,7 @@ def analyze(
         raise unknown("study", study, OPTIONS)
     for name in sorted({name for names in OPTIONS.values() for name in names} - set(OPTIONS[study])):
         if typed(context, name):
-            raise RevisitError(f"--{name.strip('_').replace('_', '-')} has no meaning for {study}; leave it out.")
+            raise RevisitError(f"--{name.strip('_').replace('_', '-')} cannot be used with {study}.")
     if method and len(method) > 1 and study not in ("pointing", "latency"):
         raise RevisitError(f"{study} reads the captions of one method, not of {len(method)}: give --method once.")
     from revisit.evaluation.places import DEFAULT_SCENES, scene_packages
@@ -92,7 +92,7 @@ def analyze(
     from revisit.report.terminal import print_section
 
     if data is None and model != EMBEDDED:
-        raise RevisitError(f"Say where the pictures are: --data DIR, or --data {DEFAULT_SCENES} for generated scenes.")
+        raise RevisitError(f"--data is missing: give a folder, or {DEFAULT_SCENES} for generated scenes.")
     methods = tuple(method or STUDIES[study].methods)
     if study == "pointing":
         check_settings(methods)

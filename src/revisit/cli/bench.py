@@ -21,11 +21,11 @@ def bench(
         ["revisit"], "--method", "-d", help="Methods, separated by commas; settings as revisit:layers=all,alpha=1e-5."
     ),
     model: str = options.MODEL,
-    image: str = typer.Option(None, help="Picture to describe; a plain gradient if not given."),
+    image: str = typer.Option(None, help="Picture to describe; by default a plain gradient."),
     prompt: str = options.PROMPT,
     new_tokens: int = typer.Option(64, "--max-new-tokens", min=3, help="Tokens per call."),
-    warmups: int = typer.Option(1, min=0, help="Short calls before anything counts."),
-    repeats: int = typer.Option(3, min=1, help="Calls per method; methods take turns."),
+    warmups: int = typer.Option(1, min=0, help="Warm-up calls."),
+    repeats: int = typer.Option(3, min=1, help="Timed calls per method; methods take turns."),
     batch: int = typer.Option(1, "--batch-size", min=1, help="Rows per call."),
     beams: int = options.BEAMS,
     threads: int = typer.Option(None, min=1, help="CPU threads."),
@@ -33,7 +33,7 @@ def bench(
     device_map: str = options.DEVICE_MAP,
     as_json: bool = options.JSON,
 ) -> None:
-    """Time methods against plain decoding: first token, ms per token (mean ± deviation over repeats), peak extra memory.
+    """Time methods against plain decoding: first token, ms per token, extra memory.
 
     Examples:
 

@@ -23,13 +23,17 @@ if TYPE_CHECKING:
 def check(
     source: Path = typer.Argument(None, help="A picture, followed by its text; or a file of texts with --images."),
     text: str = typer.Argument(None, help="The text to check against the picture."),
-    images: Path = typer.Option(None, help="Folder of the pictures that a file of texts is about."),
-    output: Path = typer.Option(None, "--out", "-o", help="Folder for the checks of a file; resumed if it is there."),
+    images: Path = typer.Option(None, help="Folder with the pictures of a file of texts."),
+    output: Path = typer.Option(
+        None, "--out", "-o", help="Folder for the results of a file of texts; an existing one is resumed."
+    ),
     model: str = options.MODEL,
     prompt: str = typer.Option(None, "--prompt", "-p", help="The question that the text answers."),
-    threshold: float = typer.Option(None, help="Flag words with less support, 0 to 1; the model's own unless given."),
+    threshold: float = typer.Option(
+        None, help="Flag words with less support than this, from 0 to 1; by default the model's own threshold."
+    ),
     words: str = typer.Option("objects", help="objects, content, or a list such as dog,cat,cup."),
-    field: str = typer.Option(None, help="The field of the file that holds the text, where several could."),
+    field: str = typer.Option(None, help="Field of the file that holds the text, if it is not clear."),
     batch_size: int = typer.Option(8, min=1, help="Texts in one forward pass."),
     calibrate: str = typer.Option(
         None,
@@ -42,7 +46,7 @@ def check(
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
     allow_incomplete: bool = options.ALLOW_INCOMPLETE,
 ) -> None:
-    """Which words does the picture support? For texts of any origin. Exits with 1 if a word is doubtful, with 0 if none is.
+    """Check which words of a text the picture supports. The exit code is 1 if a word is doubtful.
 
     A file of texts may have any layout that `revisit score chair` reads. The folder --out then holds checks.jsonl (one line a
     text), summary.csv and index.html (most doubtful first). Texts that could not be checked are named, and the exit code is 3.
@@ -77,7 +81,7 @@ def check(
     if text is None and (html is not None or as_json):
         raise RevisitError("--html and --json belong to one text; a file of texts writes its page and lines to --out.")
     if text is None and output is None:
-        raise RevisitError("Say where the checks of the file go, with --out DIR.")
+        raise RevisitError("A file of texts needs --out DIR for its results.")
     if output is not None and output.exists() and not output.is_dir():
         raise RevisitError(f"{output} is a file; give a folder as --out.")
     chosen = words if words in ("objects", "content") else [word for word in words.split(",") if word.strip()]

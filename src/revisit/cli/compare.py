@@ -12,16 +12,14 @@ from revisit.errors import RevisitError, need, unknown
 
 def compare(
     folder: Path = typer.Argument(..., help="The --out folder of `revisit eval`."),
-    baseline: str = typer.Option(None, help="Method the others are tested against; greedy if it was run."),
-    metric: list[str] = typer.Option(
-        [], help="Only these metrics; patterns such as 'coco_*/F1' work. May be repeated."
-    ),
-    resamples: int = typer.Option(4999, min=99, help="Draws of the tests."),
+    baseline: str = typer.Option(None, help="Method to compare with; by default greedy, if it was run."),
+    metric: list[str] = typer.Option([], help="Only these metrics; patterns such as 'coco_*/F1' work. Repeatable."),
+    resamples: int = typer.Option(4999, min=99, help="Resamples of the statistical tests."),
     intersect: bool = typer.Option(False, "--intersect", help="Compare on the items that all methods answered."),
     format_: str = typer.Option(None, "--format", "-f", help="markdown, csv, latex or html."),
-    out: Path = typer.Option(None, "--out", "-o", help="Write there; .md, .csv, .tex or .html says the format."),
+    out: Path = typer.Option(None, "--out", "-o", help="Output file; .md, .csv, .tex or .html sets the format."),
 ) -> None:
-    """Compare the methods of a run: best in bold, second underlined, paired tests with Holm's correction.
+    """Compare the methods of a run, with paired tests and Holm's correction.
 
     Examples:
 
@@ -38,7 +36,7 @@ def compare(
     need("scipy", "statsmodels")
     kind = format_ or (SUFFIXES.get(out.suffix.lower()) if out else "markdown")
     if kind is None:
-        raise RevisitError(f"{out} does not say a format: end its name in {', '.join(SUFFIXES)}, or give --format.")
+        raise RevisitError(f"The format of {out} is unknown: end its name in {', '.join(SUFFIXES)}, or give --format.")
     if kind not in WRITERS:
         raise unknown("format", kind, WRITERS)
     if out is not None:

@@ -12,17 +12,15 @@ from revisit.errors import RevisitError, need
 
 def get(
     benchmark: str = typer.Argument(help="A name from `revisit benchmarks`; or nltk."),
-    folder: Path = typer.Argument(None, metavar="DIR", help="A new folder; NLTK's data has a place of its own."),
+    folder: Path = typer.Argument(None, metavar="DIR", help="A new folder; not needed for nltk."),
     source: str = typer.Option(
         None,
         "--from",
         help="A hub dataset OWNER/NAME, a folder with a dataset's files, or the address of a copy of the authors' servers.",
     ),
-    split: str = typer.Option(None, help="Another split; several are separated by commas."),
-    limit: int = typer.Option(None, min=1, help="Only the first items: nothing after them is downloaded."),
-    set_: list[str] = typer.Option(
-        [], "--set", help="An option of the benchmark that decides what it needs, key=value."
-    ),
+    split: str = typer.Option(None, help="Another split, or several separated by commas."),
+    limit: int = typer.Option(None, min=1, help="Fetch only the first items."),
+    set_: list[str] = typer.Option([], "--set", help="Option of the benchmark, key=value."),
 ) -> None:
     """Fetch a benchmark's data into a folder for `revisit eval --data`: questions, annotations, and the pictures they need.
 
@@ -58,7 +56,7 @@ def get(
 
     about_it = find(benchmark)
     if folder is None:
-        raise RevisitError(f"Say where the data goes: revisit data get {benchmark} DIR.")
+        raise RevisitError(f"DIR is missing: revisit data get {benchmark} DIR.")
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

@@ -27,7 +27,7 @@ def doctor(
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
     as_json: bool = options.JSON,
 ) -> None:
-    """Check the installation, and what ReVisiT means for a model: vision tokens, layers, memory, what is refused.
+    """Check the installation, or a model before it is downloaded: vision tokens, layers, memory.
 
     With --image the model is loaded and runs the photo and a blank picture of its size, one prefill each: what changes, the words
     that the vision tokens favor on the photo, and a vision path that is broken.

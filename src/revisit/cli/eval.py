@@ -49,25 +49,27 @@ def evaluate(
         None,
         metavar="PLACE",
         help="Folder with the benchmarks' files, or NAME=FOLDER for each; scenes:SPLIT:NUMBER:SEED generates them, download "
-        f"fetches them once, as `revisit data get` does. Of the model tiny: {DEFAULT_SCENES}.",
+        f"fetches them once, as `revisit data get` does. Default for tiny: {DEFAULT_SCENES}.",
     ),
     limit: int = options.LIMIT,
     batch_size: int = options.BATCH_SIZE,
     max_new_tokens: int = typer.Option(
-        DEFAULT.max_new_tokens, min=1, help="Longest answer; each benchmark's own if not given."
+        DEFAULT.max_new_tokens, min=1, help="Maximum length of an answer; by default the benchmark's own."
     ),
     seed: int = typer.Option(
         DEFAULT.seed,
         callback=options.a_seed,
-        help="Seed of --sample; every item draws with a seed of its own made from it.",
+        help="Seed of --sample; every item gets its own seed derived from it.",
     ),
     seeds: str = typer.Option(
         "",
-        help="With --sample: several seeds, such as 0,1,2; tables then have mean ± standard deviation and every seed.",
+        help="With --sample: several seeds, such as 0,1,2; tables show the mean ± standard deviation.",
     ),
-    out: Path = typer.Option(Path(DEFAULT.out), "--out", "-o", help="Where answers and results are kept."),
-    preset: str = typer.Option(None, help="A protocol by name: paper; what is typed comes on top."),
-    config: Path = typer.Option(None, "--config", "-c", help="YAML file with these options as keys; flags beat it."),
+    out: Path = typer.Option(Path(DEFAULT.out), "--out", "-o", help="Folder for answers and results."),
+    preset: str = typer.Option(None, help="Protocol: paper. Options on the command line override it."),
+    config: Path = typer.Option(
+        None, "--config", "-c", help="YAML file with these options as keys; the command line overrides it."
+    ),
     set_: list[str] = typer.Option(
         [], "--set", help="method.key=value, benchmark.key=value, or key=value for every method that has it."
     ),
@@ -77,26 +79,26 @@ def evaluate(
     beams: int = options.BEAMS,
     engine: str = typer.Option(DEFAULT.engine, help="What runs the model: local, ray or vllm."),
     workers: int = typer.Option(
-        DEFAULT.workers, min=1, help="With --engine ray: models loaded; one per GPU or node if not given."
+        DEFAULT.workers, min=1, help="With --engine ray: number of workers; by default one per GPU or node."
     ),
     address: str = typer.Option(
-        DEFAULT.address, help="With --engine ray: the cluster, such as auto or ray://host:10001."
+        DEFAULT.address, help="With --engine ray: address of the cluster, such as auto or ray://host:10001."
     ),
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
     allow_incomplete: bool = options.ALLOW_INCOMPLETE,
     skip_bad_images: bool = typer.Option(
-        False, "--skip-bad-images", help="Score without the items whose image cannot be read, and list them."
+        False, "--skip-bad-images", help="Leave out items whose images cannot be read, and list them."
     ),
     plan_only: bool = options.PLAN,
     quiet: bool = options.QUIET,
     verify: Path = typer.Option(
-        None, callback=_a_folder, help="Check a whole run folder instead: checksums, answers, scores."
+        None, callback=_a_folder, help="Check a run folder instead: checksums, answers, scores."
     ),
     schema: bool = typer.Option(False, "--schema", help="Print the stored records as JSON Schema instead."),
 ) -> None:
-    """Measure methods on benchmarks; a run that was stopped or killed resumes with the same command.
+    """Evaluate methods on benchmarks; a stopped run resumes with the same command.
 
     Examples:
 
@@ -170,8 +172,8 @@ def without_unscorable(plan: Plan) -> tuple[Plan, str]:
         require_data()
     names = ", ".join(benchmark.name for benchmark in plan.benchmarks if benchmark.needs_nltk)
     return replace(plan, benchmarks=kept), (
-        f"{names} was left out because NLTK's data is not here; run `revisit data get nltk`, then the same command again: "
-        "what is measured stays."
+        f"{names} was left out because NLTK's data is missing: run `revisit data get nltk`, then the same command again. "
+        "Finished results are kept."
     )
 
 
@@ -202,7 +204,7 @@ def verify_run(folder: Path) -> None:
 def stopped(output: Path) -> Interrupted:
     """The message for KeyboardInterrupt."""
     if any(output.glob("cells/*/answers.jsonl")):
-        return Interrupted(f"Stopped. Every finished answer is in {output}; the same command resumes from there.")
+        return Interrupted(f"Stopped. Finished answers are in {output}; the same command resumes from there.")
     return Interrupted("Stopped before the first answer.")
 
 

@@ -36,7 +36,7 @@ def check_sampling(sample: bool, temperature: float, top_p: float) -> None:
     from revisit.decoding.settings import Decoding
 
     if not sample and (temperature != 1 or top_p != 1):
-        raise RevisitError("--temperature and --top-p act on sampling only: add --sample, or leave them out.")
+        raise RevisitError("--temperature and --top-p need --sample.")
     Decoding(temperature=temperature if sample else None, top_p=top_p if sample else None)
 
 
@@ -52,15 +52,15 @@ def generate(
     top_p: float = options.TOP_P,
     beams: int = options.BEAMS,
     seed: int = typer.Option(0, callback=options.a_seed, help="Seed for --sample."),
-    together: bool = typer.Option(False, "--together", help="Put all images into one prompt instead of one each."),
+    together: bool = typer.Option(
+        False, "--together", help="Put all images into one prompt instead of asking about each."
+    ),
     html: Path = options.HTML,
-    figure: list[Path] = typer.Option(
-        [], help="Draw how the answer was decoded (.png, .svg or .pdf); may be repeated."
-    ),
+    figure: list[Path] = typer.Option([], help="Draw how the answer was decoded (.png, .svg or .pdf). Repeatable."),
     step: list[int] = typer.Option(
-        [], min=1, help="Steps in the figure, from 1; those that changed most unless given."
+        [], min=1, help="Steps in the figure, counted from 1; by default those that changed most."
     ),
-    trace_: bool = typer.Option(False, "--trace", help="Print the steps at which the method mattered."),
+    trace_: bool = typer.Option(False, "--trace", help="Print the steps where the method made a difference."),
     compare_with: list[str] = options.COMPARE_WITH,
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object per answer."),
     stream: bool = typer.Option(False, "--stream", help="Print the answer word by word."),
@@ -88,11 +88,11 @@ def generate(
     if not images:
         raise RevisitError("No image was given; for example: revisit generate photo.jpg")
     if stream and (beams > 1 or as_json):
-        raise RevisitError("--stream goes with neither --beams nor --json.")
+        raise RevisitError("--stream cannot be combined with --beams or --json.")
     recorded = bool(html or figure or trace_)
     if recorded and beams > 1:
         raise RevisitError(
-            "--html, --figure and --trace show an answer step by step; beams change places, so leave out --beams."
+            "--html, --figure and --trace cannot be combined with --beams: beams change places from step to step."
         )
     check_sampling(sample, temperature, top_p)
     method, settings = chosen_method(method, set_)
@@ -105,7 +105,7 @@ def generate(
         check_path(path)
         check_apart(path, paths)
     if not prompt.strip():
-        raise RevisitError("The prompt is empty; say what to ask with --prompt.")
+        raise RevisitError("The prompt is empty: give a question with --prompt.")
     groups = [paths] if together else [[path] for path in paths]
     # before the model is loaded: a bad file fails at once
     pictures = [[_open(path, allow_url) for path in group] for group in groups]

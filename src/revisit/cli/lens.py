@@ -12,20 +12,20 @@ from revisit.errors import RevisitError, need
 
 
 def lens(
-    images: list[str] = typer.Argument(None, help="Image files; all of them go into one prompt."),
-    words: str = typer.Option(None, help="A set of words to choose from, for example dog,cat,cup."),
+    images: list[str] = typer.Argument(None, help="Image files; they share one prompt."),
+    words: str = typer.Option(None, help="Words to choose from, for example dog,cat,cup."),
     objects: bool = typer.Option(False, "--objects", help="Also read over the object words of CHAIR."),
     model: str = options.MODEL,
-    layer: int = typer.Option(None, min=0, help="Layer of the table and the pictures; the last unless given."),
+    layer: int = typer.Option(None, min=0, help="Layer to show; by default the last."),
     norm: str = typer.Option("none", help="'final' applies the decoder's last norm to the layers below it."),
-    top: int = typer.Option(5, min=1, help="How many of the best tokens to keep for each patch."),
-    patches: int = typer.Option(20, min=1, help="How many patches the table lists."),
-    html: Path = typer.Option(None, help="Write a self-contained page here: click a patch, move through the layers."),
-    png: Path = typer.Option(None, help="Write one heat map per word here (.png, .svg or .pdf)."),
+    top: int = typer.Option(5, min=1, help="Tokens to keep for each patch."),
+    patches: int = typer.Option(20, min=1, help="Patches to list."),
+    html: Path = typer.Option(None, help="Write a self-contained page: click a patch, move through the layers."),
+    png: Path = typer.Option(None, help="Write one heat map per word (.png, .svg or .pdf)."),
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
     allow_incomplete: bool = options.ALLOW_INCOMPLETE,
 ) -> None:
-    """Read each vision token through the model's own head: over the full vocabulary, or over a set of words.
+    """Show what each image patch says: read vision tokens through the model's own head.
 
     Examples:
 

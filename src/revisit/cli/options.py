@@ -16,27 +16,27 @@ def a_seed(value: int) -> int:
 
 
 MODEL = typer.Option(
-    "tiny", "--model", "-m", help="Local folder or hub id; 'tiny' is the small model that ships with this package."
+    "tiny", "--model", "-m", help="Local folder or hub id. 'tiny' is the small model that ships with the package."
 )
-PROMPT = typer.Option(DESCRIBE, "--prompt", "-p", help="What to ask.")
-METHOD = typer.Option("revisit", help="Decoding method; see `revisit methods`. Settings: --set, or revisit:alpha=1e-3.")
-SET = typer.Option([], "--set", help="A setting of the method, key=value; may be repeated.")
-COMPARE_WITH = typer.Option(["greedy"], help="Another method to show next to it; may be repeated, 'none' for none.")
-MAX_NEW_TOKENS = typer.Option(256, min=1, help="Longest answer, in tokens.")
-SAMPLE = typer.Option(False, "--sample", help="Sample instead of taking the best token.")
-TEMPERATURE = typer.Option(1.0, help="With --sample.")
-TOP_P = typer.Option(1.0, help="With --sample.")
-BEAMS = typer.Option(1, min=1, max=MAX_BEAMS, help="Beam search with this many beams.")
-HTML = typer.Option(None, help="Write a self-contained page here.")
+PROMPT = typer.Option(DESCRIBE, "--prompt", "-p", help="The question.")
+METHOD = typer.Option("revisit", help="Decoding method, see `revisit methods`. Settings: --set, or revisit:alpha=1e-3.")
+SET = typer.Option([], "--set", help="Setting of the method, key=value. Repeatable.")
+COMPARE_WITH = typer.Option(["greedy"], help="Another method to compare with, or none. Repeatable.")
+MAX_NEW_TOKENS = typer.Option(256, min=1, help="Maximum length of an answer, in tokens.")
+SAMPLE = typer.Option(False, "--sample", help="Sample instead of always taking the best token.")
+TEMPERATURE = typer.Option(1.0, help="Temperature, with --sample.")
+TOP_P = typer.Option(1.0, help="Nucleus size, with --sample.")
+BEAMS = typer.Option(1, min=1, max=MAX_BEAMS, help="Number of beams.")
+HTML = typer.Option(None, help="Write a self-contained HTML page.")
 DTYPE = typer.Option(None, help="float32, float16, bfloat16 (or fp32, fp16, bf16) or auto.")
 DEVICE_MAP = typer.Option(None, help="Passed to transformers, for example auto.")
 TRUST_REMOTE_CODE = typer.Option(False, "--trust-remote-code", help="Allow code from the model's repository.")
 ALLOW_INCOMPLETE = typer.Option(
-    False, "--allow-incomplete", help="Load weights with missing, left-over or non-finite tensors."
+    False, "--allow-incomplete", help="Load weights with missing, unexpected or non-finite tensors."
 )
 ALLOW_URL = typer.Option(False, "--allow-url", help="Fetch images from public http(s) URLs.")
-LIMIT = typer.Option(None, min=1, help="Only the first items of each benchmark.")
-BATCH_SIZE = typer.Option(8, min=1, help="Answers made together; it does not change them in float32.")
+LIMIT = typer.Option(None, min=1, help="Use only the first items of each benchmark.")
+BATCH_SIZE = typer.Option(8, min=1, help="Batch size. Does not change answers in float32.")
 PLAN = typer.Option(False, "--plan", help="Print what would run, and stop.")
-QUIET = typer.Option(False, "--quiet", "-q", help="No progress, only the results.")
+QUIET = typer.Option(False, "--quiet", "-q", help="Print results only, no progress.")
 JSON = typer.Option(False, "--json", help="Print JSON.")

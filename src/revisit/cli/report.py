@@ -12,12 +12,12 @@ from revisit.errors import need
 def report(
     folder: Path = typer.Argument(..., help="Folder with the outputs of `eval`, `ablate` and `analyze`, at any depth."),
     out: Path = typer.Option(
-        None, "--out", "-o", help="Where to write report.html, report.md and figures/; the folder itself."
+        None, "--out", "-o", help="Where to write report.html, report.md and figures/; by default the folder itself."
     ),
     title: str = typer.Option("ReVisiT: results", help="Heading of the report."),
-    resamples: int = typer.Option(4999, min=99, help="Draws of the paired tests."),
+    resamples: int = typer.Option(4999, min=99, help="Resamples of the statistical tests."),
 ) -> None:
-    """Write report.html (self-contained), report.md and the figures as SVG and PNG.
+    """Write a report of everything measured in a folder, as HTML and markdown with figures.
 
     Example: revisit report runs
     """

@@ -20,35 +20,33 @@ SCENES = "scenes:unusual:8"  # the embedded models' data unless --data names oth
 
 
 def reproduce(
-    table: str = typer.Argument("", help="A table's name, several with commas, or all; --list shows them."),
-    list_: bool = typer.Option(False, "--list", help="Every table and figure of the paper, and what it needs."),
+    table: str = typer.Argument("", help="Name of a table, several separated by commas, or all; see --list."),
+    list_: bool = typer.Option(False, "--list", help="List the tables and figures, and what each needs."),
     plan: bool = typer.Option(False, "--plan", help="Print the plan only: models, downloads, answers, tokens, disk."),
     models: str = typer.Option(
-        None, help="Only these models of the paper, with commas; NAME=FOLDER takes a model from elsewhere."
+        None, help="Only these models of the paper, separated by commas; NAME=FOLDER loads a model from a folder."
     ),
-    model: str = typer.Option(
-        None, "--model", "-m", help="One model in the place of all of the paper's, such as tiny."
-    ),
+    model: str = typer.Option(None, "--model", "-m", help="Use one model instead of the paper's, for example tiny."),
     data: list[str] = typer.Option(
         None,
         help="As for `revisit eval`; what `revisit data get` fetches by default, generated scenes for the embedded model.",
     ),
-    out: Path = typer.Option(
-        Path("reproduced"), "--out", "-o", help="Where everything is kept, and report.html written."
-    ),
+    out: Path = typer.Option(Path("reproduced"), "--out", "-o", help="Folder for answers, results and report.html."),
     limit: int = options.LIMIT,
     batch_size: int = options.BATCH_SIZE,
-    engine: str = typer.Option("local", help="What runs the grids: local, ray or vllm; studies run locally."),
-    workers: int = typer.Option(None, min=1, help="With --engine ray: models loaded."),
-    address: str = typer.Option(None, help="With --engine ray: the cluster."),
+    engine: str = typer.Option("local", help="What runs the benchmarks: local, ray or vllm; studies run locally."),
+    workers: int = typer.Option(None, min=1, help="With --engine ray: number of workers."),
+    address: str = typer.Option(None, help="With --engine ray: address of the cluster."),
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,
     skip_bad_images: bool = typer.Option(
-        False, "--skip-bad-images", help="Score without the items whose images cannot be read."
+        False, "--skip-bad-images", help="Leave out items whose images cannot be read."
     ),
     quiet: bool = options.QUIET,
 ) -> None:
-    """Print the plan, run what is missing, and write our numbers next to the published ones; a stopped run resumes.
+    """Reproduce the paper's tables and figures; a stopped run resumes.
+
+    Prints the plan, runs what is missing, and writes measured numbers next to the published ones.
 
     Examples:
 
@@ -66,7 +64,7 @@ def reproduce(
         return
     if not table:
         raise RevisitError(
-            "Say which table: `revisit reproduce --list` shows them, `revisit reproduce all` runs every one."
+            "No table was given: `revisit reproduce --list` shows them, `revisit reproduce all` runs every one."
         )
     rows = catalog.find(table)
     chosen = _models(models, model)

@@ -19,13 +19,13 @@ def score(
     benchmark: str = typer.Argument(..., help="A name from `revisit benchmarks`, or FILE.py:Class."),
     answers: Path = typer.Argument(..., help="A file of answers, or a folder below cells/ of a run."),
     data: Path = typer.Option(..., help="The benchmark's data folder, as for `revisit eval`."),
-    field: str = typer.Option(None, help="The field that holds the generated text, where several could."),
-    set_: list[str] = typer.Option([], "--set", help="An option of the benchmark, key=value."),
+    field: str = typer.Option(None, help="Field that holds the generated text, if it is not clear."),
+    set_: list[str] = typer.Option([], "--set", help="Option of the benchmark, key=value."),
     subset: bool = typer.Option(False, "--subset", help="Score only the items that were answered."),
     as_json: bool = typer.Option(False, "--json", help="Print every metric, unrounded, as one JSON object."),
     per_item: bool = typer.Option(False, "--per-item", help="With --json: what each item contributes to each metric."),
 ) -> None:
-    """Score answers without a model.
+    """Score a file of answers, without a model.
 
     Examples:
 

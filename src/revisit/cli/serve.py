@@ -15,9 +15,9 @@ from revisit.errors import need
 if TYPE_CHECKING:
     from revisit.serve.limits import Limits
 
-HOST = typer.Option("127.0.0.1", help="Address to listen on; beyond this machine the server needs a key.")
-API_KEY = typer.Option(None, envvar=settings.API_KEY, help="Key that clients must send.")
-ALLOW_HOST = typer.Option([], "--allow-host", help="Another name this server answers to, '*' for any; may be repeated.")
+HOST = typer.Option("127.0.0.1", help="Address to listen on; other machines need an API key.")
+API_KEY = typer.Option(None, envvar=settings.API_KEY, help="API key that clients must send.")
+ALLOW_HOST = typer.Option([], "--allow-host", help="Another host name to accept, '*' for any. Repeatable.")
 LIMITS = typer.Option(
     None, metavar="FILE", help="YAML file with other limits, for example `new_tokens: 2048`; see docs/security.md."
 )
@@ -39,9 +39,9 @@ def serve(
     set_: list[str] = options.SET,
     host: str = HOST,
     port: int = typer.Option(8000, min=0, max=65535),
-    name: str = typer.Option(None, help="Name of the model in requests; the --model value by default."),
+    name: str = typer.Option(None, help="Name of the model in requests; by default --model."),
     api_key: str = API_KEY,
-    anonymous: bool = typer.Option(False, "--anonymous", help="Listen beyond this machine without a key."),
+    anonymous: bool = typer.Option(False, "--anonymous", help="Accept other machines without a key."),
     allow_url: bool = options.ALLOW_URL,
     allow_host: list[str] = ALLOW_HOST,
     limits: Path = LIMITS,
@@ -50,7 +50,7 @@ def serve(
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
     allow_incomplete: bool = options.ALLOW_INCOMPLETE,
 ) -> None:
-    """Serve a model to any OpenAI client, with a decoding method per request.
+    """Serve a model to OpenAI clients; each request can choose its method.
 
     Requests without a method use --method. A request names its own in the field decoding; with the openai client:
     extra_body={"decoding": {"method": "revisit", "settings": {"alpha": 0.001}}}.
@@ -96,7 +96,7 @@ def ui(
     device_map: str = options.DEVICE_MAP,
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
 ) -> None:
-    """Open a page in the browser: drop an image, ask, and compare the answers of several methods.
+    """Serve a page for the browser: drop an image, ask, and compare methods.
 
     Example:
 

@@ -11,9 +11,9 @@ from revisit.errors import RevisitError
 
 def view(
     run: Path = typer.Argument(..., help="The --out folder of `revisit eval`."),
-    out: Path = typer.Option(None, "--out", "-o", help="Folder for the page and the pictures; RUN/view unless given."),
+    out: Path = typer.Option(None, "--out", "-o", help="Folder for the page and the pictures; by default RUN/view."),
 ) -> None:
-    """Write a page that shows every sample of a run: picture, question, truth, and the answers side by side.
+    """Write a page with every sample of a run: picture, question, truth, and answers side by side.
 
     It needs no server: open the file. Samples can be filtered by benchmark, by "methods disagree", by the method that is wrong,
     and by text.

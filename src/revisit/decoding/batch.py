@@ -54,7 +54,7 @@ class Decoded:
             name: sum(getattr(row, name) for row in self.traces) for name in ("steps", "applied", "changed")
         }
         found["vision_tokens"] = self.traces[0].vision_tokens
-        found["plausible"] = sum(size for row in self.traces for size in row.set_sizes)
+        found["plausible_tokens"] = sum(size for row in self.traces for size in row.plausible_tokens)
         return found
 
 

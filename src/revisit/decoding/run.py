@@ -107,16 +107,16 @@ class Recorder:
         *,
         applied: bool = False,
         changed: bool = False,
-        set_size: int | None = None,
+        plausible_tokens: int | None = None,
         record: StepRecord | None = None,
     ) -> None:
         """Count one step of one row."""
         counters = self.trace.rows[row]
-        counters.steps += 1
+        counters.step_count += 1
         counters.applied += applied
         counters.changed += changed
-        if set_size is not None:
-            counters.set_sizes.append(set_size)
+        if plausible_tokens is not None:
+            counters.plausible_tokens.append(plausible_tokens)
         if record is not None:
             counters.records.append(record)
 
@@ -147,7 +147,7 @@ class Recorder:
             contrast = other[row] if other is not None and did else None
             record = self._record_scores(row, base[row], scores[row], contrast, size)
             record.layer = self.trace.layers[chosen[row]] if chosen is not None and did else None
-            self.note(row, applied=did, changed=moved, set_size=size, record=record)
+            self.note(row, applied=did, changed=moved, plausible_tokens=size, record=record)
 
     def note_plain(self, input_ids: Tensor, logits: Tensor) -> None:
         """Count, and on request record, a step that left the logits (rows, V) as they are."""
@@ -164,7 +164,7 @@ class Recorder:
             self.note(row)
             return
         record = self._record(row, result, states) if self.records else None
-        self.note(row, applied=result.applied, changed=result.changed, set_size=result.size, record=record)
+        self.note(row, applied=result.applied, changed=result.changed, plausible_tokens=result.size, record=record)
 
     def step_back(self, length: int) -> None:
         """The loop went back to `length` tokens a row: steps stay counted, records of later tokens are dropped."""
@@ -183,7 +183,7 @@ class Recorder:
                 if ended is None or not ended[row]:
                     size = sizes[row] if sizes is not None and (seen is None or seen[row]) else 0
                     did, moved = (values is not None and bool(values[row]) for values in (applied, changed))
-                    self.note(row, applied=did, changed=moved, set_size=size or None)
+                    self.note(row, applied=did, changed=moved, plausible_tokens=size or None)
 
     def finish(self, sequences: Tensor, tokenizer: Tokenizer | None = None) -> None:
         """Fill in which token was chosen at each recorded step (not for beams: there rows change places)."""
@@ -204,13 +204,13 @@ class Recorder:
         order = with_favorite(after.topk(min(size, self.trace.candidates)).indices, before.argmax())
         between = None if other is None else other.float().masked_fill(outside, -torch.inf).softmax(-1)[order].tolist()
         return StepRecord(
-            step=self.trace.rows[row].steps + 1,
+            step=self.trace.rows[row].step_count + 1,
             token=None,
             ids=order.tolist(),
             base=before[order].tolist(),
             vision=between,
             final=after[order].tolist(),
-            set_size=size,
+            plausible_tokens=size,
         )
 
     def _record(self, row: int, result: Refinement, states: VisionStates) -> StepRecord:
@@ -218,17 +218,17 @@ class Recorder:
         best = final.argsort(descending=True, stable=True)[: self.trace.candidates]
         order = with_favorite(best, result.base.argmax())
         record = StepRecord(
-            step=self.trace.rows[row].steps + 1,
+            step=self.trace.rows[row].step_count + 1,
             token=None,
             ids=result.ids[order].tolist(),
             base=result.base.exp()[order].tolist(),
             vision=None,
             final=final[order].tolist(),
-            set_size=len(result.ids),
+            plausible_tokens=len(result.ids),
         )
         if result.applied and result.divergences is not None:
             record.vision = result.vision.exp()[order].tolist()
-            record.layer, record.index = states.place(result.state)
+            record.layer, record.vision_token = states.place(result.state)
             record.divergence = float(result.divergences[result.state])
             record.divergences = result.divergences.float().cpu().view(len(states.layers), states.tokens)
             record.weight = result.weight

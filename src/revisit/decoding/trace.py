@@ -27,29 +27,34 @@ class StepRecord:
     base: list[float]  # probability before the method
     vision: list[float] | None  # of the selected vision token, or of the contrast branch; None on identity steps
     final: list[float]  # probability after the method
-    set_size: int  # size of the whole plausible set; `ids` may be cut to the best
+    plausible_tokens: int  # how many there are; `ids` may be cut to the best
     layer: int | None = None  # index into the decoder's hidden states: 0 is the projector's output
-    index: int | None = None  # which vision token of the row, 0-based
+    vision_token: int | None = None  # which of the row's was selected, from 0
     divergence: float | None = None
     divergences: Tensor | None = None  # (layers, vision tokens), float32 on the CPU
     weight: float | None = None  # of the vision side in the fusion
     text: str | None = None  # of the chosen token, where the tokenizer is known
     texts: list[str] | None = None  # of `ids`
+    patch_row: int | None = None  # of the selected vision token on its image, from 1; filled in by `ask`
+    patch_col: int | None = None
 
     @property
     def changed(self) -> bool:
-        """Whether the method's favorite differs from the model's own."""
-        return self.ids[0] != self.favorite
+        """Whether the method's best token is not the model's own."""
+        return self.instead_of is not None
 
     @property
-    def favorite(self) -> int:
-        """The token that the model alone would have preferred."""
-        return self.ids[max(range(len(self.base)), key=self.base.__getitem__)]
+    def instead_of(self) -> int | None:
+        """The model's own best token, if the method's is another."""
+        best = self.ids[max(range(len(self.base)), key=self.base.__getitem__)]
+        return best if best != self.ids[0] else None
 
     def __repr__(self) -> str:
         chosen = repr(self.text) if self.text is not None else self.token
-        where = "" if self.index is None else f", vision token {self.index} at layer {self.layer}"
-        return f"StepRecord({self.step}: {chosen} of {self.set_size}{where}{', changed' if self.changed else ''})"
+        where = "" if self.vision_token is None else f", vision token {self.vision_token} at layer {self.layer}"
+        return (
+            f"StepRecord({self.step}: {chosen} of {self.plausible_tokens}{where}{', changed' if self.changed else ''})"
+        )
 
 
 @dataclass(repr=False)
@@ -57,16 +62,14 @@ class RowTrace:
     """Counters of one row (one beam of one item, in beam search)."""
 
     vision_tokens: int = 0
-    steps: int = 0  # steps seen until the row ended
+    step_count: int = 0  # steps seen until the row ended
     applied: int = 0  # steps where the method had something to decide and decided it
     changed: int = 0  # steps where its arg-max differs from the model's
-    set_sizes: list[int] = field(default_factory=list)
+    plausible_tokens: list[int] = field(default_factory=list)
     records: list[StepRecord] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        counts = (
-            f"vision_tokens={self.vision_tokens}, steps={self.steps}, applied={self.applied}, changed={self.changed}"
-        )
+        counts = f"vision_tokens={self.vision_tokens}, step_count={self.step_count}, applied={self.applied}, changed={self.changed}"
         return f"RowTrace({counts}, records={len(self.records)})"
 
 
@@ -94,16 +97,16 @@ class Trace:
 
     def summary(self) -> dict[str, Any]:
         """Totals over all rows."""
-        sizes = [size for row in self.rows for size in row.set_sizes]
+        sizes = [size for row in self.rows for size in row.plausible_tokens]
         return {
             "rows": len(self.rows),
             "rows_without_image": sum(row.vision_tokens == 0 for row in self.rows),
             "vision_tokens": sum(row.vision_tokens for row in self.rows),
-            "steps": sum(row.steps for row in self.rows),
+            "steps": sum(row.step_count for row in self.rows),
             "applied": sum(row.applied for row in self.rows),
             "changed": sum(row.changed for row in self.rows),
-            "median_set_size": median(sizes) if sizes else None,
-            "largest_set_size": max(sizes, default=None),
+            "median_plausible_tokens": median(sizes) if sizes else None,
+            "largest_plausible_tokens": max(sizes, default=None),
         }
 
     def of_row(self, number: int) -> Trace:
@@ -146,7 +149,8 @@ class Trace:
                 "This trace has counters only: decode with Trace(record=True) to have a table of its steps."
             )
         lines = [_line(number, record) for number, row in enumerate(self.rows) for record in row.records]
-        return pandas.DataFrame(lines, columns=list(_line(0, _EMPTY)))
+        whole = ("token", "instead_of_token", "layer", "vision_token", "patch_row", "patch_col")
+        return pandas.DataFrame(lines, columns=list(_line(0, _EMPTY))).astype(dict.fromkeys(whole, "Int64"))
 
 
 def _with_lists(fields: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -167,12 +171,16 @@ def _line(row: int, record: StepRecord) -> dict[str, Any]:
         "base": None if place is None else record.base[place],  # of the chosen token
         "vision": None if place is None or record.vision is None else record.vision[place],
         "final": None if place is None else record.final[place],
-        "set_size": record.set_size,
+        "plausible_tokens": record.plausible_tokens,
         "changed": record.changed,
-        "favorite": record.favorite,
-        "favorite_text": None if record.texts is None else record.texts[record.ids.index(record.favorite)],
+        "instead_of_token": record.instead_of,
+        "instead_of": None
+        if record.texts is None or record.instead_of is None
+        else record.texts[record.ids.index(record.instead_of)],
         "layer": record.layer,
-        "vision_token": record.index,
+        "vision_token": record.vision_token,
+        "patch_row": record.patch_row,
+        "patch_col": record.patch_col,
         "divergence": record.divergence,
         "weight": record.weight,
     }

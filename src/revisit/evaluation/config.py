@@ -76,7 +76,7 @@ class EvalConfig(Settings):
             num_beams=self.beams,
         )
         if not self.sample and (self.temperature != 1 or self.top_p != 1):
-            raise RevisitError("temperature and top_p act on sampling only: add --sample, or leave them out.")
+            raise RevisitError("temperature and top_p need sampling: add --sample.")
         data = self._data(models, [b.name for b in chosen])
         from revisit.models.loading import as_dtype
 
@@ -172,7 +172,7 @@ class EvalConfig(Settings):
         if given is None:
             if set(models) != {EMBEDDED}:
                 raise RevisitError(
-                    "Say where the benchmarks' files are: --data download fetches them once, --data DIR reads your own, and "
+                    "--data is missing: --data download fetches the benchmark's files once, --data DIR reads your own, and "
                     f"--data {DEFAULT_SCENES} generates scenes."
                 )
             given = DEFAULT_SCENES

@@ -50,7 +50,7 @@ class Plan:
             *(("method", [label(m) for m in self.methods_for(model)]) for model in self.models),
         ):
             if repeated := {key for key in keys if keys.count(key) > 1}:
-                raise RevisitError(f"The {kind} {sorted(repeated)[0]!r} is given twice; name each one once.")
+                raise RevisitError(f"The {kind} {sorted(repeated)[0]!r} is listed twice; list each once.")
         if self.limit is not None and self.limit < 1:
             raise RevisitError(f"limit must be at least 1, not {self.limit}; leave it out to run everything.")
         if self.seeds and self.decoding.temperature is None:

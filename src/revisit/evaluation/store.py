@@ -61,7 +61,7 @@ def disk_error(
     """The sentence for a failed write: what happened, where, and what to do; with `answers`, that none of them is lost."""
     todo = f"{cure[0].upper()}{cure[1:]}"
     if answers:
-        todo = "Every answer stored so far is intact; put that right and run the same command again to resume"
+        todo = "Every answer stored so far is intact; fix that and run the same command again to resume"
     return RevisitError(f"Cannot write {path}: {error.strerror or error}. {todo}.")
 
 
@@ -277,7 +277,7 @@ class Cell:
         if damaged:
             numbers = ", ".join(str(number) for number, _ in damaged[:5]) + (", …" if len(damaged) > 5 else "")
             answers = "1 answer is" if len(damaged) == 1 else f"{len(damaged)} answers are"
-            self.repairs.append(f"{path}: {answers} damaged (line {numbers}) and will be made again.")
+            self.repairs.append(f"{path}: {answers} damaged (line {numbers}) and will be regenerated.")
         self._lines = {(line.id, line.item): line for line in lines}
         return self
 
@@ -287,7 +287,7 @@ class Cell:
             known = read_record(path, CellRecord).key if path.exists() else None
         except Damaged:
             known = None
-            self.repairs.append(f"{path} was damaged and is written again.")
+            self.repairs.append(f"{path} was damaged and has been rewritten.")
         if known is None:
             write_record(path, {"key": self.key, "identity": self.identity}, CellRecord)
         elif known != self.key:
@@ -373,7 +373,7 @@ def read_answers(path: Path) -> Iterator[Answer]:
     if damaged:
         number, problem = damaged[0]
         raise RevisitError(
-            f"{path}, line {number} is damaged ({problem[:200]}); run the same `revisit eval` command again, which makes that answer "
-            "anew."
+            f"{path}, line {number} is damaged ({problem[:200]}); run the same `revisit eval` command again to "
+            "regenerate that answer."
         )
     return iter(lines)

@@ -125,7 +125,7 @@ def save(figure: Figure, path: str | Path, dpi: int = 200) -> Path:
 def _image(axes: Axes, decode: Decode, step: TokenStep, *, far: bool) -> None:
     from matplotlib.patches import Rectangle
 
-    region = decode.layout.region(step.index) if step.index is not None else None
+    region = decode.layout.region(step.vision_token) if step.vision_token is not None else None
     number = region.image if region is not None else 0
     axes.imshow(decode.images[number])
     axes.axis("off")
@@ -172,7 +172,7 @@ def _bars(axes: Axes, step: TokenStep, most: int = 6) -> None:
     own = [c for c in step.candidates if c.token == step.token]
     alone = max(step.candidates, key=lambda c: c.base)
     shown = list(dict.fromkeys([*step.candidates[:most], *own, alone]))
-    middle = "vision token" if step.index is not None else "contrast"
+    middle = "vision token" if step.vision_token is not None else "contrast"
     for k, candidate in enumerate(shown):
         pairs = [("model", candidate.base, BASE), (middle, candidate.vision, VISION), ("after", candidate.final, FINAL)]
         for j, (name, value, color) in enumerate(pairs):

@@ -117,7 +117,7 @@ def step_payload(step: TokenStep, method: Mapping[str, Any]) -> tuple[dict[str, 
     """One step with short keys (there may be thousands), and its heat map as one byte per vision token."""
     entry: dict[str, Any] = {"t": step.text, "v": round(step.shift, 4)}
     if step.candidates:
-        entry["k"] = step.set_size
+        entry["k"] = step.plausible_tokens
         entry["c"] = [
             [c.text, _p(c.base), None if c.vision is None else _p(c.vision), _p(c.final)] for c in step.candidates
         ]
@@ -133,8 +133,8 @@ def step_payload(step: TokenStep, method: Mapping[str, Any]) -> tuple[dict[str, 
         most = max(MOST_PATCHES, int(method.get("neighbors", 1)))
         best = nearest(step.heat, seeks_far(method), most)
         entry["p"] = [[index, _p(float(step.heat[index]))] for index in best]
-    if step.index is not None:
-        entry["i"], entry["l"] = step.index, step.layer
+    if step.vision_token is not None:
+        entry["i"], entry["l"] = step.vision_token, step.layer
         entry["d"] = None if step.divergence is None else float(f"{step.divergence:.4g}")
         if step.weight is not None:
             entry["g"] = round(step.weight, 3)

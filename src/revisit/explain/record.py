@@ -53,10 +53,10 @@ class TokenStep:
     text: str  # what it adds to the answer
     token: int
     shift: float = 0.0  # share of probability that the method moved, 0 to 1 (total variation)
-    instead_of: str | None = None  # what the model alone would have put here, where the method's favorite is another
-    set_size: int = 0
+    instead_of: str | None = None  # what the model alone would have put here, where the method's best token is another
+    plausible_tokens: int = 0
     layer: int | None = None
-    index: int | None = None  # the vision token that was selected
+    vision_token: int | None = None  # the one that was selected, from 0
     divergence: float | None = None
     weight: float | None = None  # of the vision side
     heat: np.ndarray | None = None  # (vision tokens,) divergence of each, at its best layer
@@ -81,7 +81,7 @@ class MethodOutput:
 
     @property
     def changed(self) -> list[int]:
-        """Steps at which the method's favorite was not the model's."""
+        """Steps at which the method's best token was not the model's."""
         return [number for number, step in enumerate(self.steps) if step.instead_of is not None]
 
 
@@ -198,13 +198,17 @@ def explain_many(
     decodes = []
     for row, images in enumerate(pictures):
         own = seen.of_row(row)
+        layout = row_layout(model, processor, inputs, row, pictures, own.states.shape[1])
+        answers = [answers[row] for answers in (first, *others)]
+        for answer in answers:
+            add_patches(answer.trace, layout)
         decodes.append(
             Decode(
                 list(images),
                 prompt,
                 name,
-                row_layout(model, processor, inputs, row, pictures, own.states.shape[1]),
-                [answers[row] for answers in (first, *others)],
+                layout,
+                answers,
                 None if objects is None else tuple(objects),
                 own,
                 processor.tokenizer,
@@ -233,10 +237,18 @@ def answers_with(
     return [answer_of(processor.tokenizer, tokens, trace.of_row(row)) for row, tokens in rows]
 
 
+def add_patches(trace: Trace | None, layout: Layout) -> None:
+    """Fill in the row and column of every selected patch, where they are known."""
+    for record in [record for row in trace.rows for record in row.records] if trace is not None else []:
+        region = None if record.vision_token is None else layout.region(record.vision_token)
+        if region is not None:
+            record.patch_row, record.patch_col = region.row + 1, region.column + 1
+
+
 def answer_of(tokenizer: Tokenizer, tokens: Sequence[int], trace: Trace) -> MethodOutput:
     """The answer of a trace's first row: its new tokens with what the trace recorded about each."""
     row = trace.rows[0]
-    tokens = list(tokens[: row.steps or None])  # without the padding after its end
+    tokens = list(tokens[: row.step_count or None])  # without the padding after its end
     records = [*row.records, *[None] * (len(tokens) - len(row.records))]
     steps = [
         step_of(tokenizer, token, text, record, trace.method)
@@ -266,10 +278,10 @@ def step_of(
         text=text,
         token=token,
         shift=shift(record.base, record.final),
-        instead_of=token_text(tokenizer, record.favorite) if record.changed else None,
-        set_size=record.set_size,
+        instead_of=None if record.instead_of is None else token_text(tokenizer, record.instead_of),
+        plausible_tokens=record.plausible_tokens,
         layer=record.layer,
-        index=record.index,
+        vision_token=record.vision_token,
         divergence=record.divergence,
         weight=record.weight,
         heat=_heat(record, method),
@@ -278,10 +290,10 @@ def step_of(
 
 
 def _shown(record: StepRecord, token: int) -> list[int]:
-    """The best candidates after the method, always with the chosen token and the favorites of model and vision token."""
+    """The best candidates after the method, always with the chosen token and the best of model and vision token."""
     rest = range(SHOWN_CANDIDATES, len(record.ids))
     seen = record.ids[int(np.argmax(record.vision))] if record.vision else None
-    needed = [k for k in rest if record.ids[k] in (token, record.favorite, seen)]
+    needed = [k for k in rest if record.ids[k] in (token, record.instead_of, seen)]
     return [*range(min(SHOWN_CANDIDATES - len(needed), len(record.ids))), *needed]
 
 

@@ -144,7 +144,7 @@ def read_texts(
     vision_ids = ModelParts.of(model).vision_ids
     encoded = [encode_text(processor, before, text) for before, text in zip(prompts, texts, strict=True)]
     if any(bool(vision_mask(torch.tensor(tokens), vision_ids).any()) for tokens, _ in encoded):
-        raise RevisitError("The text contains a token that stands for an image in this model; leave it out.")
+        raise RevisitError("The text contains this model's image token; leave it out.")
     forced = force(model, inputs, [tokens for tokens, _ in encoded], layers)
     found = []
     for row, (text, own, read) in enumerate(zip(texts, images, forced, strict=True)):
@@ -157,7 +157,7 @@ def encode_text(processor: Processor, before: str, text: str) -> tuple[list[int]
     """The tokens that would continue a prompt with this text, and the characters of the text that each one covers."""
     for token in vision_texts(processor):
         if token in text:
-            raise RevisitError(f"The text contains {token!r}, which stands for an image in this model; leave it out.")
+            raise RevisitError(f"The text contains {token!r}, which marks an image in this model; leave it out.")
     tokenizer = processor.tokenizer
     if not getattr(tokenizer, "is_fast", False):
         raise RevisitError("The model's tokenizer does not say which characters a token covers; load a fast tokenizer.")

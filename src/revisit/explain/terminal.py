@@ -37,9 +37,9 @@ def table(answer: MethodOutput, layout: Layout | None = None) -> Table:
         "token": lambda _, step: Text(printable(step.text), style="bold" if step.instead_of is not None else ""),
         "instead of": lambda _, step: Text("" if step.instead_of is None else printable(step.instead_of)),
         "model → after": lambda _, step: _change(step),
-        "plausible\ntokens": lambda _, step: str(step.set_size),
+        "plausible\ntokens": lambda _, step: str(step.plausible_tokens),
         "layer": lambda _, step: "" if step.layer is None else str(step.layer),
-        "patch\n(row, col)": lambda _, step: place(step.index, layout),
+        "patch\n(row, col)": lambda _, step: place(step.vision_token, layout),
         "divergence": lambda _, step: "" if step.divergence is None else f"{step.divergence:.3f}",
         "weight": lambda _, step: "" if step.weight is None else f"{step.weight:.2f}",
     }
@@ -87,7 +87,7 @@ def words_table(lens: Lens, reading: int, layer: int) -> Table:
         caption_justify="left",
     )
     shown.add_column("word")
-    for name in ("highest", "in patch (row, column)", "mean", "patches with it as best word"):
+    for name in ("highest", "in patch (row, column)", "mean", "patches where it ranks first"):
         shown.add_column(name, justify="right")
     winners = maps.argmax(-1)
     for number in sorted(range(len(read.words)), key=lambda n: -float(maps[:, n].max())):

@@ -41,7 +41,7 @@ def case_studies(subject: Subject, reporter: Reporter) -> Result:
                 continue
             kinds = [
                 "shown" if token in shown else "absent" if token in vocabulary.ids else "other"
-                for token in (record.favorite, record.ids[0])
+                for token in (record.instead_of, record.ids[0])
             ]
             kind = " → ".join(kinds)
             changes[kind] += 1
@@ -53,9 +53,9 @@ def case_studies(subject: Subject, reporter: Reporter) -> Result:
                 "change": kind,
                 "ground_truth": item.meta["ground_truth"],
                 "layer": record.layer,
-                "vision_token": record.index,
+                "vision_token": record.vision_token,
                 "divergence": record.divergence,
-                "set_size": record.set_size,
+                "plausible_tokens": record.plausible_tokens,
                 "rows": rows_of(record, method, processor.tokenizer),
             }
             found.append((kind != "absent → shown", -max(record.base), about))
@@ -120,7 +120,7 @@ def draw(result: Stored, name: str) -> list[Block]:
         ]
         caption = (
             f"Picture {case['image']}, step {case['step']} after “…{case['so_far'][-60:]}” ({case['change']}; "
-            f"{where if case['layer'] is not None else 'no vision token'}; {case['set_size']} plausible tokens). "
+            f"{where if case['layer'] is not None else 'no vision token'}; {case['plausible_tokens']} plausible tokens). "
             f"In the picture: {', '.join(case['ground_truth'])}."
         )
         groups = (("base", 2), ("vision token", 2), ("final", 2))

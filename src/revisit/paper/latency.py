@@ -257,8 +257,8 @@ def table(timings: Sequence[Timing]) -> list[Result]:
                 "own_ratio": 1 + own / rest,
                 "own_cpu_ratio": 1 + fmean(timing.own_busy) / fmean(base.busy),
                 "extra_memory_mib": (timing.peak - base.peak) / 2**20,
-                "median_set_size": timing.counters.get("median_set_size"),
-                "largest_set_size": timing.counters.get("largest_set_size"),
+                "median_plausible_tokens": timing.counters.get("median_plausible_tokens"),
+                "largest_plausible_tokens": timing.counters.get("largest_plausible_tokens"),
             }
         )
     return rows
@@ -283,7 +283,9 @@ def bench_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
             f"{row['own_ratio']:.4f}",
             f"{row['own_cpu_ratio']:.4f}",
             f"{row['extra_memory_mib']:.0f}",
-            "–" if row["median_set_size"] is None else f"{row['median_set_size']:.0f} / {row['largest_set_size']}",
+            "–"
+            if row["median_plausible_tokens"] is None
+            else f"{row['median_plausible_tokens']:.0f} / {row['largest_plausible_tokens']}",
         )
         for row in rows
     ]

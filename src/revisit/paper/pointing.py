@@ -194,9 +194,14 @@ def object_steps(
     named = {token: WORDS[word] for word, token in zip(vocabulary.words, vocabulary.ids, strict=True)}
     for record in row.records:
         category = named.get(record.token) if record.token is not None else None
-        if category is not None and category in boxes and record.index is not None and record.divergences is not None:
+        if (
+            category is not None
+            and category in boxes
+            and record.vision_token is not None
+            and record.divergences is not None
+        ):
             nearest = record.divergences.nan_to_num(nan=float("inf")).argmin(-1)  # (layers, tokens) -> (layers,)
-            yield category, record.index, nearest.tolist()
+            yield category, record.vision_token, nearest.tolist()
 
 
 def draw(result: Stored, name: str) -> list[Block]:
