@@ -6,8 +6,8 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 
 .PHONY: demo test test-device test-faults test-browser test-kits test-vllm test-vllm-previous test-ray test-floor test-torchvision lint format docs clean
 
-# The package is installed again when what is compiled in it has changed.
-BUILD  := pyproject.toml setup.py src/revisit/step/compiled/kernel.c
+# The package is installed again when its version or what is compiled in it has changed.
+BUILD  := pyproject.toml setup.py src/revisit/__init__.py src/revisit/step/compiled/kernel.c
 
 $(VENV)/.installed: $(BUILD) constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

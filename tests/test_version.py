@@ -1,12 +1,14 @@
-"""The version stands in one place."""
+"""The version has one source, and the release's files agree with it."""
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import yaml
 
 import revisit
 
@@ -27,5 +29,16 @@ def test_the_project_file_takes_it_from_the_source() -> None:
 
 
 def test_no_other_file_repeats_it() -> None:
-    for name in ("CITATION.cff", "setup.py", "README.md"):
+    for name in ("setup.py", "README.md"):
         assert revisit.__version__ not in (ROOT / name).read_text("utf-8"), name
+
+
+def test_the_change_log_and_the_citation_are_of_this_version() -> None:
+    dated = re.search(
+        rf"^## {re.escape(revisit.__version__)} \((\d{{4}}-\d\d-\d\d)\)$",
+        (ROOT / "CHANGELOG.md").read_text("utf-8"),
+        re.M,
+    )
+    assert dated is not None
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert (citation["version"], str(citation["date-released"])) == (revisit.__version__, dated.group(1))

@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # what type checkers know; at run time the methods' classes a
     from revisit.models.prompts import prepare as prepare
     from revisit.registry import Registry
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # public name -> module; imported on first use, so that `import revisit` stays light
 _WHERE = {
