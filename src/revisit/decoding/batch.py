@@ -49,13 +49,14 @@ class Decoded:
     traces: tuple[RowTrace, ...]  # one per beam
 
     def counters(self) -> dict[str, float]:
-        """Steps that the method saw, acted on and changed, and the sizes of its plausible sets, beams added up."""
-        found: dict[str, float] = {
-            name: sum(getattr(row, name) for row in self.traces) for name in ("steps", "applied", "changed")
+        """Steps that the method saw, acted on and changed, and its plausible tokens, beams added up."""
+        return {
+            "steps": sum(row.step_count for row in self.traces),
+            "applied": sum(row.applied for row in self.traces),
+            "changed": sum(row.changed for row in self.traces),
+            "vision_tokens": self.traces[0].vision_tokens,
+            "plausible_tokens": sum(size for row in self.traces for size in row.plausible_tokens),
         }
-        found["vision_tokens"] = self.traces[0].vision_tokens
-        found["plausible_tokens"] = sum(size for row in self.traces for size in row.plausible_tokens)
-        return found
 
 
 def decode_prompts(
