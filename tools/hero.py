@@ -81,7 +81,7 @@ def picture(decode: record.Decode, theme: str) -> str:
     colors, (ours, plain) = COLORS[theme], decode.answers
     number = ours.changed[0]
     step, before = ours.steps[number], "".join(s.text for s in ours.steps[:number]).split()
-    region = decode.layout.region(step.index) if step.index is not None else None
+    region = decode.layout.region(step.vision_token) if step.vision_token is not None else None
     first, end = paragraph(plain, "Plain decoding", MARGIN + SIDE + 46, colors)
     second, end = paragraph(ours, "With ReVisiT", end + 46, colors)
     box = ""
