@@ -29,7 +29,9 @@ SPECIAL += ["<img>", "</img>", "<IMG_CONTEXT>", "<fake_token_around_image>", "<g
 SPECIAL += ["<start_of_image>", "<end_of_image>", "<image_soft_token>", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
 SPECIAL += ["<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>", "TILE", "TILE_GLOBAL"]
 SPECIAL += [f"TILE_{i}" for i in range(1, 13)]
-SPECIAL += [
+SPECIAL += [f"<row_{r}_col_{c}>" for r in range(1, 7) for c in range(1, 7)]
+# Behind the alphabet, so that models whose outputs are recorded keep their token ids.
+ADDED = [
     "<|audio|>",
     "<|image>",
     "<image|>",
@@ -40,7 +42,7 @@ SPECIAL += [
     "<IMG_ROW>",
     "<IMG_END>",
 ]
-SPECIAL += [
+ADDED += [
     "<|image_start|>",
     "<|image_end|>",
     "<|img_thumbnail|>",
@@ -48,8 +50,8 @@ SPECIAL += [
     "<|tile_x_separator|>",
     "<|tile_y_separator|>",
 ]
-SPECIAL += [f"<|img_row_{r}_col_{c}|>" for r in range(1, 5) for c in range(1, 5)]
-SPECIAL += [
+ADDED += [f"<|img_row_{r}_col_{c}|>" for r in range(1, 5) for c in range(1, 5)]
+ADDED += [
     "<im_patch>",
     "<im_col>",
     "<im_start>",
@@ -59,20 +61,19 @@ SPECIAL += [
     "<frame_end>",
     "<im_low>",
 ]
-SPECIAL += ["<slice>", "</slice>", "<image_id>", "</image_id>", "</image>"]
-SPECIAL += ["<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"]
-SPECIAL += [f"<row_{r}_col_{c}>" for r in range(1, 7) for c in range(1, 7)]
+ADDED += ["<slice>", "</slice>", "<image_id>", "</image_id>", "</image>"]
+ADDED += ["<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"]
 VOCAB = 512
 
 
 def tokenizer(**named: str) -> PreTrainedTokenizerFast:
     """A byte-level tokenizer with every special token that some family's processor asks for."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: i for i, token in enumerate([*SPECIAL, *alphabet])}
+    vocab = {token: i for i, token in enumerate([*SPECIAL, *alphabet, *ADDED])}
     raw = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
-    raw.add_special_tokens(SPECIAL)
+    raw.add_special_tokens([*SPECIAL, *ADDED])
     tok = PreTrainedTokenizerFast(
         tokenizer_object=raw,
         bos_token="<s>",
@@ -86,7 +87,8 @@ def tokenizer(**named: str) -> PreTrainedTokenizerFast:
 
 
 def token_id(token: str) -> int:
-    return SPECIAL.index(token)
+    alphabet = len(pre_tokenizers.ByteLevel.alphabet())
+    return SPECIAL.index(token) if token in SPECIAL else len(SPECIAL) + alphabet + ADDED.index(token)
 
 
 TEXT: dict[str, Any] = {

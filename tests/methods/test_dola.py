@@ -47,7 +47,7 @@ def test_every_row_of_the_reference_token_for_token() -> None:
 def test_early_exits_are_the_hidden_states_through_the_head(family: str, norm: Any) -> None:
     model, _ = families.build(family)
     inputs = batch(family)
-    output, trace = decode(family, inputs, DoLa(layers=(0, 1, 3), norm=norm, relative_top=0.05))
+    output, trace = decode(family, inputs, DoLa(layers=(0, 1, 3), norm=norm, relative_top=0.001))
     with torch.no_grad():
         states = model(**inputs, output_hidden_states=True)
     final = model.model.language_model.norm
@@ -55,7 +55,7 @@ def test_early_exits_are_the_hidden_states_through_the_head(family: str, norm: A
     early = model.lm_head(final(early) if norm == "final" else early)
     logits = states.logits[:, -1]
     best = dola.divergences(logits, early).argmax(-1)
-    want = torch.stack([dola.contrast(logits[r], early[r, best[r]], 0.05) for r in (0, 1)])
+    want = torch.stack([dola.contrast(logits[r], early[r, best[r]], 0.001) for r in (0, 1)])
     torch.testing.assert_close(output.scores[0], want, atol=1e-4, rtol=1e-4)
     assert [row.records[0].layer for row in trace.rows] == [(0, 1, 3)[i] for i in best.tolist()]
 

@@ -157,7 +157,7 @@ def test_a_step_takes_one_forward_and_one_for_each_candidate() -> None:
 def test_every_family_is_searched_and_rows_do_not_depend_on_each_other(family: str) -> None:
     model, _ = families.build(family)
     method = OPERA(beams=2, candidates=2)
-    if families.recurrent(family):
+    if family in families.RECURRENT:
         with pytest.raises(RevisitError, match="OPERA works on the attention of every decoder layer, which 1 of the 4"):
             search(model, prompt(family, 1), method, 2)
         return
