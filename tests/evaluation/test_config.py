@@ -39,7 +39,7 @@ def test_names_are_split_and_settings_reach_their_method(tmp_path: Path, model: 
     assert [label(m) for m in made.methods_for(str(model))] == [
         "greedy",
         "revisit(divergence=kl)",
-        "revisit(alpha=0.01, layers=all, divergence=kl)",
+        "revisit(alpha=0.01, divergence=kl, layers=all)",
     ]
     assert [b.name for b in made.benchmarks] == ["pope", "chair"]
     assert made.benchmarks[0].parser == "vcd"

@@ -467,7 +467,7 @@ def test_reading_has_a_time_limit_and_health_is_answered_meanwhile(monkeypatch: 
     answered = threading.Event()
     server = Running(Service(Decoder(*families.build("llava")), "tiny", ReVisiT(), Limits(read_seconds=0.3)))
     try:
-        monkeypatch.setattr(server.service, "read", lambda chat: answered.wait(60))
+        monkeypatch.setattr(server.service, "read", lambda *_: answered.wait(60))
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
             replies = [pool.submit(post, server, messages=messages(1)) for _ in range(6)]
             assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
