@@ -232,7 +232,7 @@ def test_it_opens_with_a_verdict_per_benchmark_and_a_forest_plot(document: Docum
     assert plot.name == "differences"
     assert "letters (m2" in plot.alt
     text = to_markdown(document)
-    assert text.count("permutation test") == 1  # how to read the tables is said once
+    assert text.count("permutation test") == 1  # the notes on the statistics appear once
 
 
 def test_the_report_links_to_the_samples_of_its_runs(folder: Path, tmp_path: Path) -> None:
