@@ -11,6 +11,7 @@ from revisit import methods
 from revisit.decoding.batch import Decoded, decode_batch, decode_prompts
 from revisit.decoding.settings import Decoding
 from revisit.embedded.scenes import render, scene
+from revisit.errors import RevisitError
 from revisit.methods.greedy import Greedy
 from revisit.models.loading import load
 from revisit.models.prompts import prepare
@@ -46,6 +47,15 @@ def test_rows_with_their_own_settings_equal_single_answers(loaded: tuple[Any, An
         assert (found[row].text, found[row].tokens, found[row].finish) == (single.text, single.tokens, single.finish)
         assert found[row].counters() == single.counters()
         assert len(found[row].tokens) <= how.max_new_tokens
+
+
+def test_settings_of_a_method_may_have_names_of_generate(loaded: tuple[Any, Any], images: list[list[Any]]) -> None:
+    """DeCo's top_p and top_k choose its candidates; those of the call are for sampling."""
+    inputs = prepare(loaded[1], PROMPTS[:1], images[:1])
+    how = Decoding(max_new_tokens=2, temperature=0.8, top_p=0.9, top_k=20)
+    assert len(decode_batch(*loaded, inputs, methods.get("deco"), [how])[0].tokens) == 2
+    with pytest.raises(RevisitError, match="alpha is a setting of the method, not an argument of generate"):
+        decode_batch(*loaded, inputs, methods.get("deco"), [how], alpha=0.5)
 
 
 def test_why_an_answer_ended(loaded: tuple[Any, Any], images: list[list[Any]]) -> None:

@@ -213,9 +213,15 @@ def _recommended(cls: type[Method], model: Model | str | None, settings: Mapping
 
 
 def refuse_settings(method: Method, arguments: Mapping[str, Any]) -> None:
-    """Raises RevisitError for a setting of the method among the arguments of `generate`, where it would do nothing."""
+    """Raises RevisitError for a setting of the method among the arguments of `generate`, where it would do nothing.
+
+    A name that both have, such as DeCo's `top_p`, is the argument of `generate`.
+    """
+    from transformers import GenerationConfig
+
+    own = vars(GenerationConfig())
     for field in type(method).model_fields:
-        if field in arguments:
+        if field in arguments and field not in own:
             text = f"{method.name}:{field}={arguments[field]}"
             raise RevisitError(
                 f"{field} is a setting of the method, not an argument of generate: write method={text!r}."
