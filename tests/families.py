@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from packaging.version import Version
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -845,6 +846,8 @@ TORCHVISION = {
 PLACEHOLDER |= TORCHVISION
 RECURRENT = ("lfm2_vl", "minicpmv4_6", "qwen3_5", "qwen3_5_moe")  # only some of their decoder layers attend
 ALL = tuple(PLACEHOLDER)
+if Version(transformers.__version__) < Version("5.22"):
+    TORCHVISION["gemma4"] = PLACEHOLDER["gemma4"]  # older versions import torchvision with its processor
 FAMILIES = ALL if importlib.util.find_spec("torchvision") else tuple(name for name in ALL if name not in TORCHVISION)
 
 

@@ -95,6 +95,7 @@ class Tiny:
     inputs: dict[str, Any] = field(default_factory=lambda: {"pixel_values": noise(1, 3, 8, 8)})
     around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # tokens before and after the image
     needs: str = ""  # a package that the tests do not install
+    since: str = "5.19"  # the version of transformers from which on this configuration and these inputs are its
 
 
 def packed(patches: int = 16, pixels: int = 3 * 2 * 4 * 4, grid: tuple[int, int, int] = (1, 4, 4)) -> dict[str, Any]:
@@ -112,12 +113,13 @@ PLAIN: dict[str, Any] = {"image_token_id": IMAGE, "tie_word_embeddings": False}
 DECODED: dict[str, Tiny] = {
     "aria": Tiny(
         {
-            "vision_config": {"model_type": "idefics3_vision", **TOWER},
+            "vision_config": TOWER,
             "text_config": {**TEXT, **EXPERTS, "moe_num_experts": 2, "moe_topk": 1},
             "image_token_index": IMAGE,
             "projector_patch_to_query_dict": {4: 2},
         },
         2,
+        since="5.22",
     ),
     "chameleon": Tiny(
         {
@@ -296,6 +298,7 @@ DECODED: dict[str, Tiny] = {
         },
         4,
         {"pixel_values": noise(1, 4, 3 * 4 * 4)},
+        since="5.22",
     ),
     "gemma3n": Tiny(
         {
@@ -405,6 +408,7 @@ DECODED: dict[str, Tiny] = {
         },
         4 + 2 * 3,
         {"pixel_values": noise(1, 2, 3, 16, 16), "image_sizes": torch.tensor([[16, 16]])},
+        since="5.22",
     ),
     "hunyuan_vl": Tiny(
         {

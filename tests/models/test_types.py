@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as MAPPED
 
@@ -29,7 +31,10 @@ def known(model_type: str) -> str:
     """The type, where this version of transformers has it and what it needs is installed; otherwise the test is skipped."""
     if model_type not in MAPPED:
         pytest.skip("this version of transformers does not have it")
-    needs = DECODED[model_type].needs if model_type in DECODED else ""
+    tiny = DECODED.get(model_type)
+    if tiny and Version(transformers.__version__) < Version(tiny.since):
+        pytest.skip(f"its configuration is that of transformers {tiny.since}")
+    needs = tiny.needs if tiny else ""
     if needs and importlib.util.find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed; make test-torchvision has it")
     return model_type
