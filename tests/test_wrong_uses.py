@@ -95,7 +95,7 @@ COMMANDS = [
     ("lens photo.png --words cat,xyzzyx", "no single token for 'xyzzyx'"),
     ("methods vdc", "Unknown method 'vdc'. Did you mean 'vcd'"),
     ("benchmarks popp", "Unknown benchmark 'popp'. Did you mean 'pope'"),
-    ("eval --model llava-hf/llava-1.5-7b-hf --benchmark pope", "--data download fetches them once"),
+    ("eval --model llava-hf/llava-1.5-7b-hf --benchmark pope", "--data download fetches the benchmark's files once"),
     ("eval --benchmark popee", "Did you mean 'pope'"),
     ("eval --method nope", "Unknown method 'nope'"),
     ("eval --data scenes:unusual:99999999999", "it must be from 1 to 1,000,000"),

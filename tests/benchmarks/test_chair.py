@@ -121,7 +121,9 @@ def test_id_file_keeps_its_order(tmp_path: Path, nltk_data):
 
 
 def test_missing_annotations_say_where_they_go(tmp_path: Path):
-    with pytest.raises(RevisitError, match=r"instances_val2014\.json is missing: put it at .*cocodataset"):
+    with pytest.raises(
+        RevisitError, match=r"instances_val2014\.json is missing: use --data download.* or put it at .*cocodataset"
+    ):
         get("chair").load(tmp_path)
 
 

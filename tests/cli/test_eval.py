@@ -79,7 +79,7 @@ def test_the_same_command_again_asks_nothing(grid: tuple[Path, str], model: Path
         f"model: {model}\nmethod: [greedy, {{name: revisit, alpha: 0.01}}]\nbenchmark: pope,vqav2\nlimit: 99\n"
         f"data: scenes:unusual:2\nmax_new_tokens: 5\nout: {output}\n"
     )
-    planned = revisit("eval", "--config", config, "--limit", 6, "--method", "greedy,revisit,vcd", "--plan")
+    planned = revisit("eval", "--config", config, "--limit", 6, "--method", "greedy,revisit:alpha=0.01,vcd", "--plan")
     assert "6 cells (1 model × 3 methods × 2 benchmarks), 36 answers, 24 of them stored" in planned
     assert "| vcd | pope | 0 | 6 |" in planned
     again = revisit("eval", "--config", config, "--limit", 6, "--quiet")

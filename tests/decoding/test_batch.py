@@ -79,7 +79,7 @@ def test_a_listener_hears_every_token_once_and_ends_its_row(loaded: tuple[Any, A
     found = decode_batch(*loaded, inputs, Greedy(), [Decoding(max_new_tokens=40)] * 3, on_token=listen)
     assert [list(answer.tokens) for answer in found] == [heard[0], heard[1], heard[2]]
     assert (len(heard[0]), found[0].finish) == (4, "stop")
-    assert found[0].traces[0].steps == 4
+    assert found[0].traces[0].step_count == 4
     heard = {0: [], 1: [], 2: []}
     beamed = [Decoding(max_new_tokens=8, num_beams=2)] * 3
     found = decode_batch(*loaded, inputs, Greedy(), beamed, on_token=listen)  # at the end, when they are known

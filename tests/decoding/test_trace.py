@@ -64,10 +64,10 @@ def test_records_have_the_text_of_their_tokens(decoded: tuple[Any, Trace]) -> No
 
 def test_it_shows_itself_in_one_line(decoded: tuple[Any, Trace]) -> None:
     assert repr(Trace()) == "Trace(record=False, nothing decoded yet)"
-    rows = [RowTrace(vision_tokens=6, steps=3, applied=2, changed=1), RowTrace(vision_tokens=6, steps=2)]
+    rows = [RowTrace(vision_tokens=6, step_count=3, applied=2, changed=1), RowTrace(vision_tokens=6, step_count=2)]
     shown = repr(Trace(rows=rows, method={"name": "vcd"}))
     assert shown == "Trace('vcd', rows=2, vision_tokens=12, steps=5, applied=2, changed=1)"
-    assert repr(rows[0]) == "RowTrace(vision_tokens=6, steps=3, applied=2, changed=1, records=0)"
+    assert repr(rows[0]) == "RowTrace(vision_tokens=6, step_count=3, applied=2, changed=1, records=0)"
     record = StepRecord(2, 7, [7, 5], [0.4, 0.6], [0.9, 0.1], [0.8, 0.2], 2, layer=4, vision_token=3, text=" zebra")
     assert repr(record) == "StepRecord(2: ' zebra' of 2, vision token 3 at layer 4, changed)"
     assert len(repr(decoded[1])) < 120

@@ -201,7 +201,7 @@ def test_logits_are_scaled_as_the_model_scales_them(monkeypatch: pytest.MonkeyPa
     tokens, _ = encode_text(processor, chat_text(processor, DESCRIBE), "A dog.")
     with torch.no_grad():
         chance = model(**inputs).logits[0, mask].softmax(-1)
-    firsts = first_tokens(processor.tokenizer, "dog", tokens[1])
+    firsts = first_tokens(processor.tokenizer, "dog", tokens[2])
     assert found.words[1].support == pytest.approx(
         max(float(chance[:, token].topk(min(5, len(chance))).values.mean()) for token in firsts), rel=1e-4
     )

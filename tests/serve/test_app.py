@@ -497,10 +497,14 @@ def local_check(seed: int, text: str, prompt: str = "What is this?") -> revisit.
 @pytest.mark.parametrize("method", ["revisit", "greedy", "vcd"])
 def test_the_official_client_receives_the_words_of_an_answer(client: openai.OpenAI, method: str) -> None:
     more = {"check": {"words": "content", "threshold": 0.5}, "decoding": {"method": method}}
-    answer = client.chat.completions.create(model="tiny", messages=messages(1), max_tokens=12, extra_body=more)
-    check = answer.check  # type: ignore[attr-defined]
+    for seed in range(1, 12):  # a random model says a word about some picture
+        answer = client.chat.completions.create(model="tiny", messages=messages(seed), max_tokens=12, extra_body=more)
+        check = answer.check  # type: ignore[attr-defined]
+        if check["words"]:
+            break
+    assert check["words"]
     assert check["text"] == answer.choices[0].message.content
-    same_words(check, local_check(1, check["text"]))
+    same_words(check, local_check(seed, check["text"]))
     doubtful = [word["text"] for word in check["words"] if word["checkable"] and word["support"] < 0.5]
     assert check["flagged"] == doubtful
 
@@ -558,7 +562,7 @@ def test_given_texts_are_checked_together_in_one_pass(running: Running) -> None:
         ({"text": 3}, "text"),
         ({"text": "dog " * 400}, "at most 150"),
         ({"text": "a" * 70_000}, "characters of text"),
-        ({"text": "An <image> of a dog"}, "stands for an image"),
+        ({"text": "An <image> of a dog"}, "marks an image in this model"),
         ({"prompt": "An <image>?"}, "marks an image"),
         ({"prompt": ""}, "prompt"),
         ({"image": None}, "image"),

@@ -49,6 +49,9 @@ SHORT = Recipe(
 CAPTIONS = ["A dog runs across a green field today.", "Two people stand next to a large car."]
 
 
+pytestmark = pytest.mark.usefixtures("nltk_data")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def small_tower() -> pytest.MonkeyPatch:
     """Two blocks of random weights instead of the installed tower."""
