@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,10 @@ from typer.testing import CliRunner
 from paper_data import stand_in_data
 from revisit.benchmarks import get
 from revisit.cli.main import app
+from revisit.decoding.method import METHODS
 from revisit.errors import RevisitError
 from revisit.evaluation.config import EvalConfig
+from revisit.methods.icd import ICD
 from revisit.methods.revisit import ReVisiT
 from revisit.methods.vcd import VCD
 from revisit.paper import catalog, published
@@ -43,7 +46,11 @@ def test_answers_follow_from_items_methods_and_passes() -> None:
     assert (catalog.answers(row), catalog.answers(row, limit=10)) == (1000, 20)
     with pytest.raises(RevisitError, match=r"Unknown table 'chiar'\. Did you mean 'chair'"):
         catalog.find("pope,chiar")
-    assert len(catalog.find("all")) == len(catalog.ROWS)
+    assert {*catalog.ROWS} - {row.key for row in catalog.find("all")} == {"methods"}  # which is not of the paper
+
+
+def test_the_table_of_methods_has_every_built_in_one() -> None:
+    assert {*catalog.EVERY_METHOD, "chain"} == set(METHODS.built_in())
 
 
 @pytest.mark.parametrize(
@@ -165,6 +172,31 @@ def test_the_row_of_eight_models_draws_its_figure(tmp_path: Path, nltk_data: Non
     text = (tmp_path / "report.md").read_text()
     assert text.count("| ReVisiT |") == 8
     assert "not run" not in text
+
+
+def test_methods_are_shown_with_scores_and_times_or_why_they_refuse(
+    tmp_path: Path, nltk_data: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = catalog.ROWS["methods"]
+    few = replace(row, methods=("greedy", "revisit", "deco", "opera", "icd"), tokens=3)
+    monkeypatch.setitem(catalog.ROWS, "methods", few)
+
+    def refuses(self: ICD, run: object) -> None:
+        raise RevisitError("No such prompt here.")
+
+    monkeypatch.setattr(ICD, "begin", refuses)
+    words = ["reproduce", "methods", "--model", "tiny", "--limit", "1", "--data", "scenes:unusual:4:7", "--quiet"]
+    for _ in range(2):  # the second time from what is stored, times too
+        CliRunner().invoke(app, [*words, "--out", str(tmp_path)], catch_exceptions=False)
+        text = (tmp_path / "report.md").read_text()
+        lines = {line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ") for line in text.splitlines()}
+        assert len(lines["opera"]) == len(lines["deco"]) == len(lines["greedy"]) == 12
+        assert lines["greedy"][-1] == "1.00"
+        assert lines["icd"] == ["icd", "No such prompt here."]
+    (times,) = tmp_path.glob("time-*.json")
+    times.write_text(times.read_text().replace("No such prompt here.", "Stored."))
+    CliRunner().invoke(app, [*words, "--out", str(tmp_path)], catch_exceptions=False)
+    assert "| icd | Stored. |" in (tmp_path / "report.md").read_text()
 
 
 def test_answers_are_shown_next_to_each_other(tmp_path: Path, nltk_data: None) -> None:

@@ -86,7 +86,7 @@ def reproduce(
     setup = Setup(
         make_folder(out),
         chosen,
-        parse_data(place, list(dict.fromkeys(row.benchmark for row in rows))),
+        parse_data(place, list(dict.fromkeys(name for row in rows for name in (row.benchmark, *row.further)))),
         model is not None,
         limit,
         batch_size,

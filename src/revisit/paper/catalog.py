@@ -11,6 +11,24 @@ from typing import Literal
 from revisit.errors import unknown
 
 METHODS = ("greedy", "dola", "vcd", "m3id", "code", "sid", "revisit")
+EVERY_METHOD = (
+    *(
+        "greedy",
+        "revisit",
+        "vcd",
+        "opera",
+        "pai",
+        "vista",
+        "memvr",
+        "middle_layers",
+        "vaf",
+        "only",
+        "sadt",
+        "m3id",
+        "icd",
+    ),
+    *("code", "sid", "ritual", "avisc", "dola", "deco", "apc", "flb"),
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +62,7 @@ MODELS = {
 THREE = ("LLaVA-1.5-7B", "Qwen2.5-VL-7B", "InternVL3-8B")
 QWEN = ("Qwen2.5-VL-7B",)
 
-Kind = Literal["grid", "ablation", "study", "latency", "examples"]
+Kind = Literal["grid", "ablation", "study", "latency", "examples", "methods"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +86,7 @@ class Row:
     passes: int = 1
     data: str = ""  # what has to be fetched, in words
     disk: float = 0.1  # gigabytes of data
+    further: tuple[str, ...] = ()  # benchmarks that are asked as well
 
 
 COCO = "COCO val2014: annotations and 500 pictures"
@@ -143,6 +162,10 @@ ROWS = {
             "qualitative", "Answers side by side", "Figures 9 and 10", "examples", THREE[:2], "llava_bench", 60, 150,
             methods=("greedy", "m3id", "revisit"), data="LLaVA-Bench in the Wild",
         ),
+        Row(
+            "methods", "Every method: CHAIR, POPE and time", "not in the paper", "methods", THREE[:1], "chair", 3_500, 48,
+            methods=EVERY_METHOD, data=f"{COCO}; POPE's adversarial questions", disk=0.4, further=("pope",),
+        ),
     )
 }  # fmt: skip
 
@@ -151,10 +174,10 @@ ALPHAS = {("vqav2", "Qwen2.5-VL-7B"): 1e-2, ("vqav2", "InternVL3-8B"): 1e-1}
 
 
 def find(names: str) -> list[Row]:
-    """The rows of these names, separated by commas; `all` for every one."""
+    """The rows of these names, separated by commas; `all` for every one of the paper."""
     keys = [name.strip() for name in names.split(",") if name.strip()]
     if keys == ["all"]:
-        return list(ROWS.values())
+        return [row for row in ROWS.values() if row.kind != "methods"]
     for key in keys:
         if key not in ROWS:
             raise unknown("table", key, [*ROWS, "all"])

@@ -194,6 +194,40 @@ def measure(
     return list(timings.values())
 
 
+def time_answers(
+    model: Model, inputs: Inputs, methods: Mapping[str, Method], *, new_tokens: int, rounds: int = 3
+) -> dict[str, float | str]:
+    """Seconds per token of whole answers, the prompt included: the median over rounds, in which the methods take turns.
+
+    Of a method that refuses the model, its sentence. On a CPU this is processor time, which a busy machine changes less. A first round
+    does not count; in it CODE writes its description.
+    """
+    clock = time.process_time if model.device.type == "cpu" else time.perf_counter
+    times: dict[str, list[float]] = {label: [] for label in methods}
+    refused: dict[str, str] = {}
+    for _ in range(rounds + 1):
+        for label, method in methods.items():
+            if label in refused:
+                continue
+            wait(model.device)
+            started = clock()
+            try:
+                generate(
+                    model,
+                    **inputs,
+                    method=method,
+                    num_beams=method.own_beams,
+                    do_sample=False,
+                    min_new_tokens=new_tokens,
+                    max_new_tokens=new_tokens,
+                )
+            except RevisitError as error:
+                refused[label] = str(error)
+            wait(model.device)
+            times[label].append((clock() - started) / new_tokens)
+    return {label: refused.get(label, median(seconds[1:] or seconds)) for label, seconds in times.items()}
+
+
 class Memory:
     """The peak of memory since the object was created, beyond what was in use then."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,19 @@ from revisit.evaluation.places import SCENES
 from revisit.evaluation.plan import Plan, benchmark_label, label
 from revisit.evaluation.records import Stored
 from revisit.evaluation.runner import Reporter, run
-from revisit.evaluation.store import read_answers, read_results, read_scores, slug
+from revisit.evaluation.store import digest, read_answers, read_json, read_results, read_scores, slug, write_json
 from revisit.methods.revisit import ReVisiT
 from revisit.paper import catalog, figures, published
 from revisit.paper.ablation import Panel, ablate, ablation_sections, paper_panels, read_ablation
 from revisit.paper.catalog import Row
 from revisit.paper.figures import Plot, Series
+from revisit.paper.latency import time_answers
 from revisit.paper.projection import last_layer
 from revisit.paper.published import NAMES, Measured, comparison_table, published_tables
 from revisit.paper.studies import STUDIES, provenance, read_study, run_study, study_section
 from revisit.paper.study import Subject, command
-from revisit.report.document import Block, Document, Section, Table, Text
+from revisit.report.comparisons import heading, ranked
+from revisit.report.document import Block, Cell, Document, Section, Table, Text
 
 EXAMPLES = 3  # pictures of a qualitative figure
 
@@ -327,10 +329,81 @@ def most_different_items(texts: Mapping[str, Mapping[str, str]], ids: Sequence[s
     return order[:EXAMPLES]
 
 
+# -- every method --------------------------------------------------------------------------------------------------
+
+CHOOSING = {
+    "chair": ("CHAIRs", "CHAIRi", "Recall", "F1", "Len", "Rep", "Distinct-1"),
+    "pope": ("accuracy", "F1", "yes_ratio"),
+}
+
+
+def _run_methods(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
+    """Every method with its recommended settings: scores, and the time of an answer; or why it refuses the model."""
+    sections = []
+    for name in setup.names(row):
+        model, limit = setup.models[name], int(row.tokens)
+        config = EvalConfig(
+            model=(model,),
+            method=row.methods,
+            benchmark=("chair", "pope:settings=coco_adversarial"),
+            data={benchmark: setup.data[benchmark] for benchmark in CHOOSING},
+            out=str(setup.out / "runs"),
+            limit=setup.limit,
+            batch_size=setup.batch_size,
+            max_new_tokens=limit,
+            **setup.options,
+        )
+        plan = config.plan()
+        methods = {method.name: method for method in plan.methods_for(model)}
+        file = setup.out / f"time-{digest([model, limit, [label(m) for m in methods.values()]])[:12]}.json"
+        if not file.exists():
+            reporter.note(f"time per token of {len(methods)} methods")
+            options = {key: setup.options.get(key) for key in ("dtype", "device_map")}
+            subject = Subject(model=model, data=setup.data["chair"], limit=1, **options)
+            inputs = subject.inputs(subject.items)
+            write_json(file, time_answers(subject.loaded[0], inputs, methods, new_tokens=limit))
+        times = read_json(file)
+        able = tuple(method for key, method in methods.items() if not isinstance(times[key], str))
+        cells = [_cells(replace(plan, benchmarks=(b,), tuned={model: able}), reporter) for b in plan.benchmarks]
+        sections.append(Section(model, _choosing_tables(plan, cells, times), level=3))
+    return sections
+
+
+def _choosing_tables(
+    plan: Plan, cells: Sequence[Mapping[str, Stored]], times: Mapping[str, float | str]
+) -> list[Block]:
+    """A row per method: the metrics of each benchmark, and the time as a multiple of greedy's."""
+    ran = list(cells[0])
+    chosen = [[b.metric(metric) for metric in CHOOSING[b.name]] for b in plan.benchmarks]
+    columns = [
+        ranked([found[method] for method in ran], metric)
+        for metrics, found in zip(chosen, cells, strict=True)
+        for metric in metrics
+    ]
+    lines: list[list[Cell | str]] = [
+        [method, *(column[i] for column in columns), f"{float(times[method]) / float(times['greedy']):.2f}"]
+        for i, method in enumerate(ran)
+    ]
+    items = [next(iter(found.values()))["items"] for found in cells]
+    caption = (
+        f"{items[0]} pictures described and {items[1]} of POPE's adversarial questions answered with at most {plan.max_new_tokens} "
+        "new tokens, greedy decoding (OPERA: beams), settings recommended for the model. Time: a whole answer of that length, "
+        "× greedy, median of three rounds in which the methods took turns."
+    )
+    heads = ("Method", *(heading(metric) for metrics in chosen for metric in metrics), "time ×")
+    groups = [(b.title, len(metrics)) for b, metrics in zip(plan.benchmarks, chosen, strict=True)]
+    refused = [(method, found) for method, found in times.items() if isinstance(found, str)]
+    blocks: list[Block] = [Table(heads, lines, caption, groups=[*groups, ("one answer", 1)])]
+    if refused:
+        blocks.append(Table(("Method", "Why it does not run"), refused, "Not run.", left=2))
+    return blocks
+
+
 RUNNERS = {
     "grid": _run_grid,
     "ablation": _run_ablation,
     "study": _run_study,
     "latency": _run_latency,
     "examples": _run_examples,
+    "methods": _run_methods,
 }
