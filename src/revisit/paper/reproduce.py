@@ -358,8 +358,13 @@ def _run_methods(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
         file = setup.out / f"time-{digest([model, limit, [label(m) for m in methods.values()]])[:12]}.json"
         if not file.exists():
             reporter.note(f"time per token of {len(methods)} methods")
-            options = {key: setup.options.get(key) for key in ("dtype", "device_map")}
-            subject = Subject(model=model, data=setup.data["chair"], limit=1, **options)
+            subject = Subject(
+                model=model,
+                data=setup.data["chair"],
+                limit=1,
+                dtype=setup.options.get("dtype"),
+                device_map=setup.options.get("device_map"),
+            )
             inputs = subject.inputs(subject.items)
             write_json(file, time_answers(subject.loaded[0], inputs, methods, new_tokens=limit))
         times = read_json(file)
