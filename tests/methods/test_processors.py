@@ -83,3 +83,10 @@ def test_nothing_keeps_a_dropped_model_or_processor_alive() -> None:
     del model, processor, inputs
     gc.collect()
     assert [ref() for ref in left] == [None, None, None]
+
+
+@pytest.mark.parametrize("name", ["m3id", "pai", "icd", "vista"])
+def test_ids_around_an_image_are_token_ids(name: str) -> None:
+    for wrong in (10**30, -1):
+        with pytest.raises(RevisitError, match="around"):
+            revisit.methods.get(name, around=[wrong])

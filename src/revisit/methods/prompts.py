@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from revisit.decoding.method import Method
 from revisit.errors import RevisitError
@@ -27,7 +29,7 @@ class Boundaries(Method):
             of the model's family; empty means that there are none.
     """
 
-    around: tuple[int, ...] | None = None
+    around: tuple[Annotated[int, Field(ge=0, lt=1 << 31)], ...] | None = None
 
     def boundaries(self, run: Run) -> tuple[int, ...]:
         """Ids of the tokens around an image in this model's prompts; raises RevisitError if they are not known."""
