@@ -109,7 +109,7 @@ format: $(VENV)/.installed
 
 docs: .venv-docs/.installed  ## build the site into site/
 	.venv-docs/bin/mkdocs build --strict
-	@echo "Open site/index.html in a browser; for the search, run: .venv-docs/bin/mkdocs serve"
+	@echo "Open site/index.html in a browser."
 
 clean:
 	rm -rf .venv .venv-* site build dist .pytest_cache .mypy_cache .ruff_cache

@@ -363,3 +363,20 @@ def test_a_comparison_fits_a_screen_and_a_phone(seen: Any, tmp_path: Path) -> No
     assert seen.page.locator("tr", has_text="revisit¹").count() == 2
     assert "¹ weight=agreement, neighbors=8, layers=middle." in seen.page.locator(".cap").first.inner_text()
     assert seen.errors == []
+
+
+def test_the_docs_search_worker_runs_on_a_page_from_disk(seen: Any, tmp_path: Path) -> None:
+    (tmp_path / "shim.js").write_text((Path(__file__).parents[2] / "docs/iframe-worker.js").read_text("utf-8"), "utf-8")
+    (tmp_path / "worker.js").write_text("addEventListener('message', (event) => postMessage(2 * event.data))", "utf-8")
+    page = tmp_path / "page.html"
+    page.write_text("<body><script src='shim.js'></script><p></p></body>", "utf-8")
+    seen.page.goto(page.as_uri())
+    doubled = seen.page.evaluate(
+        """(number) => new Promise((done) => {
+        const worker = new Worker("worker.js");
+        worker.addEventListener("message", (event) => done(event.data));
+        worker.postMessage(number);
+    })""",
+        21,
+    )
+    assert (doubled, seen.errors) == (42, [])
