@@ -114,7 +114,7 @@ COMMANDS = [
     ("eval --data photo.png", "The data folder 'photo.png' is a file, not a folder"),
     ("data get foo", "Unknown benchmark 'foo'"),
     ("analyze case-study --data nowhere --out new/studies", "The data folder 'nowhere' does not exist"),
-    ("view nothing --out page.html", "--out names a folder"),
+    ("eval --benchmark pope --data scenes:unusual:2 --out run.html", "--out names a folder: give run, not run.html."),
     ("compare nowhere", "nowhere"),
     ("report nowhere", "nowhere is not a folder"),
     ("scenes build photo.png", "photo.png is a file"),

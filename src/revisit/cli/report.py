@@ -22,11 +22,15 @@ def report(
     Example: revisit report runs
     """
     need("scipy", "statsmodels", "matplotlib")
-    from revisit.evaluation.store import make_folder
+    from revisit.evaluation.store import make_folder, unfinished
     from revisit.paper.folder_report import build
     from revisit.report.document import write
+    from revisit.report.run_report import read_runs
 
     document = build(folder, title=title, resamples=resamples, out=out)
+    for run in read_runs(folder):
+        if notice := unfinished(run.results):
+            print(f"{run.name}: {notice}")
     files = write(document, make_folder(out or folder))
     print(
         f"Wrote {files[0]} ({files[0].stat().st_size / 1e6:.2g} MB) and {files[1]}; figures: {len(document.figures())}."

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import typer
 
-from revisit.errors import RevisitError
-
 
 def view(
     run: Path = typer.Argument(..., help="The --out folder of `revisit eval`."),
@@ -23,10 +21,6 @@ def view(
     from revisit.evaluation.store import read_results, unfinished
     from revisit.report.sample_browser import build
 
-    if out is not None and (out.is_file() or out.suffix.lower() in (".html", ".htm")):
-        raise RevisitError(
-            f"--out names a folder, which gets index.html and the pictures: give {out.with_suffix('')}, not {out}."
-        )
     page = build(run, out or run / "view")
     if notice := unfinished(read_results(run)):
         print(notice)

@@ -205,6 +205,8 @@ def read_scores(folder: Path) -> ScoresRecord:
 
 def make_folder(path: Path) -> Path:
     """`path`, created if needed; raises RevisitError where that is not possible, or where nothing can be written into it."""
+    if path.suffix.lower() in (".html", ".htm", ".json"):
+        raise RevisitError(f"--out names a folder: give {path.with_suffix('')}, not {path}.")
     try:
         path.mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.W_OK | os.X_OK):
