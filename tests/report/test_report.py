@@ -271,11 +271,10 @@ def test_a_stopped_run_is_named_first_with_its_command(folder: Path, tmp_path: P
     path.write_text(json.dumps(sealed({**results, "status": "running"})))
     first = build(tmp_path, resamples=99).sections[0]
     assert first.title == "Incomplete"
-    (table,) = (block for block in first.blocks if isinstance(block, Table))
-    name, how_many, which, command = table.rows[0]
-    assert (name, how_many) == ("run", "1 of 4")
-    assert str(which).startswith(f"m2 · shift(by=1) · letters: {stopped['answers']} of 30 answers")
-    assert command == shlex.join(stopped["provenance"]["argv"])
+    (notice,) = (block.text for block in first.blocks if isinstance(block, Text))
+    assert notice.startswith("run: This run is incomplete: 1 of 4 combinations")
+    assert f"(m2 · shift(by=1) · letters: {stopped['answers']} of 30 answers)" in notice
+    assert notice.endswith(f"To finish it, run: {shlex.join(stopped['provenance']['argv'])}")
     assert build(folder / "run", resamples=99).sections[0].title == "In short"
 
 

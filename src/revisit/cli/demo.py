@@ -35,6 +35,7 @@ def demo(
 
     from revisit import load
     from revisit.errors import RevisitError
+    from revisit.evaluation.store import make_folder
     from revisit.explain import page, record, terminal
     from revisit.methods.greedy import Greedy
     from revisit.methods.revisit import ReVisiT
@@ -43,11 +44,7 @@ def demo(
     if model == photo.NAME and scene is not None:
         raise RevisitError("--scene is about tiny's scenes; leave it out with --model photo.")
     picture, nouns, place = _photo() if model == photo.NAME else _sample() if scene is None else _scene(scene)
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        picture.save(output / "demo.png")
-    except OSError as error:
-        raise RevisitError(f"The folder {str(output)!r} cannot be written to: {error.strerror}.") from None
+    picture.save(make_folder(output) / "demo.png")
     loaded, processor = load(model)
     methods = [ReVisiT.recommended(loaded), Greedy()]
     decode = record.explain(loaded, processor, [picture], DESCRIBE, methods, max_new_tokens=128, objects=nouns)

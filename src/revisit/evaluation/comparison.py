@@ -247,7 +247,7 @@ def _about_tests(rows: Sequence[Row]) -> list[str]:
         notes.append(f"Means over settings ({', '.join(means)}) are tested by the bootstrap.")
     split = [f"{name} of {method}" for method, name, value in tested if _at_odds(value)]
     if split:
-        notes.append(f"On the border of 0.05 the test and the interval disagree for {', '.join(split)}.")
+        notes.append(f"The test and the interval disagree for {', '.join(split)}; the test counts.")
     return notes
 
 

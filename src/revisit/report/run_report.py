@@ -15,7 +15,7 @@ from revisit.benchmarks.base import Metric
 from revisit.evaluation.comparison import Table as Compared
 from revisit.evaluation.comparison import compare_folder
 from revisit.evaluation.records import Stored
-from revisit.evaluation.store import partial_text, read_json, read_results, unfinished
+from revisit.evaluation.store import read_json, read_results, unfinished
 from revisit.report.comparisons import (
     READING,
     difference_tables,
@@ -58,16 +58,8 @@ def read_runs(folder: Path) -> list[Run]:
 
 def unfinished_section(runs: Iterable[Run]) -> list[Section]:
     """What is incomplete, with the command that finishes it; empty if every run is complete."""
-    lines = []
-    for run in runs:
-        if missing := unfinished(run.results):
-            cells = "; ".join(partial_text(cell) for cell in missing.cells)
-            lines.append((run.name, f"{len(missing.cells)} of {missing.total}", cells, " ; ".join(missing.commands)))
-    if not lines:
-        return []
-    heads = ("Run", "Without a result", "Which", "Command that finishes it")
-    caption = "These runs are not finished: the tables below lack the combinations of model, method and benchmark listed here."
-    return [Section("Incomplete", [Table(heads, lines, caption, left=4)])]
+    notices = [Text(f"{run.name}: {notice}") for run in runs if (notice := unfinished(run.results))]
+    return [Section("Incomplete", [*notices])] if notices else []
 
 
 def main_sections(runs: Sequence[Run], resamples: int, out: Path) -> list[Section]:

@@ -19,9 +19,9 @@ class SampleBrowser {
     this.list = make("ul", { class: "list", "aria-label": "Samples" });
     this.list.addEventListener("scroll", () => { if (this.list.scrollTop + this.list.clientHeight > this.list.scrollHeight - 400) this.more(); });
     this.detail = make("section", { class: "detail", "aria-label": "Sample" });
-    root.append(this.totals(), make("div", { class: "samples" }, make("div", { class: "side" },
+    root.append(...data.notes.map((note) => make("p", { class: "notice" }, note)), this.totals(), make("div", { class: "samples" }, make("div", { class: "side" },
       make("div", { class: "filters" }, this.benchmark, make("label", {}, this.disagree, "methods disagree"), this.wrong, this.text, this.count),
-      ...data.notes.map((note) => make("p", { class: "notes" }, note)), this.dots(), this.list), this.detail));
+      this.dots(), this.list), this.detail));
     document.addEventListener("keydown", (event) => this.key(event));
     window.addEventListener("hashchange", () => this.restore());
     this.restore();
