@@ -106,6 +106,17 @@ class Settings(BaseModel):
     def _read_value(cls, value: object, info: ValidationInfo) -> object:
         return read_value(value, cls.model_fields[str(info.field_name)].annotation)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        cls = type(self)
+        if name in cls.model_fields:
+            raise RevisitError(
+                f"The settings of a {cls.__name__} are fixed: replace({name}=...) returns a changed copy."
+            )
+        kind = type(value).__name__
+        raise RevisitError(
+            f"{cls.__name__} has no setting {name!r}: declare it in the class, as in {name}: {kind} = ..."
+        )
+
     def replace(self, **changes: Any) -> Self:
         """These settings with some changed; all are validated again."""
         return type(self)(**{**dict(self), **changes})

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from revisit import ReVisiT, RevisitError, methods
 
@@ -62,8 +61,12 @@ def test_a_models_own_recommendation_comes_first() -> None:
 
 
 def test_settings_are_frozen() -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(RevisitError, match=r"settings of a ReVisiT are fixed: replace\(alpha=\.\.\.\)"):
         ReVisiT().alpha = 0.5  # type: ignore[misc]
+    with pytest.raises(
+        RevisitError, match="ReVisiT has no setting 'strength': declare it in the class, as in strength: int"
+    ):
+        ReVisiT().strength = 1  # type: ignore[attr-defined]
 
 
 def test_strings_from_a_command_line() -> None:
