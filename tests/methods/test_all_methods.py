@@ -256,6 +256,14 @@ def test_other_caches_run_one_branch_after_the_other(name: str, how: dict[str, A
     assert_close(got.scores, want.scores)
 
 
+@pytest.mark.parametrize("name", ["vista", "memvr", "only", "middle_layers", "vaf", "sadt", "flb"])
+def test_empty_places_of_a_static_cache_do_not_count(name: str) -> None:
+    want, _ = decode("llava", batch("llava"), METHODS[name])
+    got, _ = decode("llava", batch("llava"), METHODS[name], cache_implementation="static")
+    assert torch.equal(got.sequences, want.sequences)
+    assert_close(got.scores, want.scores)
+
+
 @pytest.mark.parametrize("name", CONTRASTIVE)
 def test_the_cache_comes_back_as_plain_decoding_leaves_it(name: str) -> None:
     output, _ = decode("qwen2_5_vl", batch("qwen2_5_vl"), CONTRASTIVE[name])

@@ -119,8 +119,7 @@ class Shortcut:
         self.run, self.mask, self.layer, self.rows = run, mask, layer, len(mask)
         given = run.model_kwargs.get("attention_mask")
         seen = mask.new_ones(mask.shape) if given is None else given[:, : mask.shape[1]].bool().to(mask.device)
-        first = seen & (seen.cumsum(-1) == 1)  # a text's first token draws attention whatever it says
-        self.text, self.hidden = seen & ~mask & ~first, ~seen
+        self.first = seen & (seen.cumsum(-1) == 1)  # a text's first token draws attention whatever it says
         self.attended: Tensor | None = None  # (rows, d)
         self.last: Tensor | None = None  # (rows, d) what the last layer reads
         self.final: Tensor | None = None  # (rows, d) the final state
@@ -144,18 +143,15 @@ class Shortcut:
             setattr(self, name, states[: self.rows, -1])
 
     def _attention_hook(self, call: Call) -> None:
-        import torch
-
         if call.layer != self.layer or self.run.contrasting:
             return
         from revisit.taps.states import taps_paused
 
         weights = call.last_attention()[: self.rows]  # (rows, heads, n)
         image = call.columns(self.mask, self.run.clean_shift)
-        prompt = call.columns(torch.ones_like(self.mask), self.run.clean_shift)
-        later = ~prompt  # what was said, and columns before the prompt, which nobody sees
-        later[:, : self.run.clean_shift] = False
-        text = call.columns(self.text, self.run.clean_shift) | later
+        first = call.columns(self.first, self.run.clean_shift)
+        seen = call.visible()[: self.rows, 0, -1, : image.shape[-1]]  # (rows or 1, n): not padding, nor places still empty
+        text = seen & ~image & ~first
         kept = textual(weights, text, image)
         value = call.value[: self.rows].float()  # (rows, key heads, n, d)
         mixed = (kept.unflatten(1, (value.shape[1], -1)) @ value).flatten(1)  # (rows, heads · d)
