@@ -19,6 +19,8 @@ def test_mmvp_counts_replies_as_released() -> None:
     found = golden("mmvp")
     for reply, right in zip(found["replies"], found["right"], strict=True):
         assert mmvp.parse_verdict(reply) == bool(right), reply
+    answers = golden("short_answers")["answers"]
+    assert [n for n, reply in enumerate(answers) if mmvp.parse_verdict(reply)] == found["short_answers_right"]
     stream = [found["replies"][n] for n in found["stream"]]
     scores = mmvp.score_pairs((str(n), mmvp.parse_verdict(reply)) for n, reply in enumerate(stream, 1))
     right, total = found["pairs"]
