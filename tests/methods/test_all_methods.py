@@ -256,10 +256,12 @@ def test_other_caches_run_one_branch_after_the_other(name: str, how: dict[str, A
     assert_close(got.scores, want.scores)
 
 
-@pytest.mark.parametrize("name", ["vista", "memvr", "only", "middle_layers", "vaf", "sadt", "flb"])
-def test_empty_places_of_a_static_cache_do_not_count(name: str) -> None:
-    want, _ = decode("llava", batch("llava"), METHODS[name])
-    got, _ = decode("llava", batch("llava"), METHODS[name], cache_implementation="static")
+@pytest.mark.parametrize("name", ["sid", "avisc", "pai", "vista", "memvr", "only", "middle_layers", "vaf", "sadt", "flb"])
+@pytest.mark.parametrize("padded", [True, False])
+def test_empty_places_of_a_static_cache_do_not_count(name: str, padded: bool) -> None:
+    inputs = batch("internvl") if padded else single("internvl", 0)  # without padding there is no mask in the prefill
+    want, _ = decode("internvl", inputs, METHODS[name])
+    got, _ = decode("internvl", inputs, METHODS[name], cache_implementation="static")
     assert torch.equal(got.sequences, want.sequences)
     assert_close(got.scores, want.scores)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from decoding_cases import LENGTH, batch, decode, new_tokens, single
+from decoding_cases import LENGTH, METHODS, batch, decode, new_tokens, single
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
@@ -335,6 +335,15 @@ def test_mixed_batches_several_images_and_chains(name: str) -> None:
     both, _ = decode("llava", batch("llava"), chain)
     alone, _ = decode("llava", single("llava", ROW), chain)
     torch.testing.assert_close(both.scores[-1][ROW], alone.scores[-1][0], atol=1e-4, rtol=1e-4)
+
+
+def test_vistas_own_prefills_are_not_taken_for_the_prompts() -> None:
+    """What ReVisiT and SADT keep of the vision tokens is from the steered prefill, wherever VISTA is in the chain."""
+    vista = VISTA(share=0)
+    for other in (revisit.ReVisiT(), METHODS["sadt"]):
+        first, _ = decode("llava", single("llava", 0), revisit.Chain([vista, other]))
+        last, _ = decode("llava", single("llava", 0), revisit.Chain([other, vista]))
+        torch.testing.assert_close(first.scores[0], last.scores[0])
 
 
 @pytest.mark.parametrize("method", [VISTA(layers=(9,)), MemVR(layers=(9,)), ONLY(layer=9)], ids=lambda m: m.name)

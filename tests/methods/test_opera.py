@@ -206,6 +206,14 @@ def test_answers_of_a_batch_keep_to_their_own_limits_and_are_heard_at_the_end() 
         assert len(alone.traces) == 3
 
 
+def test_every_token_may_be_the_end() -> None:
+    model, _ = families.build("llava")
+    inputs = prompt("llava", 1)
+    ends = list(range(families.VOCAB))
+    output = revisit.generate(model, **inputs, method=OPERA(beams=2), max_new_tokens=3, eos_token_id=ends)
+    assert output.shape[1] == inputs["input_ids"].shape[1] + 1
+
+
 def test_what_is_refused() -> None:
     model, _ = families.build("llava")
     inputs = prompt("llava", 1)

@@ -65,7 +65,7 @@ class Beams:
         config = run.generation_config
         items, beams = self.scores.shape
         totals = (log_probs.view(items, beams, -1) + self.scores[..., None]).flatten(1)  # (items, beams · V)
-        kept = max(2, 1 + len(_end(config))) * beams
+        kept = min(max(2, 1 + len(_end(config))) * beams, totals.shape[-1])
         best, place = totals.topk(kept)  # (items, kept)
         source, token = place // log_probs.shape[-1], place % log_probs.shape[-1]
         said = torch.cat([_take(self.said, source), token[..., None]], dim=-1)  # (items, kept, n + 1)

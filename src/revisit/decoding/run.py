@@ -367,7 +367,16 @@ class Run:
         """Start keeping the states of the vision tokens at these layers; complete after the prefill."""
         self.trace.layers = layers
         cache = self.model_kwargs.get("past_key_values")
-        return Capture(self.parts, mask, layers, self.copies, self.stack, final_norm=final_norm, cache=cache)
+        return Capture(
+            self.parts,
+            mask,
+            layers,
+            self.copies,
+            self.stack,
+            final_norm=final_norm,
+            cache=cache,
+            ignore=lambda: self.contrasting,
+        )
 
     def early_exits(self, layers: tuple[int, ...], *, final_norm: bool = False) -> EarlyExits:
         """Start projecting the last position's states at these layers, at every step."""

@@ -40,7 +40,7 @@ class Call:
     query: Tensor  # (rows, heads, q, d)
     key: Tensor  # (rows, key heads, columns, d)
     value: Tensor
-    mask: Tensor | None  # (rows or 1, 1, q, columns): True or 0 where visible; None: causal, or all for one query
+    mask: Tensor | None  # (rows or 1, 1, q, columns): True or 0 where visible; None: all for one query, else causal from column 0 on
     scaling: float
     softcap: float | None
 
@@ -53,7 +53,7 @@ class Call:
         scores = scores.view(rows, heads, q, -1)
         if self.softcap is not None:
             scores = torch.tanh(scores / self.softcap) * self.softcap
-        if self.mask is None and q == 1:  # the newest query sees everything
+        if self.mask is None and q == 1 and self.query.shape[2] in (1, scores.shape[-1]):  # the newest sees everything
             return scores
         seen = self.visible() if self.mask is None else self.mask
         seen = seen[..., -q:, : scores.shape[-1]]  # (rows or 1, 1, q, columns)
@@ -102,7 +102,7 @@ class Call:
             return self.mask if self.mask.dtype == torch.bool else self.mask > torch.finfo(self.mask.dtype).min / 2
         q, columns = self.query.shape[2], self.key.shape[2]
         seen = torch.ones(q, columns, dtype=torch.bool, device=self.query.device)
-        return seen.tril(columns - q)[None, None]
+        return seen[None, None] if q == 1 else seen.tril()[None, None]
 
     def hide(self, visible: Tensor) -> None:
         """Let queries see no more than this.  (rows, 1, q, columns) bool"""

@@ -255,8 +255,9 @@ class Capture:
         *,
         final_norm: bool = False,
         cache: Cache | None = None,
+        ignore: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.parts, self.layers, self.copies = parts, layers, copies
+        self.parts, self.layers, self.copies, self._ignore = parts, layers, copies, ignore
         self.length = mask.shape[1]
         self.items = [VisionStates(row.nonzero().squeeze(-1), layers) for row in mask[::copies].cpu()]
         self.last: Tensor | None = None  # (items, d) normed state of the last prompt position
@@ -285,7 +286,7 @@ class Capture:
 
     def _keep_last(self, hidden: Tensor) -> None:
         """The final states, and the last position's of every item; the capture is complete with them."""
-        if self.complete:
+        if self.complete or self._ignore():
             return
         if self.parts.depth in self.layers:
             self._keep(self.parts.depth, hidden)
@@ -295,7 +296,7 @@ class Capture:
 
     def _keep(self, layer: int, hidden: Tensor) -> None:
         """Store the vision tokens' part of one layer's (rows, q, d) states; q < T where a cache holds the prompt's start."""
-        if self.complete:
+        if self.complete or self._ignore():
             return
         offset = self.length - hidden.shape[1]
         if offset < 0 or hidden.shape[0] != len(self.items) * self.copies:
