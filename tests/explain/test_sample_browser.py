@@ -13,7 +13,7 @@ import families
 from revisit import RevisitError
 from revisit.benchmarks.base import Item
 from revisit.explain.record import wrong_spans
-from revisit.report.sample_browser import Columns, Sample, build, natural_order, verdict, write
+from revisit.report.sample_browser import Columns, Sample, build, items_of, natural_order, verdict, write
 
 LOWER: dict[str, Any] = {"better": "lower", "show": 100, "decimals": 1}
 HIGHER: dict[str, Any] = {**LOWER, "better": "higher"}
@@ -103,6 +103,13 @@ def test_pictures_are_copied_once_and_the_command_is_told(tmp_path: Path) -> Non
 
 def test_samples_are_ordered_as_a_reader_would(tmp_path: Path) -> None:
     assert sorted(["10", "9", "b2", "b10", "1"], key=natural_order) == ["1", "9", "10", "b2", "b10"]
+
+
+def test_data_that_is_elsewhere() -> None:
+    """A run keeps its data folder as it was written, often relative to where it ran."""
+    notes: list[str] = []
+    assert not items_of({"name": "chair", "label": "chair", "options": {}}, "no/such/folder", notes)
+    assert "there is no no/such/folder here" in notes[0]
 
 
 def test_a_folder_without_a_run_is_said(tmp_path: Path) -> None:

@@ -61,10 +61,8 @@ def demo(
     console.print(
         f"\nOpen [bold]{written}[/] in a browser to see which patch was selected at each token.", soft_wrap=True
     )
-    console.print(
-        "Next: `revisit generate PHOTO --model HuggingFaceTB/SmolVLM-256M-Instruct` (0.5 GB) on a picture of your own.",
-        soft_wrap=True,
-    )
+    other = photo.NAME if model == photo.NAME else "HuggingFaceTB/SmolVLM-256M-Instruct (0.5 GB)"
+    console.print(f"Next, on a picture of your own: revisit generate PHOTO --model {other}", soft_wrap=True)
 
 
 def _photo() -> tuple[Image, tuple[str, ...], str]:

@@ -162,6 +162,12 @@ def items_of(benchmark: Mapping[str, Any], data: str, notes: list[str]) -> dict[
     options = {
         name: value for name, value in benchmark["options"].items() if name != "judge"
     }  # which decides scores only
+    if data and not Path(data).is_absolute() and not Path(data).exists():
+        notes.append(
+            f"Pictures and truth of {benchmark['label']} are not shown: there is no {data} here; run this command in the folder "
+            "in which `revisit eval` ran."
+        )
+        return {}
     try:
         return {item.id: item for item in registry.get(benchmark["name"], **options).load(Path(data))} if data else {}
     except (RevisitError, OSError) as error:
