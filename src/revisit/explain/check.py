@@ -297,5 +297,5 @@ def is_object(word: str) -> bool:
 
 def is_content(word: str) -> bool:
     """Whether a word is made of letters and is not a function word or a count."""
-    letters = re.sub(r"['’-]", "", word)
+    letters = re.sub(r"['’ -]", "", word)
     return letters.isalpha() and word.lower() not in STOP and (len(letters) > 1 or not letters.isascii())

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from revisit.benchmarks.chair_words import WORDS
 from revisit.errors import RevisitError
 from revisit.explain.forcing import force
 from revisit.explain.prefill import logit_slices
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 TOP = 5  # vision tokens whose mean probability is the support of a token
 CANDIDATES = 20  # likeliest tokens of the model among which a better word is sought
 PLAUSIBLE = 1e-3  # least probability of such a token, as a share of the likeliest one's
-WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
+# A run of letters and digits, or one of the object names of two words ("hot dog"), which is not about a dog.
+_NAMES = "|".join(sorted(name for name in WORDS if " " in name))
+WORD = re.compile(rf"\b(?:{_NAMES})(?:e?s)?\b|[^\W_]+(?:['’-][^\W_]+)*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,17 @@
 """Which number tells words for what a picture shows from words for what it does not show?
 
 The candidates are declared below. The first half of the pictures chooses among them (largest AUROC on the model's captions) and sets
-the threshold (largest F1 of flagging absent objects); the second half measures. Texts are the model's own captions, and foils:
-a template that lists what is there, with one object swapped for another. Of generated scenes, a further template states a place, a
-count and a color, each of them wrong in half of the pictures; nothing is chosen on these.
+the threshold (largest F1 of flagging absent objects); the second half measures. Texts are captions, of the model itself or of another
+one, and foils: a template that lists what is there, with one object swapped for another. Of generated scenes, a further template
+states a place, a count and a color, each of them wrong in half of the pictures; nothing is chosen on these.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,31 +23,44 @@ from PIL import Image
 from torch import Tensor
 
 from revisit.benchmarks.base import Item
-from revisit.benchmarks.chair_words import WORDS, object_words
+from revisit.benchmarks.chair_words import CATEGORIES, WORDS, object_words
 from revisit.embedded.catalog import BY_NOUN, COLORS, PLACE_BY_NAME
+from revisit.errors import RevisitError
 from revisit.evaluation.records import Stored
 from revisit.evaluation.runner import Reporter
 from revisit.explain.check import THRESHOLD, is_content, settings_of
-from revisit.explain.support import TOP, WORD, ReadText, first_tokens, read_texts, say, word_places
-from revisit.explain.tokens import token_text
+from revisit.explain.prefill import logit_slices
+from revisit.explain.support import TOP, WORD, ReadText, first_tokens, read_texts, word_places
+from revisit.explain.tokens import token_text, word_tokens
 from revisit.methods import as_method
+from revisit.methods.attending import layers_of_32
+from revisit.methods.sadt import agreeing, forms, normal, plural
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import chat_text, prepare
-from revisit.paper.pointing import read_boxes
 from revisit.paper.study import Subject, images, number, percent, track
 from revisit.report.document import Block, Table, Text
 from revisit.step.reference import jsd, plausible
+from revisit.taps.attention import watching
+from revisit.taps.states import vision_mask
 
 if TYPE_CHECKING:
-    from revisit.models.parts import Head
     from revisit.models.types import Tokenizer
+    from revisit.taps.attention import Call
 
 ALPHA = 1e-5  # of the plausible set
 NEIGHBORS = 8
-QUANTILE = 0.9  # of the support that words get from another picture: the threshold that needs no labels
+PATCHES = 4  # most attended vision tokens that SADT reads in each late layer
+QUANTILE = 0.9  # of the support that words get from another picture
 RESAMPLES = 1000
 COUNTS = ("one", "two", "three", "four")
 RANGES = (0.01, 0.05, 0.2, 0.4, 0.6, 0.8)  # of support
+
+
+@dataclass(frozen=True)
+class Checked(Subject):
+    """The pictures of a study, and who describes them."""
+
+    writer: str | None = None  # the model whose captions are checked; by default the model itself
 
 
 @dataclass(frozen=True)
@@ -60,7 +73,9 @@ class Reading:
     chances: Tensor  # (layers, vision tokens) probability of the word over the whole vocabulary
     near: Tensor  # (vision tokens,) the word's share of the plausible set at the last layer
     divergence: Tensor  # (vision tokens,) to the model's distribution on that set
-    hijacked: Tensor  # (vision tokens,) bool: says the same irrelevant word at every layer
+    empty: Tensor  # (vision tokens,) bool: says the same word at every layer, and one that names nothing
+    agreement: float  # share of the most attended vision tokens whose favorite is the word, in late layers
+    rank: int  # how many kinds of objects the middle layer supports more
 
 
 def top(values: Tensor, k: int = TOP) -> float:
@@ -73,34 +88,41 @@ def nearest(reading: Reading, k: int) -> float:
     return float(reading.near[order].mean())
 
 
+def middle(chances: Tensor) -> Tensor:
+    """The row of the middle layer."""
+    return chances[(len(chances) - 1) // 2]
+
+
+PROBABILITY = "model's probability"
 # Higher means: more likely there. The layers of a row are the last, the middle (half the depth) or all of them.
 CANDIDATES: dict[str, Callable[[Reading], float]] = {
-    "model's probability": lambda r: float(r.log_p[r.token]),
+    PROBABILITY: lambda r: float(r.log_p[r.token]),
     "model's entropy, negative": lambda r: float((r.log_p.exp() * r.log_p).nansum()),
     "difference to a gray picture": lambda r: float(r.log_p[r.token]) - r.log_p_blank,
+    "attended tokens that say it (SADT)": lambda r: r.agreement,
     "least divergence, negative": lambda r: -float(r.divergence.min()),
     "nearest vision token": lambda r: nearest(r, 1),
-    "nearest vision token that is not hijacked": lambda r: float(
-        r.near[int((r.divergence + 9.0 * r.hijacked).argmin())]
-    ),
+    "nearest that names something": lambda r: float(r.near[int((r.divergence + 9.0 * r.empty).argmin())]),
     f"mean of the {NEIGHBORS} nearest": lambda r: nearest(r, NEIGHBORS),
     "largest, plausible set, last layer": lambda r: top(r.near, 1),
     f"mean of {TOP} largest, plausible set, last layer": lambda r: top(r.near),
     "largest, last layer": lambda r: top(r.chances[-1], 1),
     f"mean of {TOP} largest, last layer": lambda r: top(r.chances[-1]),
-    "largest, middle layer": lambda r: top(r.chances[(len(r.chances) - 1) // 2], 1),
-    f"mean of {TOP} largest, middle layer": lambda r: top(r.chances[(len(r.chances) - 1) // 2]),
+    "largest, middle layer": lambda r: top(middle(r.chances), 1),
+    f"mean of {TOP} largest, middle layer": lambda r: top(middle(r.chances)),
+    "rank among kinds of objects, middle layer": lambda r: -float(r.rank),
     "largest, all layers (internal confidence)": lambda r: float(r.chances.max()),
     f"mean of {TOP} largest, mean of all layers": lambda r: top(r.chances[1:].mean(0)),
 }
 
 
 CHECK = "revisit.check"  # support as it gives it
-OTHER = "another picture"  # the same from the vision tokens of another picture
+OWN, OTHER = "layer", "other, layer"  # support by each layer, and by that of another picture
 JOINED: dict[str, Callable[[list[float]], float]] = {  # ways to join the tokens of a word
     "first": lambda each: each[0],
     "mean": lambda each: sum(each) / len(each),
     "least": min,
+    "largest": max,
 }
 
 
@@ -113,7 +135,7 @@ class Unit:
     present: bool  # right
     tokens: int  # how many write it
     hijacked: bool  # whether the nearest vision token, which ReVisiT would select, is
-    scores: dict[str, float]  # of the candidates, every layer, CHECK, OTHER and JOINED
+    scores: dict[str, float]  # of the candidates, every layer, CHECK and JOINED
 
 
 @dataclass(frozen=True)
@@ -170,31 +192,56 @@ def interval(units: Sequence[Unit], name: str) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def check_study(subject: Subject, reporter: Reporter) -> dict[str, Any]:
+def two_groups(scores: Floats) -> float:
+    """The threshold that splits scores into the two groups with the least variance inside (Otsu's rule); needs no labels."""
+    values = np.sort(scores)
+    below = np.arange(1, len(values))
+    sums = np.cumsum(values)[:-1]
+    gap = (values.sum() - sums) / (len(values) - below) - sums / below
+    place = int(np.argmax(below * (len(values) - below) * gap**2))
+    return float(values[place : place + 2].mean())
+
+
+def check_study(subject: Checked, reporter: Reporter) -> dict[str, Any]:
     """The study; see the module."""
-    model, processor = subject.loaded
-    method = as_method(subject.methods[0], model)
-    boxes = read_boxes(subject.folder)
-    truth = {item.id: set(boxes.get(item.id, ())) for item in subject.items}
-    decoded = subject.decode(method, reporter, "captions")
-    captions = [processor.tokenizer.decode(tokens, skip_special_tokens=True).strip() for _, _, tokens in decoded]
-    foils = [foil(place, sorted(truth[item.id])) for place, item in enumerate(subject.items)]
+    writer = replace(subject, model=subject.writer) if subject.writer else subject
+    method = as_method(subject.methods[0], writer.loaded[0])
+    truth = [set(item.meta["ground_truth"]) for item in subject.items]
+    tokenizer = writer.loaded[1].tokenizer
+    captions = [
+        tokenizer.decode(tokens, skip_special_tokens=True).strip()
+        for _, _, tokens in writer.decode(method, reporter, "captions")
+    ]
+    foils = [foil(place, sorted(there)) for place, there in enumerate(truth)]
     texts = {
-        kind: [Stated(text, partial(_object, truth[item.id])) for item, text in zip(subject.items, found, strict=True)]
+        kind: [Stated(text, partial(_object, there)) for there, text in zip(truth, found, strict=True)]
         for kind, found in (("captions", captions), ("foils", foils))
     }
-    fixed: list[tuple[int, list[str]]] = []  # of each text: vision tokens, and the words of the hijacked ones
-    units = {kind: list(_units(subject, found, truth, reporter, kind, fixed)) for kind, found in texts.items()}
-    others = list(_units(subject, attributes(subject.folder), truth, reporter, "attributes", []))
-    half = len(subject.items) // 2
-    settings, _ = settings_of(model)
+    texts["attributes"] = attributes(subject.folder)[: subject.limit]
+    reader = Reader(subject)
+    units: dict[str, list[Unit]] = {kind: [] for kind in texts}
+    for place, item in enumerate(track(reporter, "texts", subject.items)):
+        own = {kind: found[place] for kind, found in texts.items() if place < len(found)}
+        for kind, unit in reader.units(place, item, own, truth[place]):
+            units[kind].append(unit)
+    return {**_measured(units, subject), "hijacking": reader.hijacking(units["captions"])}
+
+
+def _measured(units: Mapping[str, list[Unit]], subject: Checked) -> dict[str, Any]:
+    """What the first half of the pictures chooses, and the second measures."""
+    model = subject.loaded[0]
+    depth, (settings, _), half = ModelParts.of(model).depth, settings_of(model), len(subject.items) // 2
     chosen_on = [unit for unit in units["captions"] if unit.picture < half]
-    measured = {kind: [unit for unit in found if unit.picture >= half] for kind, found in units.items()}
+    measured = {kind: [unit for unit in units[kind] if unit.picture >= half] for kind in ("captions", "foils")}
+    if len({unit.present for unit in chosen_on}) < 2 or len({unit.present for unit in measured["captions"]}) < 2:
+        raise RevisitError(
+            "The captions of each half of the pictures must name objects that are there and objects that are not: take more pictures."
+        )
     validation = {name: auroc(*_columns(chosen_on, name)) for name in CANDIDATES}
     chosen = max(validation, key=validation.__getitem__)
     rows = []
-    for name in CANDIDATES:
-        row: dict[str, Any] = {"name": name, "validation": validation[name]}
+    for name in (*CANDIDATES, CHECK):
+        row: dict[str, Any] = {"name": name, "validation": auroc(*_columns(chosen_on, name))}
         cut = best_threshold(*_columns(chosen_on, name))
         for kind, found in measured.items():
             columns = _columns(found, name)
@@ -203,21 +250,29 @@ def check_study(subject: Subject, reporter: Reporter) -> dict[str, Any]:
             row[kind] = {"auroc": auroc(*columns), "low": low, "high": high, "ap": precision, "f1": f1(*columns, cut)}
         rows.append(row)
     thresholds = {
-        "settings": settings["threshold"],
-        "validation": best_threshold(*_columns(chosen_on, CHECK)),
-        "label-free": float(np.quantile(_columns(chosen_on, OTHER)[0], QUANTILE)),
+        "the model's own": settings["threshold"],
+        "labels of the first half": best_threshold(*_columns(chosen_on, CHECK)),
+        "two groups": two_groups(_columns(chosen_on, CHECK)[0]),
+        "another picture": float(np.quantile(_columns(chosen_on, f"{OTHER} {settings['layer']}")[0], QUANTILE)),
         "guess": THRESHOLD,
     }
-    several = [unit for found in units.values() for unit in found if unit.tokens > 1]
-    layers = [f"layer {number}" for number in range(ModelParts.of(model).depth + 1)]
-    best = max(layers, key=lambda name: auroc(*_columns(chosen_on, name)))
+    several = [unit for found in measured.values() for unit in found if unit.tokens > 1]
+    layers = [
+        {
+            "validation": auroc(*_columns(chosen_on, f"{OWN} {layer}")),
+            "another_picture": auroc(*_against_another(chosen_on, layer)),
+            **{kind: auroc(*_columns(found, f"{OWN} {layer}")) for kind, found in measured.items()},
+        }
+        for layer in range(depth + 1)
+    ]
+    best = max(range(depth + 1), key=lambda layer: layers[layer]["validation"])
     both = [unit for found in measured.values() for unit in found]
+    others = units["attributes"]
     return {
         "pictures": len(subject.items),
-        "depth": ModelParts.of(model).depth,
+        "depth": depth,
         "settings": dict(settings),
         "chosen": chosen,
-        "threshold": best_threshold(*_columns(chosen_on, chosen)),
         "rows": rows,
         "thresholds": thresholds,
         "check": {
@@ -229,28 +284,27 @@ def check_study(subject: Subject, reporter: Reporter) -> dict[str, Any]:
             }
             for kind, found in measured.items()
         },
+        "layers": layers,
         "recommended": {
-            "layer": layers.index(best),
-            "threshold": best_threshold(*_columns(chosen_on, best)),
-            "auroc": auroc(*_columns(measured["captions"], best)),
+            "layer": best,
+            "threshold": best_threshold(*_columns(chosen_on, f"{OWN} {best}")),
+            "auroc": layers[best]["captions"],
         },
         "reliability": _reliability(*_columns(both, CHECK)),
         "kinds": {
             kind: {
                 "words": len(found),
                 "wrong": sum(not unit.present for unit in found),
-                **{name: auroc(*_columns(found, name)) for name in (CHECK, "model's probability")},
+                **{name: auroc(*_columns(found, name)) for name in (CHECK, PROBABILITY)},
             }
             for kind in dict.fromkeys(unit.kind for unit in (*both, *others))
             if (found := [unit for unit in (*both, *others) if unit.kind == kind])
         },
-        "another_picture": auroc(*_against_another(both)),
-        "hijacking": {
-            "vision_tokens": sum(len(words) for _, words in fixed) / max(1, sum(tokens for tokens, _ in fixed)),
-            "selected": float(np.mean([unit.hijacked for unit in units["captions"]] or [False])),
-            "words": [word for word, _ in Counter(word for _, words in fixed for word in words).most_common(5)],
+        "several_tokens": {
+            "words": len(several),
+            "absent": sum(not unit.present for unit in several),
+            **{rule: auroc(*_columns(several, rule)) for rule in JOINED},
         },
-        "several_tokens": {"words": len(several), **{rule: auroc(*_columns(several, rule)) for rule in JOINED}},
     }
 
 
@@ -301,93 +355,148 @@ def _object(truth: Collection[str], word: str) -> tuple[str, bool] | None:
     return None if found is None else ("object", WORDS[found.group(1).lower()] in truth)
 
 
-def _units(
-    subject: Subject,
-    texts: Sequence[Stated],
-    truth: Mapping[str, set[str]],
-    reporter: Reporter,
-    title: str,
-    fixed: list[tuple[int, list[str]]],
-) -> Iterator[Unit]:
-    """Every known word of some texts, one text for each item, with its scores; `fixed` gets what hijacked vision tokens say."""
-    model, processor = subject.loaded
-    parts, tokenizer = ModelParts.of(model), processor.tokenizer
-    chosen = settings_of(model)[0]["layer"]
-    other: ReadText | None = None
-    rows = [(place, item, stated) for place, (item, stated) in enumerate(zip(subject.items, texts, strict=False))]
-    for place, item, stated in track(reporter, title, rows):
-        words = [found.group() for found in WORD.finditer(stated.text)]
-        if not any(stated.judge(word) for word in words):
-            continue
-        read, blank = (_read(subject, item, stated.text, gray) for gray in (False, True))
-        spoken = [
-            (known, own, first_tokens(tokenizer, stated.text[start:end], read.tokens[own[0]]))
-            for start, end, own in word_places(stated.text, read.spans)
-            if (known := stated.judge(stated.text[start:end])) is not None
-        ]
-        ids = sorted({token for _, own, firsts in spoken for token in (*firsts, *(read.tokens[n] for n in own))})
-        tables, favorites = zip(
-            *(_said(read.head, read.vision[layer], ids) for layer in sorted(read.vision)), strict=True
+@dataclass(frozen=True)
+class Seen:
+    """What the vision tokens of one picture say, read through the model's head at every layer."""
+
+    chances: dict[int, Tensor]  # token -> (layers, vision tokens)
+    said: list[list[str]]  # the favorite word of each vision token, by layer
+    last: Tensor  # (vision tokens, V) logits at the last layer
+    empty: Tensor  # (vision tokens,) bool: the same favorite at every layer, and one that names nothing
+    hijacked: Tensor  # (vision tokens,) bool: the same favorite at every layer, which names nothing or an absent object
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, read: ReadText, tokenizer: Tokenizer, ids: Sequence[int], truth: Collection[str]) -> Seen:
+        """Reads the vision tokens that a text was read after."""
+        tables, favorites, logits = [], [], torch.empty(0)
+        for _, states in sorted(read.vision.items()):
+            logits = torch.cat(list(logit_slices(read.head, states)))
+            tables.append((logits[:, ids] - logits.logsumexp(-1, keepdim=True)).exp())
+            favorites.append(logits.argmax(-1))
+        said = [[token_text(tokenizer, token).strip() for token in layer.tolist()] for layer in favorites]
+        fixed = (torch.stack(favorites[1:]) == favorites[-1]).all(0)
+        empty = fixed & fixed.new_tensor([not is_content(word) for word in said[-1]])
+        wrong = fixed.new_tensor([_object(truth, word) == ("object", False) for word in said[-1]])
+        chances = dict(zip(ids, torch.stack(tables).movedim(-1, 0), strict=True))
+        return cls(chances, said, logits, empty, empty | (fixed & wrong))
+
+    def support(self, tokens: Sequence[int], layer: int) -> float:
+        """As `revisit.check` computes it, of the best of some tokens."""
+        return max((top(self.chances[token][layer]) for token in tokens if token in self.chances), default=0.0)
+
+
+class Reader:
+    """Reads the texts of one picture after another, and each text once more after a gray picture."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.model, self.processor = subject.loaded
+        self.parts, self.tokenizer = ModelParts.of(self.model), self.processor.tokenizer
+        self.late = layers_of_32(20, 27, self.parts.depth)
+        listed = [(kind, form) for word, kind in WORDS.items() for form in (word, plural(word))]
+        self.objects = {kind: list[int]() for kind in CATEGORIES}  # the first tokens of its words
+        for kind, word in listed:
+            self.objects[kind] += word_tokens(self.tokenizer, word)[:1]
+        self.before: Seen | None = None  # the picture before
+        self.tokens, self.words = 0, Counter[str]()  # all vision tokens, and what the hijacked ones say
+
+    def units(
+        self, place: int, item: Item, texts: Mapping[str, Stated], truth: Collection[str]
+    ) -> list[tuple[str, Unit]]:
+        """Every known word of the texts about one picture, with its scores."""
+        kept = {kind: stated for kind, stated in texts.items() if any(map(stated.judge, WORD.findall(stated.text)))}
+        if not kept:
+            return []
+        written = [stated.text for stated in kept.values()]
+        reads, attention = self.read(item, written, gray=False)
+        blanks, _ = self.read(item, written, gray=True)
+        ids = {token for read in reads for token in read.tokens}.union(*self.objects.values())
+        seen = Seen.of(reads[0], self.tokenizer, sorted(ids), truth)  # texts come after the picture and change nothing
+        found = []
+        for (kind, stated), read, blank, attended in zip(kept.items(), reads, blanks, attention, strict=True):
+            for start, end, own in word_places(stated.text, read.spans):
+                word = stated.text[start:end]
+                if (known := stated.judge(word)) is not None:
+                    reading = self.reading(seen, read, blank, attended[:, own[0]], own[0], word)
+                    scores = {name: score(reading) for name, score in CANDIDATES.items()}
+                    selected = bool(seen.hijacked[int(reading.divergence.argmin())])
+                    scores |= self.supports(seen, read, own, word)
+                    found.append((kind, Unit(place, *known, len(own), selected, scores)))
+        self.before = seen
+        self.tokens += len(seen.hijacked)
+        self.words.update(word for word, wrong in zip(seen.said[-1], seen.hijacked.tolist(), strict=True) if wrong)
+        return found
+
+    def read(self, item: Item, texts: Sequence[str], gray: bool) -> tuple[list[ReadText], Tensor]:
+        """One pass over texts and their picture, or a gray one; and the attention of late layers to the vision tokens.
+
+        Returns:
+            What was read, and the attention of the position that predicts each token, (texts, layers, tokens, vision tokens).
+        """
+        pictures = images(item)
+        if gray:
+            pictures = [Image.new("RGB", picture.size, (127, 127, 127)) for picture in pictures]
+        inputs = prepare(self.processor, [item.prompt] * len(texts), [pictures] * len(texts), self.model.device)
+        before = [chat_text(self.processor, item.prompt, len(pictures))] * len(texts)
+        start = inputs["input_ids"].shape[1] - 1
+        mask = vision_mask(inputs["input_ids"][0], self.parts.vision_ids)
+        layers: list[Tensor] = []
+
+        def hook(call: Call) -> None:
+            if call.layer in self.late:
+                layers.append(call.scores(start).softmax(-1).mean(1)[:, :, : start + 1][:, :, mask])
+
+        with torch.no_grad(), watching(self.parts, hook, "The study of check"):
+            depths = range(self.parts.depth + 1)
+            found = read_texts(self.model, self.processor, inputs, before, [pictures] * len(texts), texts, depths)
+        return found, torch.stack(layers, 1)
+
+    @torch.no_grad()
+    def reading(self, seen: Seen, read: ReadText, blank: ReadText, attention: Tensor, place: int, word: str) -> Reading:
+        """What is known about the word that begins at a token; attention is (late layers, vision tokens)."""
+        token = read.tokens[place]
+        log_p, log_blank = (read.head.all_logits(each.states[place][None]).log_softmax(-1)[0] for each in (read, blank))
+        keep = plausible(log_p, ALPHA)
+        keep[token] = True
+        table = seen.last[:, keep].log_softmax(-1)  # (vision tokens, plausible)
+        best = attention.topk(min(PATCHES, attention.shape[-1])).indices.tolist()
+        spoken = [normal(seen.said[layer][n]) for layer, some in zip(self.late, best, strict=True) for n in some]
+        half = self.parts.depth // 2
+        own = seen.support(first_tokens(self.tokenizer, word, token), half)
+        return Reading(
+            log_p,
+            float(log_blank[token]),
+            token,
+            seen.chances[token],
+            near=table[:, int(keep[:token].sum())].exp(),
+            divergence=jsd(log_p[keep].log_softmax(-1), table),
+            empty=seen.empty,
+            agreement=len(agreeing(spoken, forms(word.lower()))) / len(spoken),
+            rank=sum(seen.support(tokens, half) > own for tokens in self.objects.values()),
         )
-        chances = dict(zip(ids, torch.stack(tables).movedim(-1, 0), strict=True))  # id -> (layers, vision tokens)
-        elsewhere = dict(zip(ids, say(read.head, (other or blank).vision[chosen], ids).T, strict=True))
-        hijacked = _hijacked(tokenizer, torch.stack(favorites[1:]), truth[item.id])
-        fixed.append((len(hijacked), [token_text(tokenizer, int(t)) for t in favorites[-1][hijacked]]))
-        last = read.head.all_logits(read.vision[parts.depth])  # (vision tokens, V)
-        for (kind, present), own, firsts in spoken:
-            reading = _reading(read, blank, own[0], chances[read.tokens[own[0]]], last, hijacked)
-            scores = {name: score(reading) for name, score in CANDIDATES.items()}
-            for layer in sorted(read.vision):
-                scores[f"layer {layer}"] = max(top(chances[token][layer]) for token in firsts)
-            scores[CHECK], scores[OTHER] = scores[f"layer {chosen}"], max(top(elsewhere[token]) for token in firsts)
-            each = [top(chances[read.tokens[n]][chosen]) for n in own]
-            scores |= {rule: join(each) for rule, join in JOINED.items()}
-            selected = bool(hijacked[int(reading.divergence.argmin())])
-            yield Unit(place, kind, present, len(own), selected, scores)
-        other = read
+
+    def supports(self, seen: Seen, read: ReadText, own: Sequence[int], word: str) -> dict[str, float]:
+        """The support of a word by every layer, also by those of the picture before; and by each way to join its tokens."""
+        firsts, chosen = first_tokens(self.tokenizer, word, read.tokens[own[0]]), settings_of(self.model)[0]["layer"]
+        found = {}
+        for layer in range(self.parts.depth + 1):
+            found[f"{OWN} {layer}"] = seen.support(firsts, layer)
+            found[f"{OTHER} {layer}"] = 0.0 if self.before is None else self.before.support(firsts, layer)
+        each = [seen.support([read.tokens[n]], chosen) for n in own]
+        return {**found, CHECK: found[f"{OWN} {chosen}"], **{rule: join(each) for rule, join in JOINED.items()}}
+
+    def hijacking(self, captions: Sequence[Unit]) -> dict[str, Any]:
+        """How often vision tokens say one irrelevant word at every layer, and how often ReVisiT would select such a one."""
+        return {
+            "vision_tokens": self.words.total() / max(1, self.tokens),
+            "selected": float(np.mean([unit.hijacked for unit in captions] or [False])),
+            "words": [word for word, _ in self.words.most_common(5)],
+        }
 
 
-@torch.no_grad()
-def _said(head: Head, states: Tensor, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The probability that states give to some tokens, and their favorites.  (n, d) -> (n, ids), (n,)"""
-    logits = head.all_logits(states)
-    return (logits[:, list(ids)] - logits.logsumexp(-1, keepdim=True)).exp(), logits.argmax(-1)
-
-
-def _hijacked(tokenizer: Tokenizer, favorites: Tensor, truth: Collection[str]) -> Tensor:
-    """Which vision tokens say one irrelevant word at every layer: no content word, or an object that is not there.  (layers, n) -> (n,)"""
-    said = [token_text(tokenizer, int(token)).strip() for token in favorites[-1]]
-    wrong = [not is_content(word) or (_object(truth, word) or ("", True))[1] is False for word in said]
-    return torch.tensor(wrong, device=favorites.device) & (favorites == favorites[-1]).all(0)
-
-
-def _read(subject: Subject, item: Item, text: str, gray: bool) -> ReadText:
-    """One pass over a text and its pictures, or gray ones in their place."""
-    model, processor = subject.loaded
-    pictures = images(item)
-    if gray:
-        pictures = [Image.new("RGB", picture.size, (127, 127, 127)) for picture in pictures]
-    inputs = prepare(processor, [item.prompt], [pictures], model.device)
-    before = chat_text(processor, item.prompt, len(pictures))
-    return read_texts(model, processor, inputs, [before], [pictures], [text], range(ModelParts.of(model).depth + 1))[0]
-
-
-@torch.no_grad()
-def _reading(read: ReadText, blank: ReadText, place: int, chances: Tensor, last: Tensor, hijacked: Tensor) -> Reading:
-    head, token = read.head, read.tokens[place]
-    log_p = head.all_logits(read.states[place][None]).log_softmax(-1)[0]
-    log_p_blank = float(head.all_logits(blank.states[place][None]).log_softmax(-1)[0, token])
-    keep = plausible(log_p, ALPHA)
-    keep[token] = True
-    table = last[:, keep].log_softmax(-1)  # (vision tokens, plausible)
-    divergence = jsd(log_p[keep].log_softmax(-1), table)
-    near = table[:, int(keep[:token].sum())].exp()
-    return Reading(log_p, log_p_blank, token, chances, near, divergence, hijacked)
-
-
-def _against_another(units: Sequence[Unit]) -> tuple[Floats, NDArray[np.bool_]]:
+def _against_another(units: Sequence[Unit], layer: int) -> tuple[Floats, NDArray[np.bool_]]:
     """The support of words by their own picture and by another one, as if all were right and wrong: needs no labels."""
-    own, other = (np.array([unit.scores[name] for unit in units]) for name in (CHECK, OTHER))
+    own, other = (_columns(units, f"{name} {layer}")[0] for name in (OWN, OTHER))
     return np.concatenate([own, other]), np.arange(2 * len(own)) < len(own)
 
 
@@ -421,36 +530,43 @@ def draw(result: Stored, name: str) -> list[Block]:
     marked = frozenset(place for place, row in enumerate(result["rows"]) if row["name"] == result["chosen"])
     table = Table(heads, lines, caption, (("", 1), ("captions", 3), ("foils", 3)), marked)
     cuts = [
-        (f"{kind}: {rule}", number(cut, 4), number(m["f1"][rule], 3), number(m["auroc"], 3))
-        for kind, m in measured.items()
+        (rule, number(cut, 4), *(number(m["f1"][rule], 3) for m in measured.values()))
         for rule, cut in result["thresholds"].items()
     ]
-    about = f"`revisit.check` as it is (layer {result['settings']['layer']} of {result['depth']}), by how its threshold is set."
-    several = result["several_tokens"]
-    rules = ", ".join(f"{rule} {number(several.get(rule), 3)}" for rule in JOINED)
-    note = f"Words of several tokens: {several['words']}" + (f"; AUROC {rules}." if several["words"] else ".")
+    about = f"F1 of `revisit.check` (layer {result['settings']['layer']} of {result['depth']}), by how its threshold is set."
     curve = [(f"below {r['up_to']}", str(r["words"]), percent(r["right"], 0)) for r in result["reliability"]]
     by_kind = [
-        (kind, f"{m['words']} ({m['wrong']} wrong)", number(m[CHECK], 3), number(m["model's probability"], 3))
+        (kind, f"{m['words']} ({m['wrong']} wrong)", number(m[CHECK], 3), number(m[PROBABILITY], 3))
         for kind, m in result["kinds"].items()
     ]
-    hijacking, entry = result["hijacking"], result["recommended"]
+    by_layer = [
+        (str(layer), *(number(found[key], 3) for key in ("validation", *kinds, "another_picture")))
+        for layer, found in enumerate(result["layers"])
+    ]
+    several, hijacking, entry = result["several_tokens"], result["hijacking"], result["recommended"]
+    rules = ", ".join(f"{rule} {number(several[rule], 3)}" for rule in JOINED)
     said = ", ".join(repr(word) for word in hijacking["words"])
-    more = (
+    notes = (
+        f"Words of several tokens: {several['words']}, {several['absent']} absent; AUROC by how tokens are joined: {rules}. "
         f"Vision tokens that say one irrelevant word at every layer: {percent(hijacking['vision_tokens'], 1)} % of all"
         f"{f' ({said})' if said else ''}; ReVisiT would select one at {percent(hijacking['selected'], 1)} % of the object words of "
-        f"captions. Support against that by another picture, without labels: AUROC {number(result['another_picture'], 3)}. For "
-        f'generation_config.json: "check": {{"layer": {entry["layer"]}, "threshold": {entry["threshold"]:.3g}, '
+        f'captions. For generation_config.json: "check": {{"layer": {entry["layer"]}, "threshold": {entry["threshold"]:.3g}, '
         f'"auroc": {entry["auroc"]:.3g}}}.'
     )
     return [
         table,
-        Table(("Threshold", "value", "F1", "AUROC"), cuts, about),
+        Table(("Threshold", "value", "captions", "foils"), cuts, about),
         Table(
             ("Support", "words", "right, %"),
             curve,
             "Calibration: how many words of captions and foils are right, by support.",
         ),
         Table(("Words", "number", "AUROC of check", "of the model's probability"), by_kind, "By kind of word."),
-        Text(f"{note} {more}"),
+        Table(
+            ("Layer", "validation AUROC", "captions", "foils", "against another picture"),
+            by_layer,
+            f"By layer: AUROC of the mean of {TOP} largest; last, of words against the same words about another picture, without labels.",
+            folded=True,
+        ),
+        Text(notes),
     ]

@@ -50,9 +50,7 @@ STUDIES = {
         pointing.BoxedPictures,
     ),
     "case-study": Study("Case studies", cases.case_studies, cases.draw, ("revisit",)),
-    "check": Study(
-        "Which words does the picture support?", check.check_study, check.draw, subject=pointing.BoxedPictures
-    ),
+    "check": Study("Which words does the picture support?", check.check_study, check.draw, subject=check.Checked),
 }
 
 
