@@ -39,7 +39,8 @@ def test_words_have_their_place_and_support(pair: Any) -> None:
     present, absent = [word for word in found.words if word.checkable]
     assert all(found.text[word.start : word.end] == word.text for word in found.words)
     assert present.support > 10 * absent.support
-    assert (present.row, present.column) == divmod(present.token, 8)
+    assert (present.patch_row - 1, present.patch_col - 1) == divmod(present.vision_token, 8)
+    assert present.image == 1
     assert not [word for word in found.words if word.text in ("The", "and") and word.checkable]
 
 
@@ -57,7 +58,7 @@ def test_a_word_is_as_supported_as_the_vision_tokens_say(pair: Any) -> None:
         layer = getattr(model.generation_config, "check", {}).get("layer", len(states) - 1)
         chance = model.lm_head(states[layer][0, mask]).softmax(-1)[:, token]
     assert found.words[1].support == pytest.approx(float(chance.topk(5).values.mean()), rel=1e-4)
-    assert found.words[1].token == int(chance.argmax())
+    assert found.words[1].vision_token == int(chance.argmax())
 
 
 def test_one_forward_pass_and_one_vision_pass_for_a_batch(pair: Any) -> None:
@@ -80,9 +81,10 @@ def test_a_batch_gives_what_each_text_gives_alone(family: str) -> None:
     for image, text, one in zip(images, texts, together, strict=True):
         alone = revisit.check(pair, image, text, words="content")
         for a, b in zip(alone.words, one.words, strict=True):
-            assert (a.text, a.start, a.token, a.row) == (b.text, b.start, b.token, b.row)
+            assert (a.text, a.start, a.vision_token, a.patch_row) == (b.text, b.start, b.vision_token, b.patch_row)
             assert a.support == pytest.approx(b.support, rel=1e-3)
-            assert a.probability == pytest.approx(b.probability, rel=1e-2)
+            assert (a.probability is None) == (not a.checkable)
+            assert (a.probability or 0) == pytest.approx(b.probability or 0, rel=1e-2)
 
 
 def test_the_probability_is_that_of_decoding(pair: Any) -> None:
@@ -91,6 +93,7 @@ def test_the_probability_is_that_of_decoding(pair: Any) -> None:
     again = revisit.check(pair, sample("demo").path, answer.text)
     own = answer.check()
     assert [word.text for word in own.words] == [word.text for word in again.words]
+    assert any(word.probability for word in own.words)
     for a, b in zip(own.words, again.words, strict=True):
         assert a.support == pytest.approx(b.support, rel=1e-3, abs=1e-6)
         if a.probability is not None:

@@ -486,7 +486,7 @@ def same_words(served: Any, checked: revisit.Check) -> None:
     assert served["text"] == checked.text
     for got, wanted in zip(served["words"], checked.to_dict()["words"], strict=True):
         assert got["support"] == pytest.approx(wanted["support"], rel=1e-3, abs=1e-6)
-        for name in ("text", "start", "end", "checkable", "row", "column", "box"):
+        for name in ("text", "start", "end", "checkable", "patch_row", "patch_col", "box"):
             assert got[name] == wanted[name]
 
 

@@ -125,7 +125,7 @@ def _one(pair: Pair, image: Image, text: str, asked: CheckOptions, html: Path | 
         table = Table("word", "support", "model's probability", "patch", "rather", "doubtful")
         for word in found.words:
             if word.checkable:
-                place = f"{word.row + 1}, {word.column + 1}" if word.row is not None and word.column is not None else ""
+                place = f"{word.patch_row},{word.patch_col}" if word.patch_row is not None else f"#{word.vision_token}"
                 chance = "" if word.probability is None else f"{word.probability:.2f}"
                 doubtful = "yes" if word in flagged else ""
                 table.add_row(word.text, f"{word.support:.2f}", chance, place, word.instead or "", doubtful)

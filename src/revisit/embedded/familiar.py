@@ -32,16 +32,24 @@ REAL_MODELS = {
 
 
 @torch.no_grad()
-def likeness(head: Head, states: Tensor) -> float:
-    """The mean over patches of their best word's probability, from the states (patches, d) at the projector's output."""
-    logits = head.all_logits(states.to(head.device))
-    return float((logits.amax(-1) - logits.logsumexp(-1)).exp().mean())
+def likeness(head: Head, states: Tensor, enough: float = 1) -> float:
+    """The mean over patches of their best word's probability, from the states (patches, d) at the projector's output.
+
+    Patches are read a quarter at a time, and no more of them once the mean is `enough` whatever the others say.
+    """
+    total = 0.0
+    for part in states.to(head.device).chunk(4):
+        logits = head.all_logits(part)
+        total += float((logits.amax(-1) - logits.logsumexp(-1)).exp().sum())
+        if total >= enough * len(states):
+            break
+    return total / len(states)
 
 
 def unlike_scenes(head: Head, states: Tensor, images: int) -> tuple[int, ...]:
     """The numbers of those images that are not like scenes; all images of a prompt have equally many states (tokens, d)."""
     each = enumerate(states.chunk(images))
-    return tuple(number for number, patches in each if likeness(head, patches) < MIN_CONFIDENCE)
+    return tuple(number for number, patches in each if likeness(head, patches, MIN_CONFIDENCE) < MIN_CONFIDENCE)
 
 
 def advice(what: str, flag: str = "--model ") -> str:

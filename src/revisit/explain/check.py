@@ -16,13 +16,13 @@ from revisit.benchmarks.chair_words import object_words
 from revisit.embedded.familiar import NOTICE, advice, unlike_scenes
 from revisit.errors import RevisitError, as_path, need
 from revisit.explain import check_page
-from revisit.explain.support import WORD, Word, Written, read_texts, support
+from revisit.explain.support import WORD, Vocabulary, Word, Written, read_texts, support
 from revisit.models import DESCRIBE
 from revisit.models.config import is_embedded, name_of
 from revisit.models.images import open_image
 from revisit.models.loading import loaded_pair
 from revisit.models.parts import ModelParts
-from revisit.models.prompts import chat_text, prepare
+from revisit.models.prompts import chat_text, encode, refuse_image_tokens
 
 if TYPE_CHECKING:
     import pandas
@@ -193,14 +193,15 @@ def check_many(
             raise RevisitError("No image was given: a text is checked against a picture.")
         pictures.append([open_image(image) for image in several])
     loaded, processor = loaded_pair(model, "check")
+    refuse_image_tokens(processor, "prompt", prompt or "")
     checker, found = Checker(loaded, processor.tokenizer, threshold, words), list[Check]()
     for start in range(0, len(texts), batch_size):
         part = slice(start, start + batch_size)
-        own, asked = pictures[part], [prompt or DESCRIBE] * len(texts[part])
-        inputs = prepare(processor, asked, own, loaded.device)
-        before = [chat_text(processor, question, len(each)) for question, each in zip(asked, own, strict=True)]
+        own = pictures[part]
+        before = [chat_text(processor, prompt or DESCRIBE, len(each)) for each in own]
+        inputs = encode(processor, before, own, loaded.device)
         for read in read_texts(loaded, processor, inputs, before, own, texts[part], checker.layers):
-            written = read.written(checker.asked)
+            written = read.written(checker.vocabulary.asked)
             found.append(checker.check(read.head, written, read.vision, read.layout, read.images))
     return found
 
@@ -211,7 +212,7 @@ class Checker:
     def __init__(
         self, model: Model, tokenizer: Tokenizer, threshold: float | None = None, words: Words = "objects"
     ) -> None:
-        self.name, self.tokenizer, self.asked = name_of(model), tokenizer, word_test(words)
+        self.name, self.vocabulary = name_of(model), Vocabulary(tokenizer, word_test(words))
         self.settings, self.notes = settings_of(model, threshold)
         # 0: is the picture like those that the embedded model knows?
         self.layers = sorted({0, self.settings["layer"]})
@@ -220,7 +221,7 @@ class Checker:
         self, head: Head, written: Written, vision: Mapping[int, Tensor], places: Layout, images: list[Image]
     ) -> Check:
         """The check of a text, from the vision tokens' states (n, d) by layer, which lie on the pictures at `places`."""
-        words = support(head, self.tokenizer, written, vision[self.settings["layer"]], places, self.asked)
+        words = support(head, self.vocabulary, written, vision[self.settings["layer"]], places)
         strange = is_embedded(self.name) and unlike_scenes(head, vision[0], len(images))
         notes = [*self.notes, *([f"{NOTICE} {advice('This picture', flag='')}"] if strange else [])]
         if not any(word.checkable for word in words):

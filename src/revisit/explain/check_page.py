@@ -75,7 +75,7 @@ def _picture(check: Check, number: int, shown: Sequence[tuple[int, Word]]) -> st
     image = check.images[number]
     boxes = ""
     for n, word in shown:
-        if word.box is not None and word.image == number:
+        if word.box is not None and word.image == number + 1:
             x0, y0, x1, y1 = word.box
             boxes += f'<rect class="p{n}" x="{x0}" y="{y0}" width="{x1 - x0:.1f}" height="{y1 - y0:.1f}"/>'
     size = f'width="{image.width}" height="{image.height}"'

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from revisit.explain.prefill import logit_slices
 from revisit.explain.tokens import Span, token_spans, token_text, word_tokens, writers
 from revisit.models.geometry import Layout, layout
 from revisit.models.parts import Head, ModelParts
-from revisit.models.prompts import vision_texts
+from revisit.models.prompts import refuse_image_tokens
 from revisit.taps.states import vision_mask
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ WORD = re.compile(rf"\b(?:{_NAMES})(?:e?s)?\b|[^\W_]+(?:['’-][^\W_]+)*", re.IG
 
 @dataclass(frozen=True)
 class Word:
-    """A word of the text.
+    """A word of the text. Of words that were not to be checked, only the support is known.
 
     Attributes:
         text: The word as written.
@@ -49,12 +50,12 @@ class Word:
         end: Where it ends, excluded.
         support: How far the picture supports it, from 0 to 1.
         checkable: Whether it is among the words that were to be checked.
+        vision_token: The vision token that supports it most, from 0.
         probability: The model's own probability of the word; None where it was not recorded.
         instead: A word with a larger product of the model's probability and the picture's support, if there is one.
-        token: The vision token that supports it most.
-        image: The number of the picture that the token belongs to, from 0.
-        row: The row of that token's patch, where the layout is known.
-        column: The column of that patch.
+        image: The number of the picture that the vision token belongs to, from 1.
+        patch_row: The row of its patch, from 1, where the layout is known.
+        patch_col: The column of its patch, from 1.
         box: The patch in pixels of the picture: left, top, right, bottom.
     """
 
@@ -63,12 +64,12 @@ class Word:
     end: int
     support: float
     checkable: bool
-    probability: float | None
-    instead: str | None
-    token: int
-    image: int = 0
-    row: int | None = None
-    column: int | None = None
+    vision_token: int
+    probability: float | None = None
+    instead: str | None = None
+    image: int = 1
+    patch_row: int | None = None
+    patch_col: int | None = None
     box: Sequence[float] | None = None
 
 
@@ -79,8 +80,8 @@ class Written:
     text: str
     tokens: Sequence[int]
     words: Sequence[tuple[int, int, list[int]]]  # start, end and numbers of the tokens of each word
-    logs: Sequence[float | None]  # log-probability of each token, where it is known
-    likely: Mapping[int, Sequence[tuple[int, float]]]  # by token number: the likeliest tokens there, with probabilities
+    logs: Mapping[int, float]  # by token number: log-probability of the token, where it is known
+    likely: Mapping[int, Mapping[int, float]]  # by token number: the likeliest tokens there, with probabilities
 
     @classmethod
     def decoded(cls, tokenizer: Tokenizer, text: str, tokens: Sequence[int], recorded: RowTrace) -> Written:
@@ -88,9 +89,9 @@ class Written:
         whole, spans = token_spans(tokenizer, tokens)
         shift = len(whole) - len(whole.lstrip())
         places = word_places(text, [(a - shift, b - shift) for a, b in spans])
-        likely = {n: list(zip(step.ids, step.base, strict=True)) for n, step in enumerate(recorded.records)}
-        chances = [dict(likely.get(n, ())).get(token) for n, token in enumerate(tokens)]
-        return cls(text, tokens, places, [math.log(chance) if chance else None for chance in chances], likely)
+        likely = {n: dict(zip(step.ids, step.base, strict=True)) for n, step in enumerate(recorded.records)}
+        chances = ((n, likely[n].get(token)) for n, token in enumerate(tokens) if n in likely)
+        return cls(text, tokens, places, {n: math.log(chance) for n, chance in chances if chance}, likely)
 
 
 @dataclass(frozen=True)
@@ -108,20 +109,20 @@ class ReadText:
 
     @torch.no_grad()
     def written(self, asked: Callable[[str], bool]) -> Written:
-        """The text with the model's own view of it: its likeliest tokens where a word that is asked for begins."""
+        """The text with the model's own view of the words that are asked for."""
         words = word_places(self.text, self.spans)
-        starts = {own[0] for start, end, own in words if asked(self.text[start:end])}
+        places = [own for start, end, own in words if asked(self.text[start:end])]
+        numbers = [n for own in places for n in own]
         logs: list[float] = []
-        likely: dict[int, list[tuple[int, float]]] = {}
-        for logits in logit_slices(self.head, self.states):
-            at, table = len(logs), logits.log_softmax(-1)  # (part, V)
-            written = torch.tensor(self.tokens[at : at + len(table)], device=table.device)
-            logs += table.gather(-1, written[:, None])[:, 0].tolist()
-            places = [n for n in sorted(starts) if at <= n < len(logs)]
-            best = table[[n - at for n in places]].topk(min(CANDIDATES, table.shape[-1]), dim=-1)
-            for n, ids, values in zip(places, best.indices.tolist(), best.values.exp().tolist(), strict=True):
-                likely[n] = list(zip(ids, values, strict=True))
-        return Written(self.text, self.tokens, words, logs, likely)
+        likely: list[dict[int, float]] = []
+        for logits in logit_slices(self.head, self.states[numbers]):
+            table = logits.log_softmax(-1)  # (part, V)
+            written = [self.tokens[n] for n in numbers[len(logs) : len(logs) + len(table)]]
+            logs += table[range(len(table)), written].tolist()
+            best = table.topk(min(CANDIDATES, table.shape[-1]))
+            likely += map(dict, map(zip, best.indices.tolist(), best.values.exp().tolist()))
+        known = dict(zip(numbers, likely, strict=True))
+        return Written(self.text, self.tokens, words, dict(zip(numbers, logs, strict=True)), known)
 
 
 def read_texts(
@@ -158,9 +159,7 @@ def read_texts(
 
 def encode_text(processor: Processor, before: str, text: str) -> tuple[list[int], list[Span]]:
     """The tokens that would continue a prompt with this text, and the characters of the text that each one covers."""
-    for token in vision_texts(processor):
-        if token in text:
-            raise RevisitError(f"The text contains {token!r}, which marks an image in this model; leave it out.")
+    refuse_image_tokens(processor, "text", text)
     tokenizer = processor.tokenizer
     if not getattr(tokenizer, "is_fast", False):
         raise RevisitError("The model's tokenizer does not say which characters a token covers; load a fast tokenizer.")
@@ -208,65 +207,61 @@ def say(head: Head, states: Tensor, ids: Sequence[int]) -> Tensor:
     return torch.cat(parts)
 
 
-def support(
-    head: Head,
-    tokenizer: Tokenizer,
-    written: Written,
-    states: Tensor,
-    places: Layout,
-    asked: Callable[[str], bool],
-) -> list[Word]:
+class Vocabulary:
+    """Which words are asked for, and which tokens of a model begin one."""
+
+    def __init__(self, tokenizer: Tokenizer, asked: Callable[[str], bool]) -> None:
+        self.tokenizer, self.asked, self.begins = tokenizer, asked, cache(self._begins)
+
+    def _begins(self, token: int) -> bool:
+        text = token_text(self.tokenizer, token)
+        return text[:1].isspace() and self.asked(text.strip())
+
+    def rivals(self, likely: Mapping[int, float], token: int) -> dict[int, float]:
+        """The words that are asked for among the model's plausible tokens, but not `token`, with their probabilities."""
+        least = PLAUSIBLE * max(likely.values(), default=0)
+        return {t: chance for t, chance in likely.items() if chance >= least and t != token and self.begins(t)}
+
+
+def support(head: Head, vocabulary: Vocabulary, written: Written, states: Tensor, places: Layout) -> list[Word]:
     """The words of a text with their support by the vision tokens' states (n, d), which lie on the picture at `places`."""
-    text, tokens = written.text, written.tokens
     if not written.words:
         return []
-    # A word of several tokens has the support of its first, which distinguishes most words.
-    firsts = [
-        first_tokens(tokenizer, text[start:end], tokens[own[0]]) if asked(text[start:end]) else [tokens[own[0]]]
-        for start, end, own in written.words
-    ]
-    rivals = [_rivals(tokenizer, written.likely.get(own[0], ()), tokens[own[0]], asked) for _, _, own in written.words]
-    ids = sorted({token for group in (*firsts, *rivals) for token in group})
-    number = {token: n for n, token in enumerate(ids)}
-    table = say(head, states, ids)  # (vision tokens, ids)
-    supports = table.topk(min(TOP, len(table)), dim=0).values.mean(0).tolist()
-    best = table.argmax(0).tolist()
+    texts = [written.text[start:end] for start, end, _ in written.words]
+    firsts = [[written.tokens[own[0]]] for _, _, own in written.words]
+    rivals = dict[int, dict[int, float]]()  # of each word that is asked for
+    for n, (text, (_, _, own)) in enumerate(zip(texts, written.words, strict=True)):
+        if vocabulary.asked(text):
+            # A word of several tokens has the support of its first, which distinguishes most words.
+            rivals[n] = vocabulary.rivals(written.likely.get(own[0], {}), written.tokens[own[0]])
+            firsts[n] = first_tokens(vocabulary.tokenizer, text, written.tokens[own[0]])
+    ids = sorted({token for group in (*firsts, *rivals.values()) for token in group})
+    best = say(head, states, ids).topk(min(TOP, len(states)), dim=0)  # (top, ids)
+    supports = dict(zip(ids, best.values.mean(0).tolist(), strict=True))
+    nearest = dict(zip(ids, best.indices[0].tolist(), strict=True))
     found = []
-    for (start, end, own), ways, others in zip(written.words, firsts, rivals, strict=True):
-        value, first = max((supports[number[token]], token) for token in ways)
-        region = places.region(best[number[first]])
-        known = [log for n in own if (log := written.logs[n]) is not None]
-        chance = math.exp(sum(known)) if len(known) == len(own) else None
-        scores = {token: supports[number[token]] * p for token, p in others.items()}
-        rival = max(scores, key=scores.__getitem__, default=None)
-        beaten = rival is not None and chance is not None and scores[rival] > value * math.exp(known[0])
-        found.append(
-            Word(
-                text=text[start:end],
-                start=start,
-                end=end,
-                support=value,
-                checkable=asked(text[start:end]),
-                probability=chance,
-                instead=token_text(tokenizer, rival).strip() if rival is not None and beaten else None,
-                token=best[number[first]],
-                image=0 if region is None else region.image,
-                row=None if region is None else region.row,
-                column=None if region is None else region.column,
-                box=None if region is None else [round(edge, 1) for edge in region.box],
-            )
-        )
+    for n, (start, end, own) in enumerate(written.words):
+        value, first = max((supports[token], token) for token in firsts[n])
+        more: dict[str, Any] = {}
+        if n in rivals:
+            more = _patch(places, nearest[first])
+            if all(token in written.logs for token in own):
+                more["probability"] = math.exp(sum(written.logs[token] for token in own))
+                own_score = value * math.exp(written.logs[own[0]])
+                better = {t: score for t, p in rivals[n].items() if (score := supports[t] * p) > own_score}
+                if better:
+                    more["instead"] = token_text(vocabulary.tokenizer, max(better, key=better.__getitem__)).strip()
+        found.append(Word(texts[n], start, end, value, n in rivals, nearest[first], **more))
     return found
 
 
-def _rivals(
-    tokenizer: Tokenizer, likely: Iterable[tuple[int, float]], token: int, asked: Callable[[str], bool]
-) -> dict[int, float]:
-    """The words that are asked for among the model's plausible tokens, with their probabilities."""
-    pairs = dict(likely)
-    least = PLAUSIBLE * max(pairs.values(), default=0)
-    texts = {t: token_text(tokenizer, t) for t, chance in pairs.items() if chance >= least and t != token}
-    return {t: pairs[t] for t, text in texts.items() if text[:1].isspace() and asked(text.strip())}
+def _patch(places: Layout, vision_token: int) -> dict[str, Any]:
+    """Where a vision token lies, as a word has it."""
+    region = places.region(vision_token)
+    if region is None:
+        return {}
+    box = [round(edge, 1) for edge in region.box]
+    return {"image": region.image + 1, "patch_row": region.row + 1, "patch_col": region.column + 1, "box": box}
 
 
 def first_tokens(tokenizer: Tokenizer, word: str, token: int) -> list[int]:

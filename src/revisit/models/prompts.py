@@ -56,9 +56,8 @@ def prepare(
     prompts, given = _paired(processor, prompts, images)
     if device is not None:
         check_device(device, "device", "cpu, cuda or model.device")
-    for token in vision_texts(processor):
-        if any(token in prompt for prompt in prompts):
-            raise RevisitError(f"The prompt contains {token!r}, which marks an image in this model; leave it out.")
+    for prompt in prompts:
+        refuse_image_tokens(processor, "prompt", prompt)
     pictures = [[open_image(image) for image in own] for own in given]
     texts = [chat_text(processor, prompt, len(own)) for prompt, own in zip(prompts, pictures, strict=True)]
     return encode(processor, texts, pictures, device)
@@ -118,6 +117,13 @@ def encode(
     except Exception as error:  # processors raise many kinds
         raise RevisitError(f"The model's processor cannot make inputs of this prompt: {brief(error)}") from error
     return inputs if device is None else inputs.to(device)  # type: ignore[no-any-return]
+
+
+def refuse_image_tokens(processor: Processor, what: str, text: str) -> None:
+    """Raises RevisitError if a text contains what the processor would take for an image."""
+    for token in vision_texts(processor):
+        if token in text:
+            raise RevisitError(f"The {what} contains {token!r}, which marks an image in this model; leave it out.")
 
 
 def vision_texts(processor: Processor) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ class Decoder:
             assert head is not None  # this decoder holds the model
             images = [list(request.images) for request in requests]
             places = row_layout(self.model, self.processor, inputs, number, images, len(vision[0]))
-            written = Written.decoded(checker.tokenizer, text, tokens, trace.rows[number])
+            written = Written.decoded(self.processor.tokenizer, text, tokens, trace.rows[number])
             return as_json(checker.check(head, written, vision, places, images[number]))
 
         for number, (row, length, answer) in enumerate(zip(rows, lengths, found, strict=True)):
@@ -124,7 +124,9 @@ class Decoder:
         images = [list(request.images) for request in requests]
         found = read_texts(self.model, self.processor, inputs, prompts, images, texts, checkers[0].layers)
         for ticket, checker, read, length in zip(tickets, checkers, found, lengths, strict=True):
-            check = checker.check(read.head, read.written(checker.asked), read.vision, read.layout, read.images)
+            check = checker.check(
+                read.head, read.written(checker.vocabulary.asked), read.vision, read.layout, read.images
+            )
             counters = {"steps": 0, "applied": 0, "changed": 0, "vision_tokens": read.layout.tokens}
             ticket.succeed(Reply(check.text, "stop", length, 0, "check", counters, check=as_json(check)))
 
