@@ -68,7 +68,9 @@ def test_a_small_run(tmp_path: Path) -> None:
     by_name = {row["name"]: row["foils"]["auroc"] for row in found["rows"]}
     assert by_name["mean of 5 largest, last layer"] > 0.8
     assert by_name["attended tokens that say it (SADT)"] > 0.6
-    assert by_name["mean of 5 largest, middle layer"] == pytest.approx(found["layers"][found["depth"] // 2]["foils"])
+    assert by_name["mean of 5 largest, middle layer"] == pytest.approx(
+        next(row["foils"] for row in found["layers"] if row["layer"] == found["depth"] // 2)
+    )
     assert set(found["kinds"]) == {"object", "place", "count", "color"}
     assert sum(row["words"] for row in found["reliability"]) == found["kinds"]["object"]["words"]
     assert set(found["recommended"]) == {"layer", "threshold", "auroc"}

@@ -44,7 +44,7 @@ from revisit.taps.attention import watching
 from revisit.taps.states import vision_mask
 
 if TYPE_CHECKING:
-    from revisit.models.types import Tokenizer
+    from revisit.models.types import Model, Tokenizer
     from revisit.taps.attention import Call
 
 ALPHA = 1e-5  # of the plausible set
@@ -71,6 +71,7 @@ class Reading:
     log_p_blank: float  # of the word, with a gray picture in place of the picture
     token: int
     chances: Tensor  # (layers, vision tokens) probability of the word over the whole vocabulary
+    middle: Tensor  # (vision tokens,) its row of the middle layer
     near: Tensor  # (vision tokens,) the word's share of the plausible set at the last layer
     divergence: Tensor  # (vision tokens,) to the model's distribution on that set
     empty: Tensor  # (vision tokens,) bool: says the same word at every layer, and one that names nothing
@@ -88,13 +89,14 @@ def nearest(reading: Reading, k: int) -> float:
     return float(reading.near[order].mean())
 
 
-def middle(chances: Tensor) -> Tensor:
-    """The row of the middle layer."""
-    return chances[(len(chances) - 1) // 2]
+def layers_of(model: Model) -> list[int]:
+    """Hidden states that are read: the one that `revisit.check` reads, and up to eleven from the first to the last."""
+    depth = ModelParts.of(model).depth
+    return sorted({settings_of(model)[0]["layer"], *(n * depth // 10 for n in range(11))})
 
 
 PROBABILITY = "model's probability"
-# Higher means: more likely there. The layers of a row are the last, the middle (half the depth) or all of them.
+# Higher means: more likely there. The layers of a row are the last, the middle (half the depth) or all that are read.
 CANDIDATES: dict[str, Callable[[Reading], float]] = {
     PROBABILITY: lambda r: float(r.log_p[r.token]),
     "model's entropy, negative": lambda r: float((r.log_p.exp() * r.log_p).nansum()),
@@ -108,8 +110,8 @@ CANDIDATES: dict[str, Callable[[Reading], float]] = {
     f"mean of {TOP} largest, plausible set, last layer": lambda r: top(r.near),
     "largest, last layer": lambda r: top(r.chances[-1], 1),
     f"mean of {TOP} largest, last layer": lambda r: top(r.chances[-1]),
-    "largest, middle layer": lambda r: top(middle(r.chances), 1),
-    f"mean of {TOP} largest, middle layer": lambda r: top(middle(r.chances)),
+    "largest, middle layer": lambda r: top(r.middle, 1),
+    f"mean of {TOP} largest, middle layer": lambda r: top(r.middle),
     "rank among kinds of objects, middle layer": lambda r: -float(r.rank),
     "largest, all layers (internal confidence)": lambda r: float(r.chances.max()),
     f"mean of {TOP} largest, mean of all layers": lambda r: top(r.chances[1:].mean(0)),
@@ -202,9 +204,11 @@ def two_groups(scores: Floats) -> float:
     return float(values[place : place + 2].mean())
 
 
-def check_study(subject: Checked, reporter: Reporter) -> dict[str, Any]:
+def check_study(subject: Subject, reporter: Reporter) -> dict[str, Any]:
     """The study; see the module."""
-    writer = replace(subject, model=subject.writer) if subject.writer else subject
+    writer = subject
+    if isinstance(subject, Checked) and subject.writer:
+        writer = replace(subject, model=subject.writer)
     method = as_method(subject.methods[0], writer.loaded[0])
     truth = [set(item.meta["ground_truth"]) for item in subject.items]
     tokenizer = writer.loaded[1].tokenizer
@@ -227,7 +231,7 @@ def check_study(subject: Checked, reporter: Reporter) -> dict[str, Any]:
     return {**_measured(units, subject), "hijacking": reader.hijacking(units["captions"])}
 
 
-def _measured(units: Mapping[str, list[Unit]], subject: Checked) -> dict[str, Any]:
+def _measured(units: Mapping[str, list[Unit]], subject: Subject) -> dict[str, Any]:
     """What the first half of the pictures chooses, and the second measures."""
     model = subject.loaded[0]
     depth, (settings, _), half = ModelParts.of(model).depth, settings_of(model), len(subject.items) // 2
@@ -259,13 +263,14 @@ def _measured(units: Mapping[str, list[Unit]], subject: Checked) -> dict[str, An
     several = [unit for found in measured.values() for unit in found if unit.tokens > 1]
     layers = [
         {
+            "layer": layer,
             "validation": auroc(*_columns(chosen_on, f"{OWN} {layer}")),
             "another_picture": auroc(*_against_another(chosen_on, layer)),
             **{kind: auroc(*_columns(found, f"{OWN} {layer}")) for kind, found in measured.items()},
         }
-        for layer in range(depth + 1)
+        for layer in layers_of(model)
     ]
-    best = max(range(depth + 1), key=lambda layer: layers[layer]["validation"])
+    best = max(layers, key=lambda found: float(found["validation"]))
     both = [unit for found in measured.values() for unit in found]
     others = units["attributes"]
     return {
@@ -286,9 +291,9 @@ def _measured(units: Mapping[str, list[Unit]], subject: Checked) -> dict[str, An
         },
         "layers": layers,
         "recommended": {
-            "layer": best,
-            "threshold": best_threshold(*_columns(chosen_on, f"{OWN} {best}")),
-            "auroc": layers[best]["captions"],
+            "layer": best["layer"],
+            "threshold": best_threshold(*_columns(chosen_on, f"{OWN} {best['layer']}")),
+            "auroc": best["captions"],
         },
         "reliability": _reliability(*_columns(both, CHECK)),
         "kinds": {
@@ -357,10 +362,11 @@ def _object(truth: Collection[str], word: str) -> tuple[str, bool] | None:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the vision tokens of one picture say, read through the model's head at every layer."""
+    """What the vision tokens of one picture say, read through the model's head at some layers."""
 
+    layers: Sequence[int]
     chances: dict[int, Tensor]  # token -> (layers, vision tokens)
-    said: list[list[str]]  # the favorite word of each vision token, by layer
+    said: dict[int, list[str]]  # layer -> the favorite word of each vision token
     last: Tensor  # (vision tokens, V) logits at the last layer
     empty: Tensor  # (vision tokens,) bool: the same favorite at every layer, and one that names nothing
     hijacked: Tensor  # (vision tokens,) bool: the same favorite at every layer, which names nothing or an absent object
@@ -374,16 +380,18 @@ class Seen:
             logits = torch.cat(list(logit_slices(read.head, states)))
             tables.append((logits[:, ids] - logits.logsumexp(-1, keepdim=True)).exp())
             favorites.append(logits.argmax(-1))
-        said = [[token_text(tokenizer, token).strip() for token in layer.tolist()] for layer in favorites]
+        words = [[token_text(tokenizer, token).strip() for token in layer.tolist()] for layer in favorites]
         fixed = (torch.stack(favorites[1:]) == favorites[-1]).all(0)
-        empty = fixed & fixed.new_tensor([not is_content(word) for word in said[-1]])
-        wrong = fixed.new_tensor([_object(truth, word) == ("object", False) for word in said[-1]])
+        empty = fixed & fixed.new_tensor([not is_content(word) for word in words[-1]])
+        wrong = fixed.new_tensor([_object(truth, word) == ("object", False) for word in words[-1]])
+        layers = sorted(read.vision)
         chances = dict(zip(ids, torch.stack(tables).movedim(-1, 0), strict=True))
-        return cls(chances, said, logits, empty, empty | (fixed & wrong))
+        return cls(layers, chances, dict(zip(layers, words, strict=True)), logits, empty, empty | (fixed & wrong))
 
     def support(self, tokens: Sequence[int], layer: int) -> float:
         """As `revisit.check` computes it, of the best of some tokens."""
-        return max((top(self.chances[token][layer]) for token in tokens if token in self.chances), default=0.0)
+        row = self.layers.index(layer)
+        return max((top(self.chances[token][row]) for token in tokens if token in self.chances), default=0.0)
 
 
 class Reader:
@@ -392,7 +400,8 @@ class Reader:
     def __init__(self, subject: Subject) -> None:
         self.model, self.processor = subject.loaded
         self.parts, self.tokenizer = ModelParts.of(self.model), self.processor.tokenizer
-        self.late = layers_of_32(20, 27, self.parts.depth)
+        self.layers = layers_of(self.model)
+        self.late = [layer for layer in layers_of_32(20, 27, self.parts.depth) if layer in self.layers]
         listed = [(kind, form) for word, kind in WORDS.items() for form in (word, plural(word))]
         self.objects = {kind: list[int]() for kind in CATEGORIES}  # the first tokens of its words
         for kind, word in listed:
@@ -424,7 +433,9 @@ class Reader:
                     found.append((kind, Unit(place, *known, len(own), selected, scores)))
         self.before = seen
         self.tokens += len(seen.hijacked)
-        self.words.update(word for word, wrong in zip(seen.said[-1], seen.hijacked.tolist(), strict=True) if wrong)
+        self.words.update(
+            word for word, wrong in zip(seen.said[self.parts.depth], seen.hijacked.tolist(), strict=True) if wrong
+        )
         return found
 
     def read(self, item: Item, texts: Sequence[str], gray: bool) -> tuple[list[ReadText], Tensor]:
@@ -447,8 +458,7 @@ class Reader:
                 layers.append(call.scores(start).softmax(-1).mean(1)[:, :, : start + 1][:, :, mask])
 
         with torch.no_grad(), watching(self.parts, hook, "The study of check"):
-            depths = range(self.parts.depth + 1)
-            found = read_texts(self.model, self.processor, inputs, before, [pictures] * len(texts), texts, depths)
+            found = read_texts(self.model, self.processor, inputs, before, [pictures] * len(texts), texts, self.layers)
         return found, torch.stack(layers, 1)
 
     @torch.no_grad()
@@ -468,6 +478,7 @@ class Reader:
             float(log_blank[token]),
             token,
             seen.chances[token],
+            seen.chances[token][self.layers.index(half)],
             near=table[:, int(keep[:token].sum())].exp(),
             divergence=jsd(log_p[keep].log_softmax(-1), table),
             empty=seen.empty,
@@ -479,7 +490,7 @@ class Reader:
         """The support of a word by every layer, also by those of the picture before; and by each way to join its tokens."""
         firsts, chosen = first_tokens(self.tokenizer, word, read.tokens[own[0]]), settings_of(self.model)[0]["layer"]
         found = {}
-        for layer in range(self.parts.depth + 1):
+        for layer in self.layers:
             found[f"{OWN} {layer}"] = seen.support(firsts, layer)
             found[f"{OTHER} {layer}"] = 0.0 if self.before is None else self.before.support(firsts, layer)
         each = [seen.support([read.tokens[n]], chosen) for n in own]
@@ -540,8 +551,8 @@ def draw(result: Stored, name: str) -> list[Block]:
         for kind, m in result["kinds"].items()
     ]
     by_layer = [
-        (str(layer), *(number(found[key], 3) for key in ("validation", *kinds, "another_picture")))
-        for layer, found in enumerate(result["layers"])
+        (str(found["layer"]), *(number(found[key], 3) for key in ("validation", *kinds, "another_picture")))
+        for found in result["layers"]
     ]
     several, hijacking, entry = result["several_tokens"], result["hijacking"], result["recommended"]
     rules = ", ".join(f"{rule} {number(several[rule], 3)}" for rule in JOINED)
