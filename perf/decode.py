@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 import revisit
+import timing
 from random_models import Profile, random_inputs, random_model
 from revisit import ReVisiT
-from revisit.paper import latency
 from revisit.report.document import Section
 from revisit.report.terminal import print_section
 
@@ -42,7 +42,7 @@ def same(model: Any, inputs: Any, profile: Profile, name: str, method: ReVisiT, 
             revisit.generate(
                 model,
                 **inputs,
-                method=latency.Timed(inner=way, script=profile.at),
+                method=timing.Timed(inner=way, script=profile.at),
                 do_sample=False,
                 max_new_tokens=tokens,
                 **options,
@@ -62,7 +62,7 @@ def prefill(model: Any, inputs: Any, profile: Profile, repeats: int = 9) -> None
             revisit.generate(
                 model,
                 **inputs,
-                method=latency.Timed(inner=method, script=profile.at),
+                method=timing.Timed(inner=method, script=profile.at),
                 do_sample=False,
                 max_new_tokens=1,
             )
@@ -95,8 +95,8 @@ def main() -> None:
         for name, (method, _) in plans.items():
             if isinstance(method, ReVisiT) and "each" not in name:
                 same(model, inputs, usual, name, method, min(new, arguments.checked), **options)
-        rows = latency.table(
-            latency.measure(
+        rows = timing.table(
+            timing.measure(
                 model,
                 inputs,
                 plans,
@@ -107,7 +107,7 @@ def main() -> None:
             )
         )
         title = f"Batch {batch}, {options or 'greedy search'}, {new} tokens"
-        print_section(Section(title, [latency.bench_table(rows, "Ratios are to greedy.")]))
+        print_section(Section(title, [timing.bench_table(rows, "Ratios are to greedy.")]))
 
     last, every = ReVisiT(layers="last"), ReVisiT(layers="all")
     adaptive = ReVisiT(layers="last", weight="agreement", neighbors=8)

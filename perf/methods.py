@@ -45,8 +45,7 @@ from revisit import (
     ReVisiT,
 )
 from revisit.decoding.method import Method
-from revisit.paper import latency
-from revisit.paper.latency import Timing
+from timing import Timing, time_call
 
 GREEDY, DOUBLE = "greedy", "greedy, twice the batch"
 STACKED_LIMIT, DOLA_LIMIT = 1.05, 1.15
@@ -149,7 +148,7 @@ def main() -> None:
     for turn in range(-1, options.rounds):  # the first turn warms up
         for label, (method, inputs) in chosen.items():
             timing = Timing(label) if turn < 0 else timings[label]
-            latency.time_call(model, inputs, method, timing, None, **{**length, **({} if turn >= 0 else WARM)})
+            time_call(model, inputs, method, timing, None, **{**length, **({} if turn >= 0 else WARM)})
     beyond = report(options, timings)
     if options.check and beyond:
         sys.exit(f"beyond the limit: {', '.join(beyond)}")

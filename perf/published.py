@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 import revisit
+import timing
 from random_models import Profile, random_inputs, random_model
 from revisit import ReVisiT
 from revisit.models.families import resolve_layers
-from revisit.paper import latency
 from revisit.report.document import Section
 from revisit.report.terminal import print_section
 
@@ -67,7 +67,7 @@ def same(model: Any, inputs: Any, profile: Profile, layers: str, tokens: int) ->
     options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False}
     kept = []
     for method in (Published(layers=layers), ReVisiT.official(layers=layers)):
-        timed = latency.Timed(inner=method, script=profile.at)
+        timed = timing.Timed(inner=method, script=profile.at)
         out = revisit.generate(
             model, **inputs, method=timed, output_scores=True, return_dict_in_generate=True, **options
         )
@@ -101,7 +101,7 @@ def main() -> None:
             f"official, {layers}": ReVisiT.official(layers=layers),
             f"revisit, {layers}": ReVisiT(layers=layers),
         }
-        timings = latency.measure(
+        timings = timing.measure(
             model,
             inputs,
             {name: (method, profile.at) for name, method in methods.items()},
@@ -109,8 +109,8 @@ def main() -> None:
             repeats=arguments.repeats,
             warmups=arguments.warmups,
         )
-        rows = latency.table(timings)
-        print_section(Section(f"Layers: {layers}", [latency.bench_table(rows, "Ratios are to greedy.")]))
+        rows = timing.table(timings)
+        print_section(Section(f"Layers: {layers}", [timing.bench_table(rows, "Ratios are to greedy.")]))
         peer = rows[1]
         for row in rows[2:]:
             memory = peer["extra_memory_mib"] / max(row["extra_memory_mib"], 1)  # a process's size cannot be read finer

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from random_models import Profile
 from revisit.models.parts import LinearHead
-from revisit.paper.latency import Memory
 from revisit.step.interface import PaddedStates
 from revisit.step.rule import Rule
 from step import check, ways
+from timing import Memory
 
 WIDTH, VOCABULARY = 896, 151936
 RULE = Rule()

@@ -225,7 +225,7 @@ def test_processors_that_rule_tokens_out_add_no_wait(options: dict[str, Any]) ->
 
 
 def test_the_bench_times_a_gpu_by_events_and_waits_for_none_of_them_before_the_end() -> None:
-    chosen: dict[str, Any] = {"greedy": (methods.get("greedy"), None), "revisit": (revisit.ReVisiT(), None)}
+    chosen: dict[str, Any] = {"greedy": methods.get("greedy"), "revisit": revisit.ReVisiT()}
     with fake_cuda.Log() as log:
         timings = latency.measure(
             placed("llava", "one"), moved(inputs_of("llava", 4)), chosen, new_tokens=4, repeats=1, eos_token_id=None

@@ -230,7 +230,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(RevisitError, match="use the default cache"):
         revisit.generate(model, **inputs, method="opera", max_new_tokens=3, cache_implementation="static")
     with pytest.raises(RevisitError, match="decodes by a loop of its own, whose steps are not timed here"):
-        latency.measure(model, inputs, {"opera": (OPERA(beams=2), None)}, new_tokens=4, repeats=1)  # type: ignore[arg-type]
+        latency.measure(model, inputs, {"opera": OPERA(beams=2)}, new_tokens=4, repeats=1)  # type: ignore[arg-type]
     embeds = model.get_input_embeddings()(inputs["input_ids"])
     mask = inputs["input_ids"] == model.config.image_token_id
     with pytest.raises(RevisitError, match="needs the prompt as input_ids"):

@@ -33,7 +33,7 @@ def bench(
     device_map: str = options.DEVICE_MAP,
     as_json: bool = options.JSON,
 ) -> None:
-    """Time methods against plain decoding: first token, ms per token, extra memory.
+    """Time methods against plain decoding: first token, ms per token.
 
     Examples:
 
@@ -56,8 +56,8 @@ def bench(
         torch.set_num_threads(threads)
     loaded, processor = load(model, dtype=dtype, device_map=device_map)
     inputs = dict(prepare(processor, [prompt] * batch, [[_picture(image)]] * batch, loaded.device))
-    plans: dict[str, tuple[Method, None]] = {"greedy": (methods.get("greedy"), None)}
-    plans |= {text: (methods.as_method(name, loaded, **own), None) for text, (name, own) in wanted.items()}
+    plans: dict[str, Method] = {"greedy": methods.get("greedy")}
+    plans |= {text: methods.as_method(name, loaded, **own) for text, (name, own) in wanted.items()}
     timings = latency.measure(
         loaded, inputs, plans, new_tokens=new_tokens, repeats=repeats, warmups=warmups, num_beams=beams
     )

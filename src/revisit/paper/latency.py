@@ -1,19 +1,14 @@
 """How long decoding takes with a method and without: the protocol of `revisit bench` and `revisit reproduce latency`.
 
 A call is timed from outside: the moment at which every token is known gives the time to the first token and the interval
-of each further one, on a GPU by events in its queue, so that nothing waits before the call ends. The method's own time,
-spent inside its logits processor, is measured too: it is what the method adds, and is not hidden by the machine's noise.
-Methods take turns within every repeat, so that a slow minute of the machine affects all of them. The processor time of a
-step is recorded as well, because other processes inflate it less.
+of each further one, on a GPU by events in its queue, so that nothing waits before the call ends. Methods take turns within
+every repeat, so that a slow minute of the machine affects all of them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -21,13 +16,11 @@ from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from pydantic import Field, InstanceOf
 from torch import Tensor
 from transformers import StoppingCriteria
 
 from revisit.decoding.loop import generate
 from revisit.decoding.method import Method
-from revisit.decoding.trace import Trace
 from revisit.errors import RevisitError
 from revisit.evaluation.config import EvalConfig
 from revisit.evaluation.records import Stored
@@ -39,47 +32,11 @@ from revisit.paper.study import Result, Subject, number, track
 from revisit.report.document import Block, Table
 
 if TYPE_CHECKING:
-    from revisit.decoding.method import Refine
-    from revisit.decoding.run import Run
+    from transformers.generation.utils import GenerateOutput
+
     from revisit.models.types import Inputs
 
 Moment: TypeAlias = "float | torch.cuda.Event"  # seconds of the host's clock, or an event in the queue of a GPU
-Script: TypeAlias = Callable[[int, Tensor], Tensor]  # (step, the model's logits) -> the logits that take their place
-
-
-class Timed(Method):
-    """A method, timed from inside; `script` replaces the model's logits, outside the measured time."""
-
-    inner: InstanceOf[Method]
-    script: Any = None  # Script
-    spans: list[tuple[Any, Any]] = Field(default_factory=list)  # inside the method, step by step
-    busy: list[float] = Field(default_factory=list)  # the same in processor time of all threads
-
-    name = "timed"
-
-    def settings(self) -> Result:
-        return self.inner.settings()
-
-    def begin(self, run: Run) -> Refine:
-        if type(self.inner).decode is not Method.decode:
-            raise RevisitError(
-                f"{self.inner.name} decodes by a loop of its own, whose steps are not timed here: leave it out."
-            )
-        refine = self.inner.begin(run)
-        step = 0
-
-        def timed(input_ids: Tensor, logits: Tensor) -> Tensor:
-            nonlocal step
-            if self.script is not None:
-                logits = self.script(step, logits)
-            step += 1
-            started, busy = now(logits.device), time.process_time()
-            scores = refine(input_ids, logits)
-            self.spans.append((started, now(logits.device)))
-            self.busy.append(time.process_time() - busy)
-            return scores
-
-        return timed
 
 
 def wait(device: torch.device) -> None:
@@ -106,16 +63,14 @@ def seconds(start: Moment, end: Moment) -> float:
     return float(start.elapsed_time(end)) / 1e3
 
 
-class _Clock(StoppingCriteria):
+class Clock(StoppingCriteria):
     """Never stops decoding; records when each token is known."""
 
     def __init__(self) -> None:
         self.times: list[Moment] = []
-        self.busy: list[float] = []
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Any:
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:  # type: ignore[override]
         self.times.append(now(input_ids.device))
-        self.busy.append(time.process_time())
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
@@ -126,13 +81,7 @@ class Timing:
     label: str
     first: list[float] = field(default_factory=list)  # seconds to the first token, one per repeat
     intervals: list[list[float]] = field(default_factory=list)  # seconds between tokens, one list per repeat
-    own: list[float] = field(default_factory=list)  # seconds inside the method at each further step
-    own_first: list[float] = field(default_factory=list)  # and at the first
-    busy: list[float] = field(default_factory=list)  # processor seconds of each further step, all threads
-    own_busy: list[float] = field(default_factory=list)  # and of the method's part of it
     rows: int = 1  # sequences that were decoded together
-    peak: int = 0  # most bytes that a call needed beyond what was there before it
-    counters: Result = field(default_factory=dict)
 
     @property
     def per_token(self) -> tuple[float, float]:
@@ -148,32 +97,23 @@ class Timing:
 
 
 def time_call(
-    model: Model, inputs: Inputs, method: Method, timing: Timing, script: Script | None = None, **kw: Any
-) -> Any:
+    model: Model, inputs: Inputs, method: Method, timing: Timing, clock: Clock, **kw: Any
+) -> GenerateOutput | Tensor:
     """Runs one call, adds what it took to `timing`, and returns what it generated."""
-    clock, timed, trace = _Clock(), Timed(inner=method, script=script), Trace()
-    memory = Memory(model.device)
     wait(model.device)
     started = now(model.device)
-    out = generate(model, **inputs, method=timed, trace=trace, stopping_criteria=[clock], **kw)
+    out = generate(model, **inputs, method=method, stopping_criteria=[clock], **kw)
     wait(model.device)
     timing.rows = len(out)
-    timing.peak = max(timing.peak, memory.peak())
     timing.first.append(seconds(started, clock.times[0]))
     timing.intervals.append([seconds(a, b) for a, b in pairwise(clock.times)])
-    own = [seconds(*span) for span in timed.spans]
-    timing.own_first.append(own[0])
-    timing.own.extend(own[1:])
-    timing.busy.extend(b - a for a, b in pairwise(clock.busy))
-    timing.own_busy.extend(timed.busy[1:])
-    timing.counters = trace.summary()
     return out
 
 
 def measure(
     model: Model,
     inputs: Inputs,
-    methods: Mapping[str, tuple[Method, Script | None]],
+    methods: Mapping[str, Method],
     *,
     new_tokens: int,
     repeats: int = 3,
@@ -181,16 +121,18 @@ def measure(
     **generate_kwargs: Any,
 ) -> list[Timing]:
     """Times every method, taking turns; the others are compared with the first one."""
-    if new_tokens < 3:
-        raise RevisitError("Timing needs at least 3 new tokens.")
-    options: Result = {"do_sample": False, "min_new_tokens": new_tokens, "max_new_tokens": new_tokens}
+    for method in methods.values():
+        if type(method).decode is not Method.decode:
+            raise RevisitError(
+                f"{method.name} decodes by a loop of its own, whose steps are not timed here: leave it out."
+            )
     timings = {label: Timing(label) for label in methods}
     for repeat in range(-warmups, repeats):
-        for label, (method, script) in methods.items():
-            warm = repeat < 0
-            timing = Timing(label) if warm else timings[label]
-            length = {"min_new_tokens": 4, "max_new_tokens": 4} if warm else {}
-            time_call(model, inputs, method, timing, script, **{**options, **length, **generate_kwargs})
+        for label, method in methods.items():
+            timing = Timing(label) if repeat < 0 else timings[label]
+            length = 4 if repeat < 0 else new_tokens
+            options = {"do_sample": False, "min_new_tokens": length, "max_new_tokens": length, **generate_kwargs}
+            time_call(model, inputs, method, timing, Clock(), **options)
     return list(timings.values())
 
 
@@ -228,46 +170,8 @@ def time_answers(
     return {label: refused.get(label, median(seconds[1:] or seconds)) for label, seconds in times.items()}
 
 
-class Memory:
-    """The peak of memory since the object was created, beyond what was in use then."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-            self.start = torch.cuda.memory_allocated(device)
-            return
-        _trim()
-        with contextlib.suppress(OSError):
-            Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the process's peak so far
-        self.start = _status("VmRSS")
-
-    def peak(self) -> int:
-        """Bytes; on the CPU from the kernel's count of resident pages, 0 where it keeps none."""
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device) - self.start
-        return max(0, _status("VmHWM") - self.start)
-
-
-def _status(name: str) -> int:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
-
-
-def _trim() -> None:
-    """Gives freed memory back to the system, so that it does not count as memory in use."""
-    gc.collect()
-    try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-    except (OSError, AttributeError):
-        return
-
-
 def table(timings: Sequence[Timing]) -> list[Result]:
-    """One row per method, in milliseconds and MiB, with ratios to the first."""
+    """One row per method, in milliseconds, with ratios to the first."""
     base = timings[0]
     base_first = median(base.first)
     rows = []
@@ -283,12 +187,6 @@ def table(timings: Sequence[Timing]) -> list[Result]:
                 "tokens_per_second": timing.rows / mean,
                 "quick_ms_per_token": 1e3 * timing.quick,
                 "ratio": timing.quick / base.quick,  # of the number above
-                "own_first_ms": 1e3 * median(timing.own_first),
-                "own_ms_per_step": 1e3 * fmean(timing.own),
-                "own_cpu_ratio": 1 + fmean(timing.own_busy) / fmean(base.busy),
-                "extra_memory_mib": (timing.peak - base.peak) / 2**20,
-                "median_plausible_tokens": timing.counters.get("median_plausible_tokens"),
-                "largest_plausible_tokens": timing.counters.get("largest_plausible_tokens"),
             }
         )
     return rows
@@ -296,10 +194,7 @@ def table(timings: Sequence[Timing]) -> list[Result]:
 
 def bench_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
     """The rows of `table` as `revisit bench` prints them."""
-    heads = (
-        *("method", "first token", "× greedy", "ms/token", "lower quartile", "× greedy", "tokens/s"),
-        *("× by CPU time", "extra MiB", "plausible tokens"),
-    )
+    heads = ("method", "first token", "× greedy", "ms/token", "lower quartile", "× greedy", "tokens/s")
     lines = [
         (
             row["method"],
@@ -309,11 +204,6 @@ def bench_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
             f"{row['quick_ms_per_token']:.1f}",
             f"{row['ratio']:.3f}",
             f"{row['tokens_per_second']:.1f}",
-            f"{row['own_cpu_ratio']:.3f}",
-            f"{row['extra_memory_mib']:.0f}",
-            "–"
-            if row["median_plausible_tokens"] is None
-            else f"{row['median_plausible_tokens']:.0f} / {row['largest_plausible_tokens']}",
         )
         for row in rows
     ]
@@ -342,7 +232,7 @@ def time_methods(subject: Subject, reporter: Reporter) -> Result:
         timings = measure(
             subject.loaded[0],
             subject.inputs([item]),
-            {name: (method, None) for name, method in methods.items()},
+            methods,
             new_tokens=PROTOCOL["max_new_tokens"],
             repeats=PROTOCOL["repeats"],
             warmups=PROTOCOL["warmups"] if item is todo[0] else 0,

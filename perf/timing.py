@@ -1,0 +1,194 @@
+"""The time that a method takes inside a call, and its memory: what the scripts of this folder add to `revisit.paper.latency`.
+
+The method's own time, spent inside its logits processor, is what it adds, and is not hidden by the machine's noise. The processor
+time of a step is recorded as well, because other processes inflate it less.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from pydantic import Field, InstanceOf
+from torch import Tensor
+
+from revisit import Method, Trace
+from revisit.paper import latency
+from revisit.paper.latency import Clock, now, seconds
+from revisit.report.document import Table
+
+Script = Callable[[int, Tensor], Tensor]  # (step, the model's logits) -> the logits that take their place
+
+
+class Timed(Method):
+    """A method, timed from inside; `script` replaces the model's logits, outside the measured time."""
+
+    inner: InstanceOf[Method]
+    script: Any = None  # Script
+    spans: list[tuple[Any, Any]] = Field(default_factory=list)  # inside the method, step by step
+    busy: list[float] = Field(default_factory=list)  # the same in processor time of all threads
+
+    name = "timed"
+
+    def settings(self) -> dict[str, Any]:
+        return self.inner.settings()
+
+    def begin(self, run: Any) -> Any:
+        refine = self.inner.begin(run)
+        step = 0
+
+        def timed(input_ids: Tensor, logits: Tensor) -> Tensor:
+            nonlocal step
+            if self.script is not None:
+                logits = self.script(step, logits)
+            step += 1
+            started, busy = now(logits.device), time.process_time()
+            scores = refine(input_ids, logits)
+            self.spans.append((started, now(logits.device)))
+            self.busy.append(time.process_time() - busy)
+            return scores
+
+        return timed
+
+
+class BusyClock(Clock):
+    """Also the processor time at which each token is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.busy: list[float] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        self.busy.append(time.process_time())
+        return super().__call__(input_ids, scores, **kwargs)
+
+
+@dataclass
+class Timing(latency.Timing):
+    """What one method took, over all repeats."""
+
+    own: list[float] = field(default_factory=list)  # seconds inside the method at each further step
+    own_first: list[float] = field(default_factory=list)  # and at the first
+    busy: list[float] = field(default_factory=list)  # processor seconds of each further step, all threads
+    own_busy: list[float] = field(default_factory=list)  # and of the method's part of it
+    peak: int = 0  # most bytes that a call needed beyond what was there before it
+    counters: dict[str, Any] = field(default_factory=dict)
+
+
+def time_call(model: Any, inputs: Any, method: Method, timing: Timing, script: Script | None = None, **kw: Any) -> Any:
+    """Runs one call, adds what it took to `timing`, and returns what it generated."""
+    clock, timed, trace = BusyClock(), Timed(inner=method, script=script), Trace()
+    memory = Memory(model.device)
+    out = latency.time_call(model, inputs, timed, timing, clock, trace=trace, **kw)
+    timing.peak = max(timing.peak, memory.peak())
+    own = [seconds(*span) for span in timed.spans]
+    timing.own_first.append(own[0])
+    timing.own.extend(own[1:])
+    timing.busy.extend(b - a for a, b in pairwise(clock.busy))
+    timing.own_busy.extend(timed.busy[1:])
+    timing.counters = trace.summary()
+    return out
+
+
+def measure(
+    model: Any,
+    inputs: Any,
+    methods: Mapping[str, tuple[Method, Script | None]],
+    *,
+    new_tokens: int,
+    repeats: int = 3,
+    warmups: int = 1,
+    **generate_kwargs: Any,
+) -> list[Timing]:
+    """Times every method, taking turns; the others are compared with the first one."""
+    timings = {label: Timing(label) for label in methods}
+    for repeat in range(-warmups, repeats):
+        for label, (method, script) in methods.items():
+            timing = Timing(label) if repeat < 0 else timings[label]
+            length = 4 if repeat < 0 else new_tokens
+            options = {"do_sample": False, "min_new_tokens": length, "max_new_tokens": length, **generate_kwargs}
+            time_call(model, inputs, method, timing, script, **options)
+    return list(timings.values())
+
+
+class Memory:
+    """The peak of memory since the object was created, beyond what was in use then."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            self.start = torch.cuda.memory_allocated(device)
+            return
+        _trim()
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the process's peak so far
+        self.start = _status("VmRSS")
+
+    def peak(self) -> int:
+        """Bytes; on the CPU from the kernel's count of resident pages, 0 where it keeps none."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device) - self.start
+        return max(0, _status("VmHWM") - self.start)
+
+
+def _status(name: str) -> int:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0)
+
+
+def _trim() -> None:
+    """Gives freed memory back to the system, so that it does not count as memory in use."""
+    gc.collect()
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    except (OSError, AttributeError):
+        return
+
+
+def table(timings: Sequence[Timing]) -> list[dict[str, Any]]:
+    """One row per method, in milliseconds and MiB, with ratios to the first."""
+    base, rows = timings[0], latency.table(timings)
+    for row, timing in zip(rows, timings, strict=True):
+        own = fmean(timing.own)
+        # what greedy does, in the same minutes
+        rest = fmean(t for run in timing.intervals for t in run) - own
+        row |= {
+            "own_first_ms": 1e3 * median(timing.own_first),
+            "own_ms_per_step": 1e3 * own,
+            "own_ratio": 1 + own / rest,
+            "own_cpu_ratio": 1 + fmean(timing.own_busy) / fmean(base.busy),
+            "extra_memory_mib": (timing.peak - base.peak) / 2**20,
+            "plausible_tokens": timing.counters.get("median_plausible_tokens"),
+        }
+    return rows
+
+
+def bench_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
+    """The rows of `table`: what `revisit bench` prints, and what was measured inside."""
+    plain = latency.bench_table(rows, caption)
+    heads = ("own ms/step", "× by own time", "× by CPU time", "extra MiB", "plausible tokens")
+    lines = [
+        (
+            *line,
+            f"{row['own_ms_per_step']:.2f}",
+            f"{row['own_ratio']:.4f}",
+            f"{row['own_cpu_ratio']:.4f}",
+            f"{row['extra_memory_mib']:.0f}",
+            "–" if row["plausible_tokens"] is None else f"{row['plausible_tokens']:.0f}",
+        )
+        for line, row in zip(plain.rows, rows, strict=True)
+    ]
+    return Table((*plain.heads, *heads), lines, caption)
