@@ -103,7 +103,7 @@ def kill_in_the_middle(row: str, out: Path, draw: random.Random) -> tuple[float,
 
 def _works(row: str, out: Path) -> bool:
     """Whether models are loaded and asked: before that there is nothing to resume."""
-    stores = row not in ("projection", "vision-words", "token-tables")
+    stores = row not in ("projection", "token-tables")
     return any((out / place).is_dir() for place in ("runs", "ablation", "ablation-vqav2", "analyses")) or (
         not stores and out.is_dir()
     )

@@ -14,7 +14,6 @@ from revisit.explain import prefill
 from revisit.models.parts import Head, ModelParts
 from revisit.paper.objects import ObjectVocabulary
 from revisit.paper.projection import CURVE, chance, hits, ranks
-from revisit.paper.words import choose, log_probabilities
 
 
 class Spy(torch.nn.Linear):
@@ -94,22 +93,3 @@ def test_chance_by_hand() -> None:
     assert rows[2] == pytest.approx((1 - comb(3, 2) / comb(5, 2) + 1 - comb(2, 2) / comb(5, 2)) / 3)
     assert rows[5] == pytest.approx(2 / 3)
     assert max(rows) == 5
-
-
-def test_words_and_tokens_are_chosen_by_rule() -> None:
-    shares = torch.tensor([[0.1, 0.6, 0.3], [0.2, 0.7, 0.1], [0.5, 0.2, 0.3], [0.3, 0.3, 0.4]])  # (tokens, words)
-    words, tokens = choose(shares, shown=[0, 1])
-    assert words == [1, 0, 2]  # the shown word that is said best, the other shown one, the rest
-    assert tokens == [1, 2, 3]  # each the best at its word that is not taken
-    assert choose(shares[:2], shown=[2])[1] == [0, 1]  # a picture of two tokens has two
-
-
-def test_log_probabilities_of_words_over_both_vocabularies() -> None:
-    torch.manual_seed(1)
-    head = Head(torch.nn.Linear(4, 20, bias=False))
-    states, words = torch.randn(3, 4), torch.tensor([2, 7, 11])
-    with torch.no_grad():
-        full, among = log_probabilities(head, states, words)
-        logits = head.module(states)
-    assert torch.allclose(full, logits.log_softmax(-1)[:, words], atol=1e-6)
-    assert torch.allclose(among, logits[:, words].log_softmax(-1), atol=1e-6)

@@ -118,12 +118,6 @@ STUDIES: dict[str, dict[str, Any]] = {
         "recommended": {"layer": 4, "threshold": 0.1, "auroc": 0.88},
         "another_picture": 0.7,
     },
-    "vision-words": {
-        "image": "7",
-        "ground_truth": ["cat"],
-        "tokens": [17],
-        "rows": [{"word": "cat", "tokens": [{"full": [-2.0, 13.5], "words": [-0.5, 60.7]}]}],
-    },
     "latency": {
         "protocol": {"warmups": 6, "repeats": 3},
         "images": 5,

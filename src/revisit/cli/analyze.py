@@ -19,7 +19,6 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "hallucinated-steps": CAPTIONED,
     "gt-vs-hal": CAPTIONED,
     "projection": (),
-    "vision-words": (),
     "case-study": CAPTIONED,
     "pointing": CAPTIONED,
     "check": (*CAPTIONED, "writer"),
@@ -59,8 +58,6 @@ def analyze(
     gt-vs-hal: probability of words for what the picture shows and does not show, with the image and without it.
 
     projection: what single vision tokens say, per layer, over the whole vocabulary and over object words.
-
-    vision-words: three vision tokens of one picture, word by word.
 
     latency: time per token and to the first token, by the paper's protocol.
 

@@ -80,7 +80,7 @@ def reproduce(
     from revisit.report.document import write
 
     need("scipy", "statsmodels", "matplotlib")
-    if any(row.benchmark in ("chair", "llava_bench") for row in rows):
+    if any(row.benchmark == "chair" for row in rows):
         require_data()
     place = data or (SCENES if model == EMBEDDED else DOWNLOAD)
     setup = Setup(

@@ -62,7 +62,7 @@ MODELS = {
 THREE = ("LLaVA-1.5-7B", "Qwen2.5-VL-7B", "InternVL3-8B")
 QWEN = ("Qwen2.5-VL-7B",)
 
-Kind = Literal["grid", "ablation", "study", "latency", "examples", "methods"]
+Kind = Literal["grid", "ablation", "study", "latency", "methods"]
 
 
 @dataclass(frozen=True)
@@ -149,18 +149,6 @@ ROWS = {
         Row(
             "token-tables", "Changed steps, candidate by candidate", "Tables 15 and 17", "study", THREE[:2], "chair", 60, 177,
             methods=("revisit",), published="cases", data="pictures of LLaVA-Bench or COCO",
-        ),
-        Row(
-            "vision-words", "Three vision tokens, word by word", "Table 16", "study", THREE[:1], "chair", 60, 1,
-            methods=("greedy",), published="vision_words", data="pictures of LLaVA-Bench or COCO",
-        ),
-        Row(
-            "full-vocabulary", "Failures without the vocabulary constraint", "Figure 8", "examples", QWEN, "chair", 50, 177,
-            methods=("greedy", "revisit", "revisit:vocabulary=full"), data=COCO,
-        ),
-        Row(
-            "qualitative", "Answers side by side", "Figures 9 and 10", "examples", THREE[:2], "llava_bench", 60, 150,
-            methods=("greedy", "m3id", "revisit"), data="LLaVA-Bench in the Wild",
         ),
         Row(
             "methods", "Every method: CHAIR, POPE and time", "not in the paper", "methods", THREE[:1], "chair", 3_500, 48,

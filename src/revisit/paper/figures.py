@@ -1,17 +1,11 @@
-"""Static figures: curves, bars and examples. Series differ in marker and dash as well as in color."""
+"""Static figures: curves and bars. Series differ in marker and dash as well as in color."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from textwrap import fill, shorten
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from revisit.models.images import open_image
-from revisit.paper.published import NAMES
 from revisit.report.document import Figure
 from revisit.report.figures import draw
 
@@ -120,30 +114,3 @@ def _alt(panels: Sequence[Plot], labels: Sequence[str] = ()) -> str:
             values = ", ".join(f"{n} {y:.1f}" for n, y in list(zip(names, series.y, strict=True))[::step])
             parts.append(" ".join(filter(None, (panel.title, series.label))) + f": {values}")
     return "; ".join(parts)
-
-
-def examples(
-    name: str, title: str, rows: Sequence[tuple[Sequence[Path], str, Mapping[str, str]]], longest: int = 420
-) -> Figure:
-    """Pictures with their question and the answers of several methods side by side."""
-    methods = list(rows[0][2])
-
-    def paint(axes: list[list[Axes]]) -> None:
-        for row, (images, prompt, answers) in zip(axes, rows, strict=True):
-            if images:
-                row[0].imshow(np.asarray(open_image(images[0])))
-            row[0].set_title(fill(prompt, 34), fontsize=7)
-            for panel, method in zip(row[1:], methods, strict=True):
-                text = fill(shorten(answers[method], longest, placeholder=" …") or "(nothing)", 38)
-                panel.text(0, 1, text, va="top", ha="left", fontsize=7, wrap=True, transform=panel.transAxes)
-                panel.set_title(NAMES.get(method, method), fontsize=8, loc="left")
-            for panel in row:
-                panel.axis("off")
-
-    caption = f"{title}: the items whose answers differ most, in the benchmark's order."
-    alt = "; ".join(
-        f"{prompt}: " + "; ".join(f"{m}: {shorten(text, 160)}" for m, text in answers.items())
-        for _, prompt, answers in rows
-    )
-    shape = (len(rows), len(methods) + 1)
-    return draw(name, caption, alt, paint, width=2.6 * shape[1], height=2.5 * shape[0], shape=shape)

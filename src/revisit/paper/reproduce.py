@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from revisit.evaluation.config import EvalConfig
-from revisit.evaluation.places import SCENES
 from revisit.evaluation.plan import Plan, benchmark_label, label
 from revisit.evaluation.records import Stored
 from revisit.evaluation.runner import Reporter, run
-from revisit.evaluation.store import digest, read_answers, read_json, read_results, read_scores, slug, write_json
+from revisit.evaluation.store import digest, read_json, read_results, slug, write_json
 from revisit.methods.revisit import ReVisiT
 from revisit.paper import catalog, figures, published
 from revisit.paper.ablation import Panel, ablate, ablation_sections, paper_panels, read_ablation
@@ -26,12 +25,10 @@ from revisit.paper.figures import Plot, Series
 from revisit.paper.latency import time_answers
 from revisit.paper.projection import last_layer
 from revisit.paper.published import NAMES, Measured, comparison_table, published_tables
-from revisit.paper.studies import STUDIES, provenance, read_study, run_study, study_section
+from revisit.paper.studies import STUDIES, read_study, run_study, study_section
 from revisit.paper.study import Subject, command
 from revisit.report.comparisons import heading, ranked
 from revisit.report.document import Block, Cell, Document, Section, Table, Text
-
-EXAMPLES = 3  # pictures of a qualitative figure
 
 
 @dataclass(frozen=True)
@@ -50,14 +47,9 @@ class Setup:
         """The row's models that are to be run, by their names in the paper."""
         return tuple(name for name in row.models if name in self.models)
 
-    def benchmark(self, row: Row) -> str:
-        """The row's benchmark; generated scenes have no LLaVA-Bench, whose place CHAIR's prompt takes."""
-        scenes = self.data[row.benchmark].startswith(SCENES)
-        return "chair" if scenes and row.benchmark == "llava_bench" else row.benchmark
-
     def limit_of(self, row: Row) -> int | None:
         """How many items are asked: --limit, and never more than the row has where it takes a part of a benchmark."""
-        partial = row.kind in ("examples", "study", "ablation", "latency") or row.benchmark == "vqav2"
+        partial = row.kind in ("study", "ablation", "latency") or row.benchmark == "vqav2"
         limits = [n for n in (self.limit, row.items if partial else None) if n is not None]
         return min(limits, default=None)
 
@@ -68,7 +60,7 @@ class Setup:
         config = EvalConfig(
             model=(self.models[name],),
             method=tuple(methods),
-            benchmark=(self.benchmark(row),),
+            benchmark=(row.benchmark,),
             data=self.data[row.benchmark],
             out=str(self.out / output),
             limit=self.limit_of(row),
@@ -113,7 +105,7 @@ def reproduce(rows: Sequence[Row], setup: Setup, reporter: Reporter) -> Document
 
 def _lead(row: Row, setup: Setup) -> str:
     missing = [name for name in row.models if name not in setup.models]
-    text = f"Benchmark {setup.benchmark(row)}, methods {', '.join(dict.fromkeys(row.methods))}."
+    text = f"Benchmark {row.benchmark}, methods {', '.join(dict.fromkeys(row.methods))}."
     return text + (f" Not run: {', '.join(missing)}." if missing else "")
 
 
@@ -150,17 +142,15 @@ def _parts(metrics: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def _cells(plan: Plan, reporter: Reporter) -> dict[str, dict[str, Any]]:
-    """Method name -> its finished cell of results.json, ReVisiT without the vocabulary constraint apart."""
+    """Method name -> its finished cell of results.json."""
     run(plan, reporter)
     (model,), (benchmark,) = plan.models, plan.benchmarks
-    wanted = {label(method): method for method in plan.methods_for(model)}
+    wanted = {label(method): method.name for method in plan.methods_for(model)}
     found = {}
     for cell in read_results(plan.output)["cells"]:
         same = cell["model"]["name"] == model and cell["benchmark"]["label"] == benchmark_label(benchmark)
         if same and cell["method"]["label"] in wanted and cell["status"] == "complete":
-            method = wanted[cell["method"]["label"]]
-            name = "revisit full vocabulary" if getattr(method, "vocabulary", "") == "full" else method.name
-            found[name] = {**cell, "folder": str(plan.output / cell["path"])}
+            found[wanted[cell["method"]["label"]]] = cell
     return found
 
 
@@ -296,39 +286,6 @@ def _against_f1(title: str, times: Mapping[str, float | None], f1: Mapping[str, 
     return Plot(series, title, "time per token, × greedy", "CHAIR F1 (%)")
 
 
-# -- examples ------------------------------------------------------------------------------------------------------
-
-
-def _run_examples(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
-    sections = []
-    for name in setup.names(row):
-        plan = setup.plan(row, name)
-        cells = _cells(plan, reporter)
-        (benchmark,) = plan.benchmarks
-        items = {item.id: item for item in benchmark.load(plan.data[benchmark.name])}
-        texts = {method: _texts(Path(cell["folder"])) for method, cell in cells.items()}
-        chosen = most_different_items(texts, list(next(iter(texts.values()))))
-        rows = [(items[i].images, items[i].prompt, {m: found[i] for m, found in texts.items()}) for i in chosen]
-        blocks: list[Block] = [figures.examples(f"{row.key}-{slug(name)}", f"{row.title}, {name}", rows)]
-        lines = [[i, method, text[i]] for i in chosen for method, text in texts.items()]
-        blocks.append(Table(("Item", "Method", "Answer"), lines, "The answers in full.", left=3, folded=True))
-        blocks.append(provenance({"command": command(), "settings": {"model": plan.models[0]}}))
-        sections.append(Section(name, blocks, level=3))
-    return sections
-
-
-def _texts(folder: Path) -> dict[str, str]:
-    """Item id -> answer, of a finished cell."""
-    items = read_scores(folder).items
-    return {line.id: line.text for line in read_answers(folder / "answers.jsonl") if items.get(line.id) == line.item}
-
-
-def most_different_items(texts: Mapping[str, Mapping[str, str]], ids: Sequence[str]) -> list[str]:
-    """The items with the most distinct answers; ties keep their order."""
-    order = sorted(ids, key=lambda i: (-len({found[i] for found in texts.values()}), ids.index(i)))
-    return order[:EXAMPLES]
-
-
 # -- every method --------------------------------------------------------------------------------------------------
 
 CHOOSING = {
@@ -409,6 +366,5 @@ RUNNERS = {
     "ablation": _run_ablation,
     "study": _run_study,
     "latency": _run_latency,
-    "examples": _run_examples,
     "methods": _run_methods,
 }

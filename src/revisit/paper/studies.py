@@ -12,7 +12,7 @@ from revisit.evaluation.environment import environment
 from revisit.evaluation.records import Stored, StudyRecord
 from revisit.evaluation.runner import Reporter
 from revisit.evaluation.store import make_folder, read_record, slug, write_record
-from revisit.paper import cases, check, grounding, latency, pointing, projection, steps, words
+from revisit.paper import cases, check, grounding, latency, pointing, projection, steps
 from revisit.paper.catalog import METHODS
 from revisit.paper.study import Result, Subject, command
 from revisit.report.document import Block, Provenance, Section, Text
@@ -41,7 +41,6 @@ STUDIES = {
     "hallucinated-steps": Study("Ground-truth words at hallucinated steps", steps.hallucinated_steps, steps.draw),
     "gt-vs-hal": Study("GT and Hal probabilities, with and without the image", grounding.gt_vs_hal, grounding.draw),
     "projection": Study("What single vision tokens say", projection.projection, projection.draw, ()),
-    "vision-words": Study("Three vision tokens, word by word", words.vision_words, words.draw, ()),
     "pointing": Study(
         "Does the selected patch lie on the object?",
         pointing.pointing,
