@@ -19,9 +19,9 @@ from PIL import Image
 
 import families
 import revisit
+from revisit.cli import tables
 from revisit.embedded.familiar import MIN_CONFIDENCE, likeness
 from revisit.embedded.samples import names, sample
-from revisit.explain import terminal
 from revisit.explain.prefill import watch_prefill
 
 
@@ -108,7 +108,7 @@ print(revisit.ask("tiny", np.random.default_rng(0).random((60, 60, 3)), max_new_
 def test_steps_are_counted_alike_from_1(answer: revisit.Answer) -> None:
     table = answer.trace.to_pandas()
     for row in table.itertuples():  # where the page and the terminal say that the patch is
-        place = terminal.place(None if pandas.isna(row.vision_token) else row.vision_token, answer.decode.layout)
+        place = tables.place(None if pandas.isna(row.vision_token) else row.vision_token, answer.decode.layout)
         assert place == ("" if pandas.isna(row.vision_token) else f"{row.patch_row},{row.patch_col}")
     assert table["step"].tolist() == list(range(1, len(table) + 1))
     assert table.loc[table["changed"], "step"].tolist() == [step for step, _, _ in answer.changed]

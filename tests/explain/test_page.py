@@ -10,7 +10,8 @@ import made_up
 import numpy as np
 import pytest
 
-from revisit.explain import page, terminal
+from revisit.cli.tables import steps_table
+from revisit.explain import page
 from revisit.explain.record import Candidate, Decode, MethodOutput, TokenStep
 
 
@@ -112,8 +113,8 @@ def test_the_terminal_tells_weights_that_differ_from_step_to_step() -> None:
     answer = made_up.answer(6, 96)
     for step in answer.steps:
         step.weight = 0.25
-    fixed = [column.header for column in terminal.table(answer, None).columns]
+    fixed = steps_table(answer, None).heads
     answer.method["weight"] = "agreement"
-    adaptive = terminal.table(answer, None)
-    assert [column.header for column in adaptive.columns] == [*fixed, "weight"]
-    assert set(adaptive.columns[-1].cells) == {"0.25"}
+    adaptive = steps_table(answer, None)
+    assert adaptive.heads == (*fixed, "weight")
+    assert {row[-1] for row in adaptive.rows} == {"0.25"}

@@ -13,21 +13,24 @@ from rich.console import Console
 
 import families
 from revisit import RevisitError
-from revisit.explain import figure, lens, terminal
+from revisit.cli import tables
+from revisit.explain import figure, lens
 from revisit.explain.record import Decode
 from revisit.models.geometry import Layout
+from revisit.report.document import Table
+from revisit.report.terminal import print_table
 
 
-def printed(table: object) -> str:
+def printed(table: Table) -> str:
     out = io.StringIO()
-    Console(file=out, width=160).print(table)
+    print_table(table, Console(file=out, width=160, force_terminal=True, no_color=True, color_system=None))
     return out.getvalue()
 
 
 def test_the_table_shows_the_steps_that_mattered(monkeypatch: pytest.MonkeyPatch) -> None:
     decode = made_up.decode()
-    monkeypatch.setattr(terminal, "MIN_SHIFT", 0.5)
-    text = printed(terminal.table(decode.answers[0], decode.layout))
+    monkeypatch.setattr(tables, "MIN_SHIFT", 0.5)
+    text = printed(tables.steps_table(decode.answers[0], decode.layout))
     assert "3 of 18 steps changed" in text
     lines = [line for line in text.splitlines() if "other0" in line]
     assert len(lines) == 3
@@ -40,9 +43,9 @@ def test_the_table_shows_the_steps_that_mattered(monkeypatch: pytest.MonkeyPatch
 
 def test_the_table_without_a_layout_numbers_the_tokens() -> None:
     answer = made_up.answer(3, 96)
-    assert f"#{made_up.speaker(1, 96)}" in printed(terminal.table(answer, Layout(((4, 4),), 96, reason="unknown")))
+    assert f"#{made_up.speaker(1, 96)}" in printed(tables.steps_table(answer, Layout(((4, 4),), 96, reason="unknown")))
     calm = made_up.plain_answer(5)
-    assert "changed no step noticeably" in printed(terminal.table(calm))
+    assert "changed no step noticeably" in printed(tables.steps_table(calm))
 
 
 @pytest.mark.parametrize("ending", [".png", ".svg", ".pdf"])
@@ -83,12 +86,12 @@ def test_a_lens_as_a_picture_and_tables(tmp_path: Path) -> None:
         figure.lens_figure(seen, 0)
     maps = seen.readings[1].maps
     assert maps is not None
-    text = printed(terminal.words_table(seen, 1, 4))
+    text = printed(tables.words_table(seen, 1, 4))
     best = int(maps[4, :, 0].argmax())
-    row = next(line for line in text.splitlines() if line.startswith("│ a "))
+    row = next(line for line in text.splitlines() if line.split()[:1] == ["a"])
     assert f"{float(maps[4, best, 0]):.1%}" in row
     assert f"{best // 4 + 1},{best % 4 + 1}" in row
-    assert "the 3 of 16 patches with the most probable word" in printed(terminal.patches_table(seen, 0, 4, most=3))
+    assert "the 3 of 16 patches with the most probable word" in printed(tables.patches_table(seen, 0, 4, most=3))
 
 
 def test_the_selected_patch_is_bright_also_where_the_largest_divergence_is_selected(

@@ -112,24 +112,23 @@ def check(
 
 def _one(pair: Pair, image: Image, text: str, asked: CheckOptions, html: Path | None, as_json: bool) -> bool:
     """Check one text; returns whether a word is flagged."""
-    from rich.table import Table
-
-    from revisit.cli.tables import show
     from revisit.explain.check import check
+    from revisit.report.document import Table
+    from revisit.report.terminal import print_table
 
     found = check(pair, image, text, **asked)
     flagged = found.flagged()
     if as_json:
         print(json.dumps(found.to_dict(), ensure_ascii=False))
     else:
-        table = Table("word", "support", "model's probability", "patch", "rather", "doubtful")
+        heads, rows = ("word", "support", "model's probability", "patch", "rather", "doubtful"), []
         for word in found.words:
             if word.checkable:
                 place = f"{word.patch_row},{word.patch_col}" if word.patch_row is not None else f"#{word.vision_token}"
                 chance = "" if word.probability is None else f"{word.probability:.2f}"
                 doubtful = "yes" if word in flagged else ""
-                table.add_row(word.text, f"{word.support:.2f}", chance, place, word.instead or "", doubtful)
-        show(table)
+                rows.append((word.text, f"{word.support:.2f}", chance, place, word.instead or "", doubtful))
+        print_table(Table(heads, rows, ""))
         for note in found.notes:
             print(note)
     if html is not None:

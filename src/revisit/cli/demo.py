@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from revisit.cli.tables import show
 from revisit.models import DESCRIBE
 
 if TYPE_CHECKING:
@@ -31,15 +30,17 @@ def demo(
     any other. With --model photo it is the photograph of a cup of coffee that scikit-image carries (CC0).
     """
     from rich.console import Console
-    from rich.table import Table
 
     from revisit import load
+    from revisit.cli.tables import steps_table
     from revisit.errors import RevisitError
     from revisit.evaluation.store import make_folder
-    from revisit.explain import page, record, terminal
+    from revisit.explain import page, record
     from revisit.methods.greedy import Greedy
     from revisit.methods.revisit import ReVisiT
     from revisit.models import photo
+    from revisit.report.document import Cell, Table
+    from revisit.report.terminal import print_table
 
     if model == photo.NAME and scene is not None:
         raise RevisitError("--scene is about tiny's scenes; leave it out with --model photo.")
@@ -50,13 +51,10 @@ def demo(
     decode = record.explain(loaded, processor, [picture], DESCRIBE, methods, max_new_tokens=128, objects=nouns)
     console = Console()
     console.print(f"\nThe picture ({output / 'demo.png'}) shows: [bold]{', '.join(nouns)}[/] (place: {place}).\n")
-    table = Table("decoding", f"“{DESCRIBE}”", box=None, padding=(0, 2, 1, 0))
-    for answer in reversed(decode.answers):
-        own = record.own_settings(answer.method)
-        table.add_row(f"[bold]{answer.name}[/]" + (f"\n[dim]{own}[/]" if own else ""), answer.text)
-    show(table, console)
+    rows = [(Cell(a.name, 1, record.own_settings(a.method)), a.text) for a in reversed(decode.answers)]
+    print_table(Table(("decoding", f"“{DESCRIBE}”"), rows, "", left=2), console)
     console.print("\nWhere ReVisiT mattered:\n")
-    show(terminal.table(decode.answers[0], decode.layout), console)
+    print_table(steps_table(decode.answers[0], decode.layout), console)
     written = page.write(output / "demo.html", decode, title="ReVisiT demo")
     console.print(
         f"\nOpen [bold]{written}[/] in a browser to see which patch was selected at each token.", soft_wrap=True

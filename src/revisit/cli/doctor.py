@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import typer
 
 from revisit.cli import options
-from revisit.cli.tables import show
 from revisit.errors import EXTRAS, RevisitError
 
 if TYPE_CHECKING:
@@ -193,31 +192,15 @@ def _listed(layers: tuple[int, ...]) -> str:
 def _print(
     machine: dict[str, str], traps: list[str], facts: ModelFacts | None, seen: dict[str, str], refused: list[str]
 ) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-
-    def facts_table(title: str, rows: Iterable[Row]) -> None:
-        table = Table(
-            title=title, title_justify="left", title_style="bold", box=None, show_header=False, padding=(0, 2, 0, 0)
-        )
-        table.add_column()
-        table.add_column(overflow="fold")  # never cut
-        for name, value in rows:
-            table.add_row(Text(name, style="dim"), Text(str(value)))
-        show(table, console)
+    from revisit.cli.tables import print_facts
 
     if facts is not None:
-        facts_table(facts.name, model_rows(facts))
+        print_facts(facts.name, model_rows(facts))
         if seen:
-            facts_table("The photo against a blank picture", seen.items())
-        for reason in refused:
-            console.print(Text(f"✗ {reason}"))
-        if not refused:
-            console.print("✓ ReVisiT can be used with this model.")
-        console.print()
-    facts_table("This machine", machine.items())
+            print_facts("\nThe photo against a blank picture", seen.items())
+        for reason in refused or ["ReVisiT can be used with this model."]:
+            print(f"{'✗' if refused else '✓'} {reason}")
+        print()
+    print_facts("This machine", machine.items())
     for trap in traps:
-        console.print(Text(f"! {trap}"))
+        print(f"! {trap}")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from revisit.cli import options
-from revisit.cli.tables import show
 from revisit.errors import RevisitError, need
 
 if TYPE_CHECKING:
@@ -216,9 +215,10 @@ def _print_trace(decoded: Decode) -> None:
     """On stderr, so that the answers alone can be piped on."""
     from rich.console import Console
 
-    from revisit.explain.terminal import table
+    from revisit.cli.tables import steps_table
+    from revisit.report.terminal import print_table
 
-    show(table(decoded.answers[0], decoded.layout), Console(file=sys.stderr))
+    print_table(steps_table(decoded.answers[0], decoded.layout), Console(file=sys.stderr))
     if decoded.layout.reason:
         print(f"Patches cannot be shown: {decoded.layout.reason}", file=sys.stderr)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import typer
 
 from revisit.cli import options
-from revisit.cli.tables import show
 from revisit.errors import RevisitError, need
 
 
@@ -57,7 +56,9 @@ def lens(
 
     from revisit import load
     from revisit.cli.notices import print_unfamiliar
-    from revisit.explain import figure, lens_page, terminal
+    from revisit.cli.tables import patches_table, words_table
+    from revisit.explain import figure, lens_page
+    from revisit.report.terminal import print_table
 
     if png is not None:
         need("matplotlib")
@@ -75,9 +76,9 @@ def lens(
         )
     for number, reading in enumerate(seen.readings):
         if reading.maps is not None:
-            show(terminal.words_table(seen, number, at))
+            print_table(words_table(seen, number, at))
         elif not sets:
-            show(terminal.patches_table(seen, number, at, patches))
+            print_table(patches_table(seen, number, at, patches))
     for note in [*seen.notes, *([f"Patches cannot be shown: {seen.layout.reason}"] if seen.layout.reason else [])]:
         print(note)
     if png is not None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from revisit.cli import options
-from revisit.cli.tables import show
 
 if TYPE_CHECKING:
     from revisit.benchmarks.base import Benchmark
@@ -24,18 +23,16 @@ def _json(value: object) -> None:
 
 
 def _list(rows: Iterable[Mapping[str, object]], columns: Mapping[str, str], as_json: bool) -> None:
-    """Print all fields as JSON, or these columns (field -> heading) as a table whose first column is bold."""
+    """Print all fields as JSON, or these columns (field -> heading) as a table."""
     if as_json:
         _json(list(rows))
         return
-    from rich.table import Table
+    from revisit.report.document import Table
+    from revisit.report.terminal import print_table
 
-    table = Table(*columns.values(), box=None)
-    for row in rows:
-        first, *others = (row[field] for field in columns)
-        cells = (", ".join(cell) if isinstance(cell, list) else str(cell) for cell in others)
-        table.add_row(f"[bold]{first}[/]", *cells)
-    show(table)
+    cells = [[row[field] for field in columns] for row in rows]
+    lines = [[", ".join(cell) if isinstance(cell, list) else str(cell) for cell in line] for line in cells]
+    print_table(Table(tuple(columns.values()), lines, "", left=len(columns)))
 
 
 def _detail(row: dict[str, Any], settings: str, facts: Mapping[str, str], examples: list[str], as_json: bool) -> None:
@@ -43,25 +40,19 @@ def _detail(row: dict[str, Any], settings: str, facts: Mapping[str, str], exampl
     if as_json:
         _json(row)
         return
-    from rich.table import Table
-    from rich.text import Text
-
+    from revisit.cli.tables import print_facts
     from revisit.decoding.method import value_text
+    from revisit.report.document import Table
+    from revisit.report.terminal import print_table
 
-    about = Table(title=row["name"], title_justify="left", title_style="bold", box=None, show_header=False)
-    for heading, text in facts.items():
-        about.add_row(Text(heading, style="dim"), Text(text))
-    show(about)
+    print_facts(row["name"], facts.items())
     print()
-    if row[settings]:
-        table = Table(settings.removesuffix("s"), "default", "allowed", "what it does", box=None)
-        for entry in row[settings]:
-            cells = (entry["name"], value_text(entry["default"]), entry["allowed"], entry["about"])
-            table.add_row(*(Text(cell, overflow="fold") for cell in cells))
-        show(table)
+    lines = [(e["name"], value_text(e["default"]), e["allowed"], e["about"]) for e in row[settings]]
+    if lines:
+        print_table(Table((settings.removesuffix("s"), "default", "allowed", "what it does"), lines, "", left=4))
     else:
-        print(f"No {settings}.")
-    print("\nExample:")
+        print(f"No {settings}.\n")
+    print("Example:")
     for example in examples:
         print(f"  {example}")
 

@@ -1,38 +1,105 @@
-"""Tables on standard output: drawn where somebody looks at a terminal, markdown in pipes."""
+"""A decode, a lens, and plain facts as commands print them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from revisit.explain.record import own_settings
+from revisit.explain.tokens import printable
+from revisit.report.document import Cell, Table
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    from revisit.explain.lens import Lens
+    from revisit.explain.record import MethodOutput, TokenStep
+    from revisit.models.geometry import Layout
+
+MIN_SHIFT = 0.1  # share of the probability that a method must move for a step to be listed
 
 
-def show(table: Table, console: Console | None = None) -> None:
-    """Print a table, its title and its caption."""
-    if console is None:
-        from rich.console import Console
-
-        console = Console()
-    if console.is_terminal:
-        console.print(table)
-        return
-    columns = [[_plain(column.header), *map(_plain, column.cells)] for column in table.columns]
-    heads, *rows = zip(*columns, strict=True)
-    if table.show_header:
-        lines = [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows)]
-    else:
-        lines = [": ".join(row) for row in rows]
-    title, caption = _plain(table.title), _plain(table.caption)
-    print("\n".join([*([title, ""] if title else []), *lines]), file=console.file)
-    if caption:
-        print(f"\n{caption}", file=console.file)
+def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
+    """Names with their values, one a line."""
+    print(f"{title}\n")
+    for name, value in facts:
+        print(f"{name}: {value}")
 
 
-def _plain(cell: Any) -> str:
-    """What a cell says, without style, in one line."""
-    from rich.text import Text
+def steps_table(answer: MethodOutput, layout: Layout | None = None) -> Table:
+    """The steps at which the method mattered: it changed the best token, or moved at least a tenth of the probability."""
+    kept = [
+        (number, step)
+        for number, step in enumerate(answer.steps, 1)
+        if step.instead_of is not None or step.shift >= MIN_SHIFT
+    ]
+    own = own_settings(answer.method)
+    title = f"{answer.name}: {len(answer.changed)} of {len(answer.steps)} steps changed" + (f" ({own})" if own else "")
+    if not kept:
+        return Table((), (), f"{title}. The method changed no step noticeably.")
+    columns: dict[str, Callable[[int, TokenStep], Cell | str]] = {
+        "step": lambda number, _: str(number),
+        "token": lambda _, step: Cell(printable(step.text), rank=int(step.instead_of is not None)),
+        "instead of": lambda _, step: "" if step.instead_of is None else printable(step.instead_of),
+        "patch (row, col)": lambda _, step: place(step.vision_token, layout),
+        "model → after": lambda _, step: _change(step),
+        "plausible tokens": lambda _, step: str(step.plausible_tokens),
+        "layer": lambda _, step: "" if step.layer is None else str(step.layer),
+        "divergence": lambda _, step: "" if step.divergence is None else f"{step.divergence:.3f}",
+        "weight": lambda _, step: "" if step.weight is None else f"{step.weight:.2f}",
+    }
+    if len({step.layer for _, step in kept} - {None}) < 2:
+        del columns["layer"]
+    if not isinstance(answer.method.get("weight"), str):  # the same at every step
+        del columns["weight"]
+    rows = [[entry(number, step) for entry in columns.values()] for number, step in kept]
+    return Table(tuple(columns), rows, title, left=4)
 
-    text = cell.plain if isinstance(cell, Text) else Text.from_markup(str(cell or "")).plain
-    return text.replace("|", "\\|").replace("\n", " ")
+
+def _change(step: TokenStep) -> str:
+    """The chosen token's probability before and after."""
+    chosen = next((c for c in step.candidates if c.token == step.token), None)
+    return "" if chosen is None else f"{_percent(chosen.base)} → {_percent(chosen.final)}"
+
+
+def place(token: int | None, layout: Layout | None) -> str:
+    """Row and column of a vision token's patch, counted from 1; its number where they are not known."""
+    if token is None:
+        return ""
+    region = layout.region(token) if layout is not None else None
+    if region is None or layout is None:
+        return f"#{token}"
+    image = f"image {region.image + 1} " if len(layout.sizes) > 1 else ""
+    view = "" if region.view == "image" else f"{region.view} "
+    return f"{image}{view}{region.row + 1},{region.column + 1}"
+
+
+def words_table(lens: Lens, reading: int, layer: int) -> Table:
+    """For each word of a set: how strongly the patches say it at a layer, and where most."""
+    read = lens.readings[reading]
+    assert read.maps is not None
+    maps = read.maps[layer]  # (tokens, words)
+    winners, rows = maps.argmax(-1), []
+    for number in sorted(range(len(read.words)), key=lambda n: -float(maps[:, n].max())):
+        best = int(maps[:, number].argmax())
+        share, mean = (f"{float(value):.1%}" for value in (maps[best, number], maps[:, number].mean()))
+        first = str(int((winners == number).sum()))
+        rows.append((read.words[number], share, place(best, lens.layout), mean, first))
+    heads = ("word", "highest", "in patch (row, column)", "mean", "patches where it ranks first")
+    about = "The shares of a patch add up to 100 % among these words only."
+    return Table(heads, rows, f"{read.name}, layer {lens.layers[layer]}. {about}")
+
+
+def patches_table(lens: Lens, reading: int, layer: int, most: int = 20) -> Table:
+    """What the patches with the most probable words say at a layer."""
+    read = lens.readings[reading]
+    order = read.chance[layer, :, 0].argsort(descending=True)[:most].tolist()
+    title = f"{read.name}, layer {lens.layers[layer]}: the {len(order)} of {lens.tokens} patches with the most probable word"
+    rows = []
+    for token in order:
+        said = zip(read.top[layer, token], read.chance[layer, token], strict=True)
+        words = "  ".join(f"{printable(read.entries[int(n)])} {float(p):.1%}" for n, p in said)
+        rows.append((place(token, lens.layout), words))
+    return Table(("patch (row, column)", "says"), rows, title, left=2)
+
+
+def _percent(p: float) -> str:
+    return f"{p:.1%}" if p < 0.01 else f"{p:.0%}"

@@ -119,10 +119,11 @@ def _block_markdown(block: Block, source: str, figures: str) -> str:
         return f"Made by `{block.command}`" + (f" ({block.settings})" if block.settings else "") + "."
     if isinstance(block, Figure):
         return f"![{block.alt}]({figures}/{block.name}.svg)\n\n*{block.caption}*"
-    return _table_markdown(block, source)
+    return table_markdown(block, source)
 
 
-def _table_markdown(table: Table, source: str) -> str:
+def table_markdown(table: Table, source: str = "") -> str:
+    """A table as markdown, below its caption."""
     heads = [
         f"{group}: {head}" if group else head for group, head in zip(column_groups(table), table.heads, strict=True)
     ]
@@ -131,7 +132,7 @@ def _table_markdown(table: Table, source: str) -> str:
     body = "\n".join("| " + " | ".join(line) + " |" for line in (heads, rule, *rows))
     head = f"**Published, not measured here ({source}).** " if table.published else ""
     caption = table.caption.replace("*", "\\*")
-    return f"{head}{caption}\n\n{body}"
+    return "\n\n".join(filter(None, (head + caption, body if rows else "")))
 
 
 def column_groups(table: Table) -> list[str]:
@@ -149,7 +150,7 @@ def _cell_markdown(cell: Cell | str) -> str:
 
 
 def _escape_markdown(text: str) -> str:
-    return text.replace("|", "\\|").replace("*", "\\*").replace("_", "\\_").replace("\n", " ")
+    return text.replace("|", "\\|").replace("*", "\\*").replace("\n", " ")
 
 
 # -- HTML ----------------------------------------------------------------------------------------------------------

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import re
+
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text as Styled
 
-from revisit.report.document import Cell, Figure, Provenance, Section, Table, Text, column_groups, section_markdown
+from revisit.report.document import (
+    Cell,
+    Figure,
+    Provenance,
+    Section,
+    Table,
+    Text,
+    column_groups,
+    section_markdown,
+    table_markdown,
+)
 
 
 def print_section(section: Section, console: Console | None = None) -> None:
@@ -20,12 +32,23 @@ def print_section(section: Section, console: Console | None = None) -> None:
     console.print(f"\n{section.title}", markup=False, highlight=False, style="bold")
     for block in section.blocks:
         if isinstance(block, Table):
-            console.print(block.caption, markup=False, highlight=False, style="dim")
-            console.print(rich_table(block))
+            print_table(block, console)
         elif isinstance(block, Text):
             console.print(block.text, markup=False, highlight=False)
         elif isinstance(block, Provenance):
             console.print(f"{block.command}  {block.settings}", markup=False, highlight=False, style="dim")
+
+
+def print_table(table: Table, console: Console | None = None) -> None:
+    """Prints a table below its caption."""
+    console = console or Console()
+    if not console.is_terminal:
+        print(table_markdown(table) + "\n", file=console.file)
+        return
+    if table.caption:
+        console.print(table.caption, markup=False, highlight=False, style="dim")
+    if table.rows:
+        console.print(rich_table(table))
 
 
 def rich_table(table: Table) -> RichTable:
@@ -42,8 +65,8 @@ def rich_table(table: Table) -> RichTable:
 
 def _broken(cell: Cell | str) -> Cell | str:
     """A method with its settings below it, one per line: terminals are narrow."""
-    name, bracket, settings = cell.partition("(") if isinstance(cell, str) else (cell, "", "")
-    return f"{name}\n{settings.removesuffix(')')}".replace(", ", ",\n") if bracket else cell
+    found = re.fullmatch(r"(\w+)\((.*=.*)\)", cell) if isinstance(cell, str) else None
+    return f"{found[1]}\n{found[2]}".replace(", ", ",\n") if found else cell
 
 
 def _cell(cell: Cell | str) -> Styled:
