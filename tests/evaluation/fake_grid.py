@@ -16,7 +16,7 @@ from typing import Any
 
 from revisit.benchmarks.base import Benchmark, Item, Metric, Scores, ratio
 from revisit.decoding.settings import Decoding
-from revisit.evaluation.engines.base import BatchEngine, Job
+from revisit.evaluation.engines.base import Engine, Job
 from revisit.evaluation.plan import Plan
 from revisit.evaluation.records import Answer
 from revisit.evaluation.runner import run
@@ -65,7 +65,7 @@ class Shift:
         return {"by": self.by}
 
 
-class HashEngine(BatchEngine):
+class HashEngine(Engine):
     """Answers depend on prompt, images, method, decoding and the job's seed, and on nothing else."""
 
     def __init__(self, model: str, pause: float = 0.0, weights: str = "w1", invariant: bool = True) -> None:
@@ -107,14 +107,16 @@ def write_items(folder: Path, count: int) -> Path:
 
 def make_plan(output: Path, data: Path, **changes: Any) -> Plan:
     """Two models, two methods, one benchmark."""
+    models, methods = changes.pop("models", ("m1", "m2")), changes.pop("methods", (Shift(0), Shift(3)))
     values: dict[str, Any] = {
-        "models": ("m1", "m2"),
-        "methods": (Shift(0), Shift(3)),
+        "methods": dict.fromkeys(models, methods),
         "benchmarks": (Letters(),),
         "data": {"letters": data},
         "output": output,
         "batch_size": 4,
     }
+    if "limit" in changes:
+        values["limits"] = {"letters": changes.pop("limit")}
     return Plan(**{**values, **changes})
 
 

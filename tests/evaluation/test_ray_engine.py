@@ -73,8 +73,7 @@ def cluster() -> Iterator[Cluster]:
 
 def plan(material: dict[str, Path], output: Path, engine: str, **options: Any) -> Plan:
     return Plan(
-        models=(str(material["model"]),),
-        methods=(ReVisiT(alpha=0.01),),
+        methods={str(material["model"]): (ReVisiT(alpha=0.01),)},
         benchmarks=(Lengths(),),
         data={"lengths": material["data"]},
         output=output,
@@ -119,9 +118,9 @@ def test_a_run_begun_alone_goes_on_in_the_cluster(material: dict[str, Path], clu
     from dataclasses import replace
 
     local = plan(material, tmp_path, "local")
-    run(replace(local, limit=10))
+    run(replace(local, limits={"lengths": 10}))
     before = lines_of(tmp_path)
-    run(replace(local, limit=20, engine="ray", engine_options={"workers": 1, "address": cluster.address}))
+    run(replace(local, limits={"lengths": 20}, engine="ray", engine_options={"workers": 1, "address": cluster.address}))
     (cell,) = before
     assert lines_of(tmp_path)[cell][:10] == before[cell]
     assert len(lines_of(tmp_path)[cell]) == 20

@@ -111,13 +111,13 @@ def test_the_papers_preset_is_its_protocol() -> None:
     assert plan.max_new_tokens == 512
     assert (found["hallusionbench"].part, found["mmmu"].keep) == ("VD", "single-image")  # type: ignore[attr-defined]
     assert (found["vqav2"].suffix, found["pope"].suffix) == ("none", "none")  # type: ignore[attr-defined]
-    assert plan.limit_of(found["vqav2"]) == 500
-    assert plan.limit_of(found["chair"]) is None
-    assert plan.methods_for("tiny") == (VCD.official(), ReVisiT())  # not what the embedded model recommends
+    assert plan.limits.get("vqav2") == 500
+    assert plan.limits.get("chair") is None
+    assert plan.methods["tiny"] == (VCD.official(), ReVisiT())  # not what the embedded model recommends
     typed = EvalConfig(
         benchmark=["vqav2:suffix=short"], data="scenes:unusual:2", preset="paper", limit=3, max_new_tokens=7
     ).plan()
-    assert (typed.benchmarks[0].suffix, typed.limit_of(typed.benchmarks[0])) == ("short", 3)  # type: ignore[attr-defined]
+    assert (typed.benchmarks[0].suffix, typed.limits.get("vqav2")) == ("short", 3)  # type: ignore[attr-defined]
     assert typed.max_new_tokens == 7
     with pytest.raises(RevisitError, match=r"Unknown preset 'papr'\. Did you mean 'paper'"):
         EvalConfig(preset="papr", data="scenes:unusual:2").plan()

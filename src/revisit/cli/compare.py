@@ -15,7 +15,6 @@ def compare(
     baseline: str = typer.Option(None, help="Method to compare with; by default greedy, if it was run."),
     metric: list[str] = typer.Option([], help="Only these metrics; patterns such as 'coco_*/F1' work. Repeatable."),
     resamples: int = typer.Option(4999, min=99, help="Resamples of the statistical tests."),
-    intersect: bool = typer.Option(False, "--intersect", help="Compare on the items that all methods answered."),
     format_: str = typer.Option(None, "--format", "-f", help="markdown, csv, latex or html."),
     out: Path = typer.Option(None, "--out", "-o", help="Output file; .md, .csv, .tex or .html sets the format."),
 ) -> None:
@@ -44,7 +43,7 @@ def compare(
     if notice := unfinished(read_results(folder)):
         print(notice, file=sys.stdout if format_ is None and out is None else sys.stderr)
     wanted = [part.strip() for entry in metric for part in entry.split(",")]
-    tables = compare_folder(folder, baseline, wanted, intersect, resamples)
+    tables = compare_folder(folder, baseline, wanted, resamples)
     if out is None and format_ is None:
         for section in comparison_sections(tables):
             print_section(section)

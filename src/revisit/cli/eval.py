@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
 
 import typer
 
 from revisit.cli import options
 from revisit.cli.progress import print_plan, reporter
-from revisit.errors import Incomplete, Interrupted, RevisitError, need
+from revisit.errors import Interrupted, RevisitError, need
 from revisit.evaluation.config import EvalConfig
 from revisit.evaluation.places import DEFAULT_SCENES
-
-if TYPE_CHECKING:
-    from revisit.evaluation.plan import Plan
 
 DEFAULT = EvalConfig()  # holds wherever a flag is not typed
 MODELS, METHODS, BENCHMARKS = (
@@ -96,7 +91,6 @@ def evaluate(
     verify: Path = typer.Option(
         None, callback=_a_folder, help="Check a run folder instead: checksums, answers, scores."
     ),
-    schema: bool = typer.Option(False, "--schema", help="Print the stored records as JSON Schema instead."),
 ) -> None:
     """Evaluate methods on benchmarks; a stopped run resumes with the same command.
 
@@ -117,9 +111,6 @@ def evaluate(
     from revisit.report.comparisons import comparison_sections
     from revisit.report.terminal import print_section
 
-    if schema:
-        print_schemas()
-        return
     if verify is not None:
         verify_run(verify)
         return
@@ -127,16 +118,15 @@ def evaluate(
     given = {
         ("set" if name == "set_" else name): value
         for name, value in context.params.items()
-        if name not in ("config", "plan_only", "quiet", "verify", "schema") and typed(context, name)
+        if name not in ("config", "plan_only", "quiet", "verify") and typed(context, name)
     }
     if "set" in given:
         given["set"] = parse_assignments(set_, "--set key=value or method.key=value")
     settings = load_config(config, {k: str(v) if isinstance(v, Path) else v for k, v in given.items()})
     need(*settings.packages())  # all at once, and before the work
-    if all(benchmark.needs_nltk for benchmark in settings.chosen_benchmarks()):
+    if any(benchmark.needs_nltk for benchmark in settings.chosen_benchmarks()):
         require_data()  # before any data is fetched or drawn
     plan = settings.plan()
-    plan, left_out = without_unscorable(plan)
     if plan_only:
         print_plan(plan)
         return
@@ -154,36 +144,6 @@ def evaluate(
     for problem in problems:
         print(f"revisit: {problem}", file=sys.stderr)
     print(f"Answers and results: {plan.output}; more with `revisit compare {quote(str(plan.output))}`.")
-    if left_out:
-        raise Incomplete(left_out)
-
-
-def without_unscorable(plan: Plan) -> tuple[Plan, str]:
-    """The plan without benchmarks whose scoring needs NLTK's data where that is missing, and the sentence about them.
-
-    Raises if nothing is left.
-    """
-    from revisit.benchmarks.language import missing_packages, require_data
-
-    kept = tuple(benchmark for benchmark in plan.benchmarks if not benchmark.needs_nltk)
-    if len(kept) == len(plan.benchmarks) or not missing_packages():
-        return plan, ""
-    if not kept:
-        require_data()
-    names = ", ".join(benchmark.name for benchmark in plan.benchmarks if benchmark.needs_nltk)
-    return replace(plan, benchmarks=kept), (
-        f"{names} was left out because NLTK's data is missing: run `revisit data get nltk`, then the same command again. "
-        "Finished results are kept."
-    )
-
-
-def print_schemas() -> None:
-    """The stored records, field by field."""
-    import json
-
-    from revisit.evaluation.records import schemas
-
-    print(json.dumps(schemas(), indent=1, ensure_ascii=False))
 
 
 def verify_run(folder: Path) -> None:

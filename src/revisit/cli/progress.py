@@ -35,9 +35,16 @@ def print_plan(plan: Plan) -> None:
 
     check_files(plan)
     cells = planned_cells(plan)
-    heads = ("Model", "Method", "Benchmark", *(["Seed"] if plan.seeds else []), "Stored", "Items")
+    heads = ("Model", "Method", "Benchmark", *(["Seed"] if len(plan.seeds) > 1 else []), "Stored", "Items")
     rows = [
-        (c.model, c.method, c.benchmark, *([str(c.seed)] if plan.seeds else []), f"{c.stored:,}", f"{c.items:,}")
+        (
+            c.model,
+            c.method,
+            c.benchmark,
+            *([str(c.seed)] if len(plan.seeds) > 1 else []),
+            f"{c.stored:,}",
+            f"{c.items:,}",
+        )
         for c in cells
     ]
     unknown = "" if any(cell.seconds for cell in cells) else " The time is estimated once there are answers."

@@ -1,7 +1,7 @@
 """Methods side by side: one table per model and benchmark, ranked, and tested against a baseline.
 
 Only cells that answered the same questions meet in a table: same benchmark version, same decoding, same items with the
-same prompts and pictures. Anything else is refused, or cut down to the common items on request, and said.
+same prompts and pictures. Anything else is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import stdev
 from typing import Any
 
-from revisit.benchmarks.base import Metric, ratio
+from revisit.benchmarks.base import Metric
 from revisit.decoding.method import value_text
 from revisit.errors import RevisitError, did_you_mean, unknown
 from revisit.evaluation import statistics
@@ -108,7 +108,6 @@ def compare_folder(
     output: Path,
     baseline: str | None = None,
     metrics: Sequence[str] = (),
-    intersect: bool = False,
     resamples: int = statistics.RESAMPLES,
     problems: list[str] | None = None,
     keys: Collection[str] | None = None,
@@ -141,7 +140,7 @@ def compare_folder(
     tables = []
     for group, cells in groups.items():
         try:
-            table = _table(cells, baseline, metrics, intersect, resamples)
+            table = _table(cells, baseline, metrics, resamples)
         except RevisitError as error:
             if problems is None:
                 raise
@@ -187,10 +186,11 @@ def _scored(output: Path, entry: Mapping[str, Any]) -> Scored:
     )
 
 
-def _table(cells: list[Scored], baseline: str | None, wanted: Sequence[str], intersect: bool, resamples: int) -> Table:
+def _table(cells: list[Scored], baseline: str | None, wanted: Sequence[str], resamples: int) -> Table:
     entry = cells[0].entry
-    notes = _same_items(cells, intersect)
-    methods, seeds = _by_method(cells, intersect)
+    _check_items(cells)
+    methods, seeds = _by_method(cells)
+    notes = []
     metrics = _metrics(cells, wanted)
     base = _baseline(methods, baseline)
     rows = _rows(methods, metrics, base, resamples)
@@ -221,20 +221,19 @@ def _table(cells: list[Scored], baseline: str | None, wanted: Sequence[str], int
     )
 
 
-def _by_method(cells: Sequence[Scored], intersect: bool) -> tuple[list[Runs], list[int]]:
+def _by_method(cells: Sequence[Scored]) -> tuple[list[Runs], list[int]]:
     """The cells method by method, each with the same seeds, and those seeds."""
     found: dict[str, dict[int, Scored]] = {}
     for cell in cells:
         found.setdefault(cell.label, {})[cell.entry["seed"]] = cell
-    common = sorted(set.intersection(*(set(runs) for runs in found.values())))
-    if any(set(runs) != set(common) for runs in found.values()) and not (intersect and common):
+    seeds = sorted(next(iter(found.values())))
+    if any(sorted(runs) != seeds for runs in found.values()):
         listed = "; ".join(f"{label}: {', '.join(map(str, sorted(runs)))}" for label, runs in found.items())
         name = cells[0].entry["benchmark"]["name"]
         raise RevisitError(
-            f"The methods were not run with the same seeds on {name} ({listed}): run the same command for all of them, or add --intersect "
-            "to compare on the seeds that all have."
+            f"The methods were not run with the same seeds on {name} ({listed}): run the same command for all of them."
         )
-    return [Runs(label, tuple(runs[seed] for seed in common)) for label, runs in found.items()], common
+    return [Runs(label, tuple(runs[seed] for seed in seeds)) for label, runs in found.items()], seeds
 
 
 def _about_tests(rows: Sequence[Row]) -> list[str]:
@@ -259,8 +258,8 @@ def _at_odds(value: Value) -> bool:
     return (value.p_holm < 0.05) != (pair.low > 0 or pair.high < 0)
 
 
-def _same_items(cells: list[Scored], intersect: bool) -> list[str]:
-    """Makes the cells hold the same items or refuses; returns what a reader must know."""
+def _check_items(cells: Sequence[Scored]) -> None:
+    """Raises RevisitError unless the cells hold the same items with the same questions."""
     common = set(cells[0].items)
     for cell in cells[1:]:
         common &= set(cell.items)
@@ -270,35 +269,13 @@ def _same_items(cells: list[Scored], intersect: bool) -> list[str]:
                 f"{cells[0].label} and {cell.label} answered different questions under the same id {changed!r} of "
                 f"{cell.entry['benchmark']['name']} (another prompt or picture): run both on the same data."
             )
-    sizes = [(cell.label, len(cell.items)) for cell in cells]
-    if {size for _, size in sizes} == {len(common)}:
-        return []
-    listed = ", ".join(f"{name} {n}" for name, n in sizes)
-    name = cells[0].entry["benchmark"]["name"]
-    if not intersect or not common:
+    if any(set(cell.items) != common for cell in cells):
+        listed = ", ".join(f"{cell.label} {len(cell.items)}" for cell in cells)
+        name = cells[0].entry["benchmark"]["name"]
         raise RevisitError(
             f"The methods were not run on the same items of {name} ({listed}; {len(common)} in common): run the same "
-            "command for all of them, or add --intersect to compare on the common items."
+            "command for all of them."
         )
-    dropped: set[str] = set()
-    for cell in cells:
-        dropped |= _restrict(cell, common)
-    note = f"Only the {len(common)} items that all methods answered are compared ({listed})."
-    left_out = f" Left out, because they are not counted item by item: {', '.join(sorted(dropped))}." if dropped else ""
-    return [note + left_out]
-
-
-def _restrict(cell: Scored, items: set[str]) -> set[str]:
-    """Cuts a cell down to `items`; returns the metrics that cannot be: those that count groups of items."""
-    kept = {}
-    for name, terms in cell.per_item.items():
-        if terms.keys() <= cell.items.keys():
-            kept[name] = {unit: term for unit, term in terms.items() if unit in items}
-    dropped = cell.values.keys() - kept.keys()
-    cell.per_item = kept
-    cell.values = {name: ratio(kept[name].values()) for name in cell.values if name in kept}
-    cell.items = {i: h for i, h in cell.items.items() if i in items}
-    return set(dropped)
 
 
 def _metrics(cells: Sequence[Scored], wanted: Sequence[str]) -> tuple[Metric, ...]:
@@ -372,12 +349,9 @@ def _std(values: Sequence[float]) -> float:
 def _interval(method: Runs, metric: Metric, resamples: int) -> tuple[float, float]:
     cell = method.cells[0]
     stored = cell.entry["metrics"][metric.name]
-    if len(method.cells) == 1 and len(cell.items) == stored["n"]:
+    if len(method.cells) == 1:
         low, high = (math.nan if stored[end] is None else stored[end] for end in ("low", "high"))
         return low, high
-    if len(method.cells) == 1:
-        found = statistics.interval(cell.per_item[metric.name], resamples=resamples, full=100 / metric.show)
-        return found.low, found.high
     terms = method.terms(metric.name)
     if terms is None or min(len(runs[0]) for runs in terms) < 2:
         return math.nan, math.nan

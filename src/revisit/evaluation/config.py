@@ -28,9 +28,6 @@ from revisit.evaluation.plan import Plan
 from revisit.models.config import EMBEDDED, describe_model
 from revisit.registry import Beams, Count, PositiveShare, Seed, Settings, Temperature, parse_entry, parse_list
 
-YAML_BRACKETS = 1000
-
-
 Entry = str | Mapping[str, Any]  # a name with settings in its text, or a mapping with a name
 
 
@@ -68,8 +65,10 @@ class EvalConfig(Settings):
             raise unknown("engine", self.engine, ENGINES)
         if self.preset not in (None, "paper"):
             raise unknown("preset", self.preset, ["paper"])
-        methods, chosen = self._methods_and_benchmarks(None)
-        models = tuple(str(m) for m in parse_list(self.model, lambda _: True))
+        chosen = self.chosen_benchmarks()
+        models = [str(m) for m in parse_list(self.model, lambda _: True)]
+        if repeated := {model for model in models if models.count(model) > 1}:
+            raise RevisitError(f"The model {sorted(repeated)[0]!r} is listed twice; list each once.")
         decoding = Decoding(
             temperature=self.temperature if self.sample else None,
             top_p=self.top_p if self.sample and self.top_p != 1 else None,
@@ -77,26 +76,30 @@ class EvalConfig(Settings):
         )
         if not self.sample and (self.temperature != 1 or self.top_p != 1):
             raise RevisitError("temperature and top_p need sampling: add --sample.")
-        data = self._data(models, [b.name for b in chosen])
+        if self.seeds and not self.sample:
+            raise RevisitError("--seeds needs --sample: without sampling every seed gives the same answers.")
+        names = [b.name for b in chosen]
+        asked = presets.ITEMS if self.preset else {}
+        limits = {
+            name: min(n for n in (self.limit, asked.get(name)) if n) for name in names if self.limit or name in asked
+        }
+        places = self._places(models, names)
+        data = {name: resolve_data(places[name], name, limits.get(name)) for name in names}
         from revisit.models.loading import as_dtype
 
         if self.dtype not in (None, "auto"):
             as_dtype(self.dtype)
         abouts = {model: describe_model(model, self.trust_remote_code) for model in models}
         return Plan(
-            models=models,
-            methods=methods,
-            tuned={model: self._methods_and_benchmarks(about)[0] for model, about in abouts.items()},
+            methods={model: self._methods_and_benchmarks(about)[0] for model, about in abouts.items()},
             benchmarks=chosen,
             data=data,
             output=Path(self.out),
-            limit=self.limit,
             batch_size=self.batch_size,
-            limits=presets.ITEMS if self.preset else {},
+            limits=limits,
             max_new_tokens=self.max_new_tokens or (presets.MAX_NEW_TOKENS if self.preset else None),
             decoding=decoding,
-            seed=self.seed,
-            seeds=self.seeds,
+            seeds=self.seeds or (self.seed,),
             skip_bad_images=self.skip_bad_images,
             engine=self.engine,
             engine_options={
@@ -178,13 +181,6 @@ class EvalConfig(Settings):
             given = DEFAULT_SCENES
         return parse_data(given, names)
 
-    def _data(self, models: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
-        """Each benchmark's folder; scenes and downloads go into the cache when they are asked for the first time."""
-        places = self._places(models, names)
-        asked = presets.ITEMS if self.preset else {}
-        limits = {name: min((n for n in (self.limit, asked.get(name)) if n), default=None) for name in names}
-        return {name: resolve_data(places[name], name, limits[name]) for name in names}
-
 
 def load_config(file: Path | None, flags: Mapping[str, Any]) -> EvalConfig:
     """The file's values with the given flags on top."""
@@ -209,7 +205,7 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Joins characters that JSON writes in halves (\\ud83e\\udd8a), refuses a half alone, and duplicate keys."""
+        """YAML without code."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             """Refuses duplicate keys, of which YAML would silently take the last."""
@@ -221,19 +217,15 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
             return super().construct_mapping(node, deep)
 
         def construct_scalar(self, node: Any) -> str:
+            """Joins characters that JSON writes in halves (\\ud83e\\udd8a), refuses a half alone."""
             return super().construct_scalar(node).encode("utf-16", "surrogatepass").decode("utf-16")
 
     try:
-        text = path.read_text(encoding="utf-8")
-        if max(len(text) // 1000, text.count("[") + text.count("{")) > YAML_BRACKETS:  # a parser would take hours
-            raise RevisitError(f"{path} is too large for a configuration: a megabyte, or {YAML_BRACKETS:,} brackets.")
-        value = yaml.load(text, Loader)
+        value = yaml.load(path.read_text(encoding="utf-8"), Loader)
     except OSError as error:
         raise RevisitError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise RevisitError(f"{path} is not text in UTF-8; save it as UTF-8.") from error
-    except RevisitError:
-        raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())[:300]
         if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark or error.context_mark) is not None:

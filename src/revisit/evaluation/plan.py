@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,60 +16,33 @@ from revisit.errors import RevisitError
 
 @dataclass(frozen=True)
 class Plan:
-    """A grid of cells. `data` gives each benchmark's folder by the benchmark's name.
+    """A grid of cells, as `EvalConfig.plan` makes it: every name looked up, every setting checked."""
 
-    `tuned` has the methods of models for which other settings are recommended than `methods` has.
-    """
-
-    models: tuple[str, ...]
-    methods: tuple[Method, ...]
+    methods: Mapping[str, tuple[Method, ...]]  # by model: other settings may be recommended for each
     benchmarks: tuple[Benchmark, ...]
-    data: Mapping[str, Path]
+    data: Mapping[str, Path]  # each benchmark's folder, by the benchmark's name
     output: Path
-    limit: int | None = None
-    limits: Mapping[str, int] = field(default_factory=dict)  # of single benchmarks, where `limit` is not smaller
+    limits: Mapping[str, int] = field(default_factory=dict)  # items of a benchmark, by its name; all where it has none
     batch_size: int = 8
     max_new_tokens: int | None = None  # None: each benchmark's own
     decoding: Decoding = field(default_factory=Decoding)  # its max_new_tokens is not used
-    seed: int = 0
-    seeds: tuple[int, ...] = ()  # several seeds of sampling, each with cells of its own; `seed` alone if empty
+    seeds: tuple[int, ...] = (0,)  # of sampling, each with cells of its own
     skip_bad_images: bool = False
     engine: str = "local"
     engine_options: Mapping[str, Any] = field(default_factory=dict)
-    tuned: Mapping[str, tuple[Method, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuses an empty grid, repeated cells and numbers that make no sense."""
-        for kind, entries in (("model", self.models), ("method", self.methods), ("benchmark", self.benchmarks)):
-            if not entries:
-                raise RevisitError(f"Nothing to run: give at least one {kind}.")
+        """Refuses an empty grid and repeated cells."""
         for kind, keys in (
-            ("model", list(self.models)),
+            ("model", list(self.methods)),
             ("benchmark", [benchmark_label(b) for b in self.benchmarks]),
             ("seed", [str(seed) for seed in self.seeds]),
-            *(("method", [label(m) for m in self.methods_for(model)]) for model in self.models),
+            *(("method", [label(m) for m in methods]) for methods in self.methods.values()),
         ):
+            if not keys:
+                raise RevisitError(f"Nothing to run: give at least one {kind}.")
             if repeated := {key for key in keys if keys.count(key) > 1}:
                 raise RevisitError(f"The {kind} {sorted(repeated)[0]!r} is listed twice; list each once.")
-        if self.limit is not None and self.limit < 1:
-            raise RevisitError(f"limit must be at least 1, not {self.limit}; leave it out to run everything.")
-        if self.seeds and self.decoding.temperature is None:
-            raise RevisitError("--seeds needs --sample: without sampling every seed gives the same answers.")
-        if self.batch_size < 1:
-            raise RevisitError(f"batch_size must be at least 1, not {self.batch_size}.")
-
-    def limit_of(self, benchmark: Benchmark) -> int | None:
-        """How many of a benchmark's items are asked; None for all."""
-        limits = [limit for limit in (self.limit, self.limits.get(benchmark.name)) if limit is not None]
-        return min(limits, default=None)
-
-    def methods_for(self, model: str) -> tuple[Method, ...]:
-        """The methods to run with one model."""
-        return self.tuned.get(model, self.methods)
-
-    def by_seed(self) -> list[Plan]:
-        """This plan once for every seed."""
-        return [replace(self, seed=seed, seeds=()) for seed in self.seeds] if self.seeds else [self]
 
     def decoding_for(self, benchmark: Benchmark) -> Decoding:
         """The decoding settings of one benchmark."""

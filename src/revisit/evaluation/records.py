@@ -1,4 +1,4 @@
-"""Every record that `revisit eval` stores; docs/evaluation.md describes the fields, `revisit eval --schema` prints their types.
+"""Every record that `revisit eval` stores; docs/evaluation.md describes the fields.
 
 Files carry a schema number and a checksum over all their other fields, lines of answers a checksum each. Records with
 another schema number are refused.
@@ -179,27 +179,6 @@ class RunRecord(FileRecord):
     environment: dict[str, Any]
     settings: dict[str, Any]
     cells: list[CellEntry]
-
-
-RECORDS: dict[str, type[Record]] = {
-    "results.json": RunRecord,
-    "cells/*/cell.json": CellRecord,
-    "cells/*/answers.jsonl": Answer,
-    "cells/*/scores.json": ScoresRecord,
-    "ablation.json": AblationRecord,
-    "studies/*.json": StudyRecord,
-}
-
-
-def schemas() -> dict[str, Any]:
-    """JSON Schema of every stored record, by the file that holds it."""
-    found = {file: record.model_json_schema() for file, record in RECORDS.items()}
-    answers = found["cells/*/answers.jsonl"]
-    answers["properties"]["check"] = {
-        "description": f"First {CHECK} digits of the SHA-256 over all other fields and the last 12 characters of the folder's name.",
-        "type": "string",
-    }
-    return found
 
 
 def compact(value: Any) -> str:

@@ -71,12 +71,13 @@ class Questions:
 class GridCell:
     """One model, method, benchmark and seed of a plan, with the engine that answers."""
 
-    plan: Plan  # with one seed
+    plan: Plan
     model: str
     engine: Engine
     method: Method
     benchmark: Benchmark
     questions: Questions
+    drawn: int  # the plan's seed for this cell
 
     @property
     def names(self) -> tuple[str, str, str]:
@@ -104,7 +105,7 @@ class GridCell:
                 "options": self.benchmark.options(),
             },
             "decoding": dict(self.decoding),
-            "seed": self.plan.seed if self.decoding.temperature is not None else 0,  # without draws it decides nothing
+            "seed": self.seed,
         }
         if not self.engine.batch_invariant(self.decoding):  # then a job's answer may depend on its batch
             found["batches"] = {
@@ -112,6 +113,11 @@ class GridCell:
                 "items": digest([[q.item.id, q.content] for q in self.questions.ready]),
             }
         return found
+
+    @property
+    def seed(self) -> int:
+        """The seed of its draws; without draws it decides nothing."""
+        return self.drawn if self.decoding.temperature is not None else 0
 
     @cached_property
     def store(self) -> Cell:
@@ -122,7 +128,7 @@ class GridCell:
     def batches(self) -> list[list[Job]]:
         """All items in batches of similar prompt length, longest first, so that running out of memory shows at once."""
         jobs = [
-            Job(q.item.id, q.item.prompt, q.item.images, job_seed(self.plan.seed, q.item.id), q.content)
+            Job(q.item.id, q.item.prompt, q.item.images, job_seed(self.drawn, q.item.id), q.content)
             for q in self.questions.ready
         ]
         jobs.sort(key=lambda job: -self.engine.length(job))  # stable: ties keep the benchmark's order
@@ -165,7 +171,7 @@ class GridCell:
             "provenance": {
                 "argv": environment()["argv"],
                 "data": str(data) if data else None,
-                "limit": self.plan.limit,
+                "limit": self.plan.limits.get(self.benchmark.name),
                 "seed": about["seed"],
                 "batch_size": self.plan.batch_size,
             },
@@ -209,13 +215,13 @@ def run(
         checksums: dict[Path, str | BadImage] = {}  # each image is read once per run
         questions = [(b, load_questions(b, plan, checksums, reporter)) for b in plan.benchmarks]
         reporter.plan(planned_cells(plan, {benchmark_label(b): asked.total for b, asked in questions}))
-        engines = {model: engine_for(model) for model in plan.models}
+        engines = {model: engine_for(model) for model in plan.methods}
         try:
             grid = [
                 [
-                    GridCell(one, model, engine, method, benchmark, asked)
-                    for method in plan.methods_for(model)
-                    for one in plan.by_seed()
+                    GridCell(plan, model, engine, method, benchmark, asked, seed)
+                    for method in plan.methods[model]
+                    for seed in plan.seeds
                 ]
                 for model, engine in engines.items()
                 for benchmark, asked in questions
@@ -246,12 +252,11 @@ def planned_cells(plan: Plan, totals: Mapping[str, int] | None = None) -> list[P
         earlier = []
     known = {(e["model"]["name"], e["method"]["label"], e["benchmark"]["label"], e["seed"]): e for e in earlier}
     found = []
-    for model in plan.models:
+    for model, methods in plan.methods.items():
         for benchmark in plan.benchmarks:
             items = totals[benchmark_label(benchmark)]
-            for method in plan.methods_for(model):
-                for one in plan.by_seed():
-                    seed = one.seed if plan.decoding.temperature is not None else 0
+            for method in methods:
+                for seed in plan.seeds if plan.decoding.temperature is not None else (0,):
                     names = (model, label(method), benchmark_label(benchmark), seed)
                     old = known.get(names, {"answers": 0})
                     seconds = old["seconds"] / old["answers"] if old["answers"] and old["seconds"] else None
@@ -268,7 +273,7 @@ def check_files(plan: Plan) -> None:
 def planned_items(benchmark: Benchmark, plan: Plan) -> list[Item]:
     """The first items of a benchmark, as many as the plan wants."""
     folder = plan.data[benchmark.name]
-    items = benchmark.load(folder)[: plan.limit_of(benchmark)]
+    items = benchmark.load(folder)[: plan.limits.get(benchmark.name)]
     if not items:
         raise RevisitError(f"Benchmark {benchmark.name!r} has no items in {folder}.")
     return items
@@ -317,7 +322,7 @@ def run_cell(cell: GridCell, reporter: Reporter) -> dict[str, Any]:
         for sentence in store.repairs:
             reporter.note(sentence)
         stored = [store.get(q.item.id, q.content) is not None for q in questions.ready]
-        drawn = f" · seed {plan.seed}" if cell.decoding.temperature is not None else ""
+        drawn = f" · seed {cell.seed}" if cell.decoding.temperature is not None else ""
         reporter.start(title + drawn, len(stored), sum(stored))
         todo = [batch for batch in cell.batches if cell.missing(batch)]
         if todo:
@@ -447,37 +452,16 @@ class Results:
 
     def _write(self, status: str) -> dict[str, Any]:
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        data = {name: str(path) for name, path in self.plan.data.items()}
         results = {
             "status": status,
             "written": now,
             "seconds": round(time.time() - self.started, 1),
             "environment": environment(),
-            "settings": settings(self.plan),
+            "settings": {**vars(self.plan), "output": str(self.plan.output), "data": data},
             "cells": list(self.entries.values()),
         }
         return write_record(self.path, results, RunRecord)
-
-
-def settings(plan: Plan) -> dict[str, Any]:
-    """The plan in JSON-ready form, as it was asked for."""
-    return {
-        "models": list(plan.models),
-        "methods": {
-            model: [{"name": m.name, **m.settings()} for m in plan.methods_for(model)] for model in plan.models
-        },
-        "benchmarks": [{"name": b.name, "version": b.version, "options": b.options()} for b in plan.benchmarks],
-        "data": {name: str(path) for name, path in plan.data.items()},
-        "limit": plan.limit,
-        "limits": dict(plan.limits),
-        "batch_size": plan.batch_size,
-        "max_new_tokens": plan.max_new_tokens,
-        "decoding": {k: v for k, v in dict(plan.decoding).items() if k != "max_new_tokens"},
-        "seed": plan.seed,
-        "seeds": list(plan.seeds),
-        "skip_bad_images": plan.skip_bad_images,
-        "engine": plan.engine,
-        "engine_options": dict(plan.engine_options),
-    }
 
 
 def _place(entry: Mapping[str, Any]) -> str:

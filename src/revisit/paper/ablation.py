@@ -104,7 +104,7 @@ def all_methods(panels: Mapping[str, Panel]) -> tuple[Method, ...]:
 
 def panel_plan(plan: Plan, panels: Mapping[str, Panel]) -> Plan:
     """The plan with the panels in place of its methods."""
-    return replace(plan, methods=all_methods(panels), tuned={})
+    return replace(plan, methods=dict.fromkeys(plan.methods, all_methods(panels)))
 
 
 def ablate(plan: Plan, panels: Mapping[str, Panel], reporter: Reporter, command: str) -> dict[str, Any]:

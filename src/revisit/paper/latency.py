@@ -223,7 +223,7 @@ def time_methods(subject: Subject, reporter: Reporter) -> Result:
     resumes with the next one.
     """
     config = EvalConfig(model=(subject.model,), method=subject.methods, data=subject.data, preset="paper")
-    methods = dict(zip(subject.methods, config.plan().methods_for(subject.model), strict=True))
+    methods = dict(zip(subject.methods, config.plan().methods[subject.model], strict=True))
     about = {"protocol": PROTOCOL, "methods": {name: [m.name, m.settings()] for name, m in methods.items()}}
     folder = make_folder(Path(subject.output) / "latency" / digest([about, subject.settings()])[:12])
     files = {item.id: folder / f"{slug(item.id)}.json" for item in subject.items}

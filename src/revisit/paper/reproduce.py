@@ -144,8 +144,8 @@ def _parts(metrics: Sequence[str]) -> list[tuple[str, list[str]]]:
 def _cells(plan: Plan, reporter: Reporter) -> dict[str, dict[str, Any]]:
     """Method name -> its finished cell of results.json."""
     run(plan, reporter)
-    (model,), (benchmark,) = plan.models, plan.benchmarks
-    wanted = {label(method): method.name for method in plan.methods_for(model)}
+    ((model, methods),), (benchmark,) = plan.methods.items(), plan.benchmarks
+    wanted = {label(method): method.name for method in methods}
     found = {}
     for cell in read_results(plan.output)["cells"]:
         same = cell["model"]["name"] == model and cell["benchmark"]["label"] == benchmark_label(benchmark)
@@ -188,11 +188,12 @@ def _run_ablation(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
     sections = []
     for name in setup.names(row):
         plan = setup.plan(row, name, row.key)
-        base = next(m for m in plan.methods_for(plan.models[0]) if isinstance(m, ReVisiT))
+        ((model, methods),) = plan.methods.items()
+        base = next(method for method in methods if isinstance(method, ReVisiT))
         panels = paper_panels(base) if row.key == "ablation" else {"layers": _vqav2_panel(base)}
         results = ablate(plan, panels, reporter, command())
         about = read_ablation(plan.output)
-        own = {**results, "cells": [c for c in results["cells"] if c["model"]["name"] == plan.models[0]]}
+        own = {**results, "cells": [c for c in results["cells"] if c["model"]["name"] == model]}
         sections += ablation_sections(about, own, f"{row.key}-{slug(name)}")
         sections.append(Section(f"Verdicts · {name}", _panel_verdicts(row, panels, own, name), level=3))
     return sections
@@ -311,7 +312,7 @@ def _run_methods(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
             **setup.options,
         )
         plan = config.plan()
-        methods = {method.name: method for method in plan.methods_for(model)}
+        methods = {method.name: method for method in plan.methods[model]}
         file = setup.out / f"time-{digest([model, limit, [label(m) for m in methods.values()]])[:12]}.json"
         if not file.exists():
             reporter.note(f"time per token of {len(methods)} methods")
@@ -326,7 +327,7 @@ def _run_methods(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
             write_json(file, time_answers(subject.loaded[0], inputs, methods, new_tokens=limit))
         times = read_json(file)
         able = tuple(method for key, method in methods.items() if not isinstance(times[key], str))
-        cells = [_cells(replace(plan, benchmarks=(b,), tuned={model: able}), reporter) for b in plan.benchmarks]
+        cells = [_cells(replace(plan, benchmarks=(b,), methods={model: able}), reporter) for b in plan.benchmarks]
         sections.append(Section(model, _choosing_tables(plan, cells, times), level=3))
     return sections
 

@@ -115,12 +115,11 @@ class Subject:
     def captions(self, reporter: Reporter) -> list[Caption]:
         """The model's own descriptions, answered and stored by the runner, so that they are decoded once."""
         plan = Plan(
-            models=(self.model,),
-            methods=(as_method(self.methods[0]),),
+            methods={self.model: (as_method(self.methods[0]),)},
             benchmarks=(Chair(),),
             data={"chair": self.folder},
             output=Path(self.output) / CAPTIONS,  # apart from the user's own results, which may be about other items
-            limit=self.limit,
+            limits={"chair": self.limit} if self.limit else {},
             batch_size=self.batch_size,
             max_new_tokens=self.max_new_tokens,
             engine_options={"dtype": self.dtype, "device_map": self.device_map},

@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # PIL and torch are slow to import
     from revisit.decoding.batch import Decoded
 
 ENGINES = ("local", "ray", "vllm")
+THREADS = 2  # that decode images
+AHEAD = 2  # batches decoded in advance
 
 T = TypeVar("T")
 
@@ -70,11 +72,24 @@ class Engine(ABC):
     def identity(self) -> Mapping[str, Any]:
         """Everything about the model and its surroundings that could change an answer; needs no loaded weights."""
 
-    @abstractmethod
+    def answer(
+        self, method: Method, decoding: Decoding, jobs: Sequence[Job], images: Sequence[list[Image]]
+    ) -> list[Answer]:
+        """One answer per job, each equal to what the job would get alone."""
+        raise NotImplementedError  # by an engine that has a `stream` of its own
+
     def stream(
         self, method: Method, decoding: Decoding, batches: Iterable[Sequence[Job]]
     ) -> Iterator[list[Answer | BadImage]]:
-        """Every job's answer, or its unreadable image, in lists that may be stored as they come; the order is free."""
+        """Every job's answer, or its unreadable image, in lists that may be stored as they come; the order is free.
+
+        Here by `answer`, batch by batch; images are decoded by threads while the model works on the batch before.
+        """
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="images") as pool:
+            jobs_with_images = ([(job, pool.submit(decode_images, job)) for job in batch] for batch in batches)
+            for pairs in ahead_of(jobs_with_images, AHEAD):
+                decoded = [(job, future.result()) for job, future in pairs]
+                yield answers_to(decoded, partial(self.answer, method, decoding))
 
     def batch_invariant(self, decoding: Decoding) -> bool:
         """Whether a job's answer is the same in any batch; if not, the batches become part of a cell's identity."""
@@ -86,29 +101,6 @@ class Engine(ABC):
 
     def close(self) -> None:  # noqa: B027 - most engines have nothing to give back
         """Gives back what the engine holds."""
-
-
-class BatchEngine(Engine):
-    """An engine in this process: images are decoded by threads while the model works on the batch before."""
-
-    threads = 2
-    ahead = 2  # batches decoded in advance
-
-    @abstractmethod
-    def answer(
-        self, method: Method, decoding: Decoding, jobs: Sequence[Job], images: Sequence[list[Image]]
-    ) -> list[Answer]:
-        """One answer per job, each equal to what the job would get alone."""
-
-    def stream(
-        self, method: Method, decoding: Decoding, batches: Iterable[Sequence[Job]]
-    ) -> Iterator[list[Answer | BadImage]]:
-        """Batch by batch, in order."""
-        with ThreadPoolExecutor(self.threads, thread_name_prefix="images") as pool:
-            jobs_with_images = ([(job, pool.submit(decode_images, job)) for job in batch] for batch in batches)
-            for pairs in ahead_of(jobs_with_images, self.ahead):
-                decoded = [(job, future.result()) for job, future in pairs]
-                yield answers_to(decoded, partial(self.answer, method, decoding))
 
 
 def ahead_of(source: Iterable[T], count: int) -> Iterator[T]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,11 +11,11 @@ import torch
 from PIL.Image import Image
 
 import revisit
-from revisit.decoding.batch import Decoded, decode_prompts
+from revisit.decoding.batch import decode_prompts
 from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError
-from revisit.evaluation.engines.base import BatchEngine, Job
+from revisit.evaluation.engines.base import Engine, Job
 from revisit.evaluation.environment import version
 from revisit.evaluation.identity import fingerprint, model_folder
 from revisit.evaluation.records import Answer
@@ -25,7 +24,7 @@ from revisit.models.loading import load
 from revisit.models.types import Model, Processor
 
 
-class LocalEngine(BatchEngine):
+class LocalEngine(Engine):
     """One model, loaded when the first answer is asked for."""
 
     def __init__(
@@ -90,28 +89,19 @@ class LocalEngine(BatchEngine):
         model, processor = self.loaded
         started = time.perf_counter()
         prompts, seeds = [job.prompt for job in jobs], [job.seed for job in jobs]
-        with memory_advice(len(jobs)):
+        try:
             found = decode_prompts(model, processor, prompts, images, method, decoding, seeds)
-        return as_answers(jobs, found, time.perf_counter() - started)
+        except torch.OutOfMemoryError as error:
+            rows = len(jobs)
+            advice = (
+                f"run the same command with a smaller --batch-size than {rows}" if rows > 1 else "use a smaller model"
+            )
+            raise RevisitError(f"The device ran out of memory with {rows} answers at once: {advice}.") from error
+        share = (time.perf_counter() - started) / len(jobs)
+        return [job.answered(row, share) for job, row in zip(jobs, found, strict=True)]
 
     def close(self) -> None:
         """Frees the weights, so that the next model of a grid finds room."""
         self.__dict__.pop("loaded", None)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-@contextmanager
-def memory_advice(rows: int) -> Iterator[None]:
-    """Raises RevisitError, with advice, where the device runs out of memory."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        advice = f"run the same command with a smaller --batch-size than {rows}" if rows > 1 else "use a smaller model"
-        raise RevisitError(f"The device ran out of memory with {rows} answers at once: {advice}.") from error
-
-
-def as_answers(jobs: Sequence[Job], found: Sequence[Decoded], seconds: float) -> list[Answer]:
-    """Decoded rows as they are stored, each with its share of the time."""
-    share = seconds / max(1, len(found))
-    return [job.answered(row, share) for job, row in zip(jobs, found, strict=True)]

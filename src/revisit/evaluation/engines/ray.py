@@ -30,14 +30,9 @@ class RayEngine(Engine):
         model: str = "tiny",
         workers: int | None = None,
         address: str | None = None,
-        cpus_per_worker: int = 1,
-        gpus_per_worker: int | None = None,
         **options: Any,
     ) -> None:
-        if workers is not None and workers < 1:
-            raise RevisitError(f"workers must be at least 1, not {workers}.")
         self.model, self.workers, self.address, self.options = model, workers, address, options
-        self.cpus, self.gpus = cpus_per_worker, gpus_per_worker
         self._ours = False
 
     @cached_property
@@ -84,7 +79,7 @@ class RayEngine(Engine):
         lost = (errors.RayActorError, errors.ObjectLostError, errors.OutOfMemoryError)
 
         def start() -> None:
-            worker = self._remote().remote(self.model, self.options, self.cpus)
+            worker = self._remote().remote(self.model, self.options)
             pending[worker.ready.remote()] = (worker, None)
 
         try:
@@ -127,12 +122,12 @@ class RayEngine(Engine):
 
     def _remote(self) -> Any:
         """The class of the workers, with what each of them takes of the cluster."""
-        gpus = self.gpus if self.gpus is not None else int(self.ray.cluster_resources().get("GPU", 0) > 0)
-        return self.ray.remote(num_cpus=self.cpus, num_gpus=gpus, max_restarts=0)(Worker)
+        gpus = int(self.ray.cluster_resources().get("GPU", 0) > 0)
+        return self.ray.remote(num_cpus=1, num_gpus=gpus, max_restarts=0)(Worker)
 
     def _default_workers(self) -> int:
         gpus = int(self.ray.cluster_resources().get("GPU", 0))
-        return gpus // (self.gpus or 1) or sum(bool(node["Alive"]) for node in self.ray.nodes())
+        return gpus or sum(bool(node["Alive"]) for node in self.ray.nodes())
 
     def close(self) -> None:
         if self._ours:
@@ -154,12 +149,12 @@ def check_reachable(address: str | None) -> None:
 class Worker:
     """One model in one process of the cluster."""
 
-    def __init__(self, model: str, options: Mapping[str, Any], cpus: int) -> None:
+    def __init__(self, model: str, options: Mapping[str, Any]) -> None:
         import torch
 
         from revisit.evaluation.engines.local import LocalEngine
 
-        torch.set_num_threads(max(1, cpus))
+        torch.set_num_threads(1)  # the CPU that a worker takes of the cluster
         self.engine = LocalEngine(model, **options)
 
     def ready(self) -> bool:
