@@ -159,16 +159,16 @@ def test_hallusionbench_by_rule_and_by_label(tmp_path: Path):
     entries = [r | {"model_prediction": "x", "gpt4v_output_gpt_check": label} for r, label in pairs]
     judged = written(tmp_path / "judged.json", entries)
     given = written(tmp_path / "labels.json", {"_".join([r[k] for k in fields[:5]]): label for r, label in pairs})
-    by_label = ("--data", tmp_path, "--set", "judge=labels")
+    by_label = ("--data", tmp_path, "--set", "judge=reviews")
     for result in (
         numbers("hallusionbench", judged, *by_label, "--field", "gpt4v_output_gpt_check"),
         numbers("hallusionbench", given, *by_label),
     ):
-        assert result["version"] == "hallusionbench-labels-1"
+        assert result["version"] == "hallusionbench-reviews-1"
         for name in ("qAcc", "fAcc", "aAcc", "easy_aAcc", "hard_aAcc"):
             assert round(result["metrics"][name], 4) == want[name]
     by_rule = numbers("hallusionbench", judged, "--data", tmp_path)
-    assert by_rule["version"] == "hallusionbench-rule-1"
+    assert by_rule["version"] == "hallusionbench-none-1"
     assert by_rule["metrics"]["VD/aAcc"] == 0.0
 
 

@@ -13,25 +13,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import model_validator
-from typing_extensions import Self
-
-from revisit.benchmarks.base import (
-    Benchmark,
-    HubDataset,
-    Item,
-    Metric,
-    PerUnit,
-    Scores,
-    check_answers,
-    lmms,
-    ratio,
-)
+from revisit.benchmarks.base import HubDataset, Item, Metric, PerUnit, Scores, lmms, ratio
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer
 from revisit.benchmarks.io.drafts import Draft
 from revisit.benchmarks.io.files import Record
-from revisit.benchmarks.judge import Judge
+from revisit.benchmarks.judged import Judged
 from revisit.benchmarks.pope import parse_vlmevalkit
 from revisit.errors import RevisitError
 
@@ -74,9 +61,9 @@ def judge_prompt(question: str, reference: str, prediction: str) -> str:
 
 
 def judge_label(reply: str) -> str:
-    """The official reading of a judge's reply."""
-    lower = reply.lower()
-    return "0" if "incorrect" in lower else "1" if "correct" in lower else "2"
+    """The official reading of a judge's reply; result files hold the labels themselves."""
+    lower = reply.lower().strip()
+    return lower if lower in ("0", "1", "2") else "0" if "incorrect" in lower else "1" if "correct" in lower else "2"
 
 
 # -------------------------------------------------------------------------------------------------- accuracies
@@ -165,22 +152,15 @@ def check_row(row: Row, where: str) -> None:
 RULE_NOTE = "Rule-judged (yes/no extraction against the gold answer); the official judge is a language model."
 
 
-class HallusionBench(Benchmark):
-    """HallusionBench: yes/no questions about figures, some of them edited.
+class HallusionBench(Judged):
+    """HallusionBench: yes/no questions about figures, some of them edited; with `judge=none` a rule reads yes and no.
 
     Args:
-        judge: "rule" reads yes and no; "model" asks a judge; "labels" takes the answers as a judge's labels (0, 1 or 2).
-        judge_url: Address of the judge's OpenAI-compatible endpoint.
-        judge_model: Name of the judge there.
-        judge_cache: File that keeps the judge's replies.
         part: "VD" is what the ReVisiT paper reports.
         no_image: Whether to ask the VS questions that have no figure; a model that needs a picture leaves them out.
     """
 
-    judge: Literal["rule", "model", "labels"] = "rule"
-    judge_url: str = ""
     judge_model: str = "gpt-4"
-    judge_cache: Path | None = None
     part: Literal["all", "VD", "VS"] = "all"
     no_image: bool = True
 
@@ -190,22 +170,12 @@ class HallusionBench(Benchmark):
     data_files: ClassVar[tuple[str, ...]] = ("HallusionBench.json",)
     license: ClassVar[str] = "BSD-3-Clause"
     hub: ClassVar[HubDataset | None] = HubDataset(lmms("HallusionBench"), ("image", "non_image"), HUB_COLUMNS)
+    temperature: ClassVar[float] = 0.0
     max_new_tokens: ClassVar[int] = 128
     headline: ClassVar[str] = "aAcc"
     metrics: ClassVar[tuple[Metric, ...]] = tuple(
         Metric(name, "higher", 1, 2) for name in ("qAcc", "fAcc", "aAcc", "easy_aAcc", "hard_aAcc")
     )
-
-    @model_validator(mode="after")
-    def _check_options(self) -> Self:
-        if self.judge == "model" and not self.judge_url:
-            raise RevisitError("A model judge needs judge_url, the base address of an OpenAI-compatible API.")
-        return self
-
-    @property
-    def version(self) -> str:
-        judge = f"model:{self.judge_model}" if self.judge == "model" else self.judge
-        return f"hallusionbench-{judge}-1"
 
     def load(self, data_dir: Path) -> list[Item]:
         path = self.files(data_dir)[0]
@@ -246,21 +216,14 @@ class HallusionBench(Benchmark):
         record = answer.record
         return item_key(record) if all(field in record for field in FIELDS[:5]) else answer.key()
 
-    def labels(self, rows: Iterable[Row], answers: Mapping[str, str]) -> dict[str, str]:
-        """The label of every answer by the chosen judge."""
-        if self.judge == "labels":
-            return dict(answers)
-        if self.judge == "rule":
-            return {item_key(r): rule_label(answers[item_key(r)], r["gt_answer"]) for r in rows}
-        judge = Judge(self.judge_url, self.judge_model, self.judge_cache)
-        return {
-            name: judge_label(judge.ask(judge_prompt(row["question"], row["gt_answer_details"], answers[name])))
-            for row in rows
-            for name in [item_key(row)]
-        }
+    def ask(self, item: Item, answer: str) -> str:
+        row = item.meta["row"]
+        return judge_prompt(row["question"], row["gt_answer_details"], answer)
 
-    def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
-        check_answers(items, answers)
-        rows = [item.meta["row"] for item in items]
-        notes = {"rule": RULE_NOTE, "labels": "By the labels in the answer file.", "model": f"By {self.judge_model}."}
-        return score_labels(rows, self.labels(rows, answers), notes[self.judge])
+    def score_replies(self, items: list[Item], replies: Mapping[str, str]) -> Scores:
+        note = f"By {self.judge_model}." if self.judge == "model" else "By the replies of a judge in the answer file."
+        return score_labels((i.meta["row"] for i in items), {i.id: judge_label(replies[i.id]) for i in items}, note)
+
+    def score_unjudged(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
+        labels = {i.id: rule_label(answers[i.id], i.meta["row"]["gt_answer"]) for i in items}
+        return score_labels((i.meta["row"] for i in items), labels, RULE_NOTE)
