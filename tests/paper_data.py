@@ -62,9 +62,7 @@ def _mmmu(draft: Draft) -> None:
         {**row, "id": f"validation_{subject}_1", "subject": subject}
         for row, subject in zip(rows, SUBJECTS, strict=True)
     ]
-    answers = {row["id"]: {"question_type": row["question_type"], "ground_truth": row["answer"]} for row in named}
     draft.text("mmmu/questions.jsonl", "".join(json.dumps(row) + "\n" for row in named))
-    draft.text("mmmu/answer_dict_val.json", json.dumps(answers))
 
 
 def _vqav2(draft: Draft) -> None:

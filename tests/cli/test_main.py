@@ -66,7 +66,6 @@ def test_version(run: Callable[..., Done]) -> None:
     ("command", "said"),
     [
         ("generate photo.png --max-new-tokens 2 --compare-with none --html .", "."),
-        ("scenes build photo.png --limit 2", "photo.png is a file"),
         ("export --to custom-generate --out photo.png", "photo.png"),
         ("compare photo.png", "photo.png is a file"),
         ("compare old", "old/results.json has format 99; this version reads 3"),
@@ -121,7 +120,7 @@ def test_a_missing_extra_that_nobody_checked_for(run: Callable[..., Done], monke
         name for name in sys.modules if name.startswith("revisit.embedded.") and name != "revisit.embedded.catalog"
     ]:
         monkeypatch.delitem(sys.modules, name)
-    assert "revisit-decoding[tiny]" in one_sentence(run("scenes", "build", "new", "--limit", "1"))
+    assert "revisit-decoding[tiny]" in one_sentence(run("demo", "--scene", "1"))
 
 
 def test_the_methods_of_a_command_line() -> None:
@@ -149,7 +148,11 @@ def test_a_busy_port(run: Callable[..., Done]) -> None:
 
 def test_interrupted_scenes_leave_nothing(tmp_path: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "revisit", "scenes", "build", "new", "--limit", "5000"],
+        [
+            sys.executable,
+            "-c",
+            "from pathlib import Path; from revisit.embedded.build import build; build(Path('new'), 'usual', 5000, 0)",
+        ],
         cwd=tmp_path,
         stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
@@ -159,7 +162,7 @@ def test_interrupted_scenes_leave_nothing(tmp_path: Path) -> None:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == -signal.SIGINT
     assert list(tmp_path.iterdir()) == []
 
 
@@ -261,8 +264,3 @@ def test_only_downloads_have_bars_of_other_libraries(downloads: bool, monkeypatc
     hide_progress_bars(downloads=downloads)
     assert are_progress_bars_disabled()  # what transformers asks when it is imported
     assert are_progress_bars_disabled("huggingface_hub.http_get") is not downloads
-
-
-def test_nothing_is_drawn_where_nobody_looks(run: Callable[..., Done]) -> None:
-    done = run("scenes", "build", "new", "--limit", "3")
-    assert done == (0, "3 usual scenes (seed 0) in new\n", "")

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 from revisit.embedded.build import build
 from revisit.embedded.catalog import CATEGORIES
@@ -103,12 +102,9 @@ def test_vqa_files(folder: Path) -> None:
 
 
 def test_mmmu_files(folder: Path) -> None:
-    answers = json.loads((folder / "mmmu/answer_dict_val.json").read_text())
     rows = lines(folder / "mmmu/questions.jsonl")
-    assert {r["id"] for r in rows} == set(answers)
     truth = there(folder)
     for row in rows:
-        assert answers[row["id"]]["ground_truth"] == row["answer"]
         (image,) = row["images"]
         assert (folder / image).is_file()
         if row["subject"] == "Object":
@@ -117,11 +113,8 @@ def test_mmmu_files(folder: Path) -> None:
 
 
 def test_same_seed_same_folder(folder: Path, tmp_path: Path) -> None:
-    from revisit.cli.main import app
-
     again = tmp_path / "again"
-    args = ["scenes", "build", str(again), "--split", "unusual", "--limit", str(N), "--seed", "4"]
-    assert CliRunner().invoke(app, args).exit_code == 0
+    build(again, "unusual", N, 4)
     assert {p.relative_to(again): p.read_bytes() for p in again.rglob("*") if p.is_file()} == {
         p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()
     }

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,6 +16,7 @@ from revisit.cli import options
 from revisit.errors import RevisitError, need
 
 if TYPE_CHECKING:
+    from revisit.explain.prefill import PrefillStates
     from revisit.explain.record import Decode
 
 
@@ -86,9 +87,9 @@ def generate(
 
     if not images:
         raise RevisitError("No image was given; for example: revisit generate photo.jpg")
-    if stream and (beams > 1 or as_json):
-        raise RevisitError("--stream cannot be combined with --beams or --json.")
     recorded = bool(html or figure or trace_)
+    if stream and (beams > 1 or as_json or recorded):
+        raise RevisitError("--stream cannot be combined with --beams, --json, --html, --figure or --trace.")
     if recorded and beams > 1:
         raise RevisitError(
             "--html, --figure and --trace cannot be combined with --beams: beams change places from step to step."
@@ -114,7 +115,9 @@ def generate(
     from revisit import Trace, load
     from revisit import generate as decode
     from revisit.cli.notices import print_unfamiliar
-    from revisit.explain.record import refuse_beams
+    from revisit.explain import figure as figures
+    from revisit.explain import page, record
+    from revisit.explain.prefill import unfamiliar_images, watch_prefill
     from revisit.models.config import is_embedded
     from revisit.models.prompts import answers, new_tokens, prepare
 
@@ -126,39 +129,45 @@ def generate(
         allow_incomplete=allow_incomplete,
     )
     chosen = methods.as_method(method, loaded, **settings)
-    compared = [methods.as_method(name, loaded, **own) for name, own in others]
-    if html or trace_:
+    compared = [methods.as_method(name, loaded, **own) for name, own in others] if html or figure else []
+    if recorded:
         for shown in (chosen, *compared):
-            refuse_beams(shown)
+            record.refuse_beams(shown)
     beams = beams if beams > 1 else chosen.own_beams
     generation: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": sample, "num_beams": beams}
     if sample:
         generation |= {"temperature": temperature, "top_p": top_p}
+    streaming: dict[str, Any] = {}
+    if stream:
+        from transformers import TextStreamer
+
+        tokenizer = cast("Any", processor.tokenizer)
+        streaming["streamer"] = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     unfamiliar: list[str] = []
     for number, group in enumerate(_progress(groups, quiet=as_json or stream)):
-        inputs = prepare(processor, [prompt], [pictures[number]], loaded.device)
-        trace = Trace(record=recorded)
         if sample:
             torch.manual_seed(seed)
-        streaming: dict[str, Any] = {}
-        if stream:
-            from transformers import TextStreamer
-
-            streaming["streamer"] = TextStreamer(
-                cast("Any", processor.tokenizer), skip_prompt=True, skip_special_tokens=True
+        decoded, trace, timings = None, Trace(), {}
+        if recorded:
+            decoded = record.explain(
+                loaded, processor, pictures[number], prompt, [chosen, *compared], model_name=model, **generation
             )
-        started = time.perf_counter()
-        seen = None
-        with ExitStack() as stack:
-            if html or is_embedded(model):
-                from revisit.explain.prefill import unfamiliar_images, watch_prefill
-
-                seen = stack.enter_context(watch_prefill(loaded, inputs, copies=beams))
-            output = decode(loaded, **inputs, method=chosen, trace=trace, **generation, **streaming)
-        seconds = time.perf_counter() - started
-        text = answers(processor, output, inputs)[0]
+            text, strange = decoded.answers[0].text, decoded.unfamiliar
+            trace = decoded.answers[0].trace or trace
+        else:
+            inputs = prepare(processor, [prompt], [pictures[number]], loaded.device)
+            started = time.perf_counter()
+            watching: AbstractContextManager[PrefillStates | None] = nullcontext()
+            if is_embedded(model):
+                watching = watch_prefill(loaded, inputs, copies=beams)
+            with watching as seen:
+                output = decode(loaded, **inputs, method=chosen, trace=trace, **generation, **streaming)
+            seconds, tokens = time.perf_counter() - started, new_tokens(output, inputs).shape[1]
+            timings = {"seconds": seconds, "tokens": tokens, "seconds_per_token": seconds / max(tokens, 1)}
+            text = answers(processor, output, inputs)[0]
+            strange = unfamiliar_images(model, seen, len(group)) if seen is not None else ()
+        unfamiliar += [group[n] for n in strange]
         if as_json:
-            tokens = new_tokens(output, inputs).shape[1]
             result = {
                 "images": group,
                 "prompt": prompt,
@@ -167,34 +176,20 @@ def generate(
                 "method": trace.method,
                 "generation": generation | {"seed": seed},
                 "counters": trace.summary(),
+                **({"timings": timings} if timings else {}),  # recording takes time of its own
             }
-            if not recorded:  # recording takes time of its own
-                per_token = seconds / max(tokens, 1)
-                result["timings"] = {"seconds": seconds, "tokens": tokens, "seconds_per_token": per_token}
             print(json.dumps(result, ensure_ascii=False), flush=True)
         elif not stream:
             print(f"{', '.join(group)}: {text}" if len(groups) > 1 else text, flush=True)
-        if seen is not None and is_embedded(model):
-            unfamiliar += [group[n] for n in unfamiliar_images(model, seen, len(group))]
-        if recorded:
-            from revisit.explain import figure as figures
-            from revisit.explain import page, record
-            from revisit.models.geometry import layout_of
-
-            said = new_tokens(output, inputs)[0].tolist()
-            found = [record.answer_of(processor.tokenizer, said, trace)]
-            if html or figure:
-                found += [record.answers_with(loaded, processor, inputs, other, **generation)[0] for other in compared]
-            layout = layout_of(loaded, processor, pictures[number], inputs)
-            about = (pictures[number], prompt, model, layout, found)
-            decoded = record.Decode(*about, vision=seen, tokenizer=processor.tokenizer)
-            if trace_:
-                _print_trace(decoded)
-            for path in figure:
-                drawn = figures.decode_figure(decoded, 0, [place - 1 for place in step])
-                print(f"Wrote {figures.save(drawn, numbered(path, number, len(groups)))}", file=sys.stderr)
-            if html:
-                print(f"Wrote {page.write(numbered(html, number, len(groups)), decoded)}", file=sys.stderr)
+        if decoded is None:
+            continue
+        if trace_:
+            _print_trace(decoded)
+        for path in figure:
+            drawn = figures.decode_figure(decoded, 0, [place - 1 for place in step])
+            print(f"Wrote {figures.save(drawn, numbered(path, number, len(groups)))}", file=sys.stderr)
+        if html:
+            print(f"Wrote {page.write(numbered(html, number, len(groups)), decoded)}", file=sys.stderr)
     print_unfamiliar(unfamiliar)
 
 

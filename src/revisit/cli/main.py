@@ -10,7 +10,7 @@ from typing import NoReturn
 import typer
 
 from revisit import settings
-from revisit.cli import data, scenes
+from revisit.cli import data
 from revisit.cli.ablate import ablate
 from revisit.cli.analyze import analyze
 from revisit.cli.bench import bench
@@ -48,13 +48,9 @@ _PANELS = {
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
         app.command("eval" if _command is evaluate else None, rich_help_panel=_panel)(_command)
-for _panel, _group, _about, _name, _inner in (
-    ("Study", "scenes", "Generate pictures with known contents.", "build", scenes.build),
-    ("Maintain", "data", "Download the data of a benchmark.", "get", data.get),
-):
-    _typer = typer.Typer(help=_about, no_args_is_help=True)
-    _typer.command(_name)(_inner)
-    app.add_typer(_typer, name=_group, rich_help_panel=_panel)
+_data = typer.Typer(help="Download the data of a benchmark.", no_args_is_help=True)
+_data.command("get")(data.get)
+app.add_typer(_data, name="data", rich_help_panel="Maintain")
 
 
 @app.callback()

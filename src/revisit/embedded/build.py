@@ -1,6 +1,6 @@
 """Benchmarks of held-out scenes, written in the official file formats.
 
-`revisit scenes build DIR --split usual|unusual --limit N --seed S` writes this folder; nothing else is in it:
+`--data scenes:SPLIT:NUMBER:SEED` writes this folder into the cache, `build` into any other; nothing else is in it:
 
 ```
 DIR/
@@ -18,7 +18,6 @@ DIR/
   hallusionbench/VD/scene/{set}_{figure}.png figure 0 the original, figure 1 the edited picture
   vqav2/v2_OpenEnded_mscoco_val2014_questions.json    official schema; image_id as above
   vqav2/v2_mscoco_val2014_annotations.json            official schema with ten answers a question
-  mmmu/answer_dict_val.json                  {id: {"question_type": "multiple-choice", "ground_truth": "B"}}
   mmmu/questions.jsonl                       {"id", "question", "options" [str], "answer", "question_type",
                                              "subject", "images" [paths relative to DIR]}; ids validation_<Subject>_<n>
 ```
@@ -32,7 +31,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,10 +48,9 @@ GENERATOR = 1  # raised whenever the same seed would give other pictures or ques
 COCO = dict(
     zip(sorted({*range(1, 91)} - {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}), chair_words.CATEGORIES, strict=True)
 )
-Progress = Callable[[int, int], None]
 
 
-def build(folder: Path, split: str, n: int, seed: int, progress: Progress | None = None) -> None:
+def build(folder: Path, split: str, n: int, seed: int) -> None:
     """Write the whole folder for n held-out scenes of a split."""
     if split not in SPLITS:
         raise unknown("scene split", split, SPLITS)
@@ -60,18 +58,16 @@ def build(folder: Path, split: str, n: int, seed: int, progress: Progress | None
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RevisitError(f"{folder} is {'not empty' if folder.is_dir() else 'a file'}; choose a new folder.")
     with drafting(folder) as draft:  # whole or not at all
-        fill(draft.root, split, n, seed, progress)
+        fill(draft.root, split, n, seed)
 
 
-def fill(folder: Path, split: str, n: int, seed: int, progress: Progress | None = None) -> None:
+def fill(folder: Path, split: str, n: int, seed: int) -> None:
     """Write everything below a folder that nobody else uses; `build` checks what was asked for, and hides it until it is whole."""
     scenes: dict[int, Scene] = {}
     (folder / "val2014").mkdir(parents=True, exist_ok=True)
     for image_id in range(1, n + 1):
         scenes[image_id] = scene(split, seed, image_id - 1)
         render(scenes[image_id]).save(folder / "val2014" / file_name(image_id))
-        if progress is not None:
-            progress(image_id, n)
     _write(folder / "meta.json", {"split": split, "n": n, "seed": seed, "generator": GENERATOR})
     _write_lines(folder / "scenes.jsonl", (_described(i, s) for i, s in scenes.items()))
     _coco(folder / "annotations", scenes)
@@ -270,5 +266,3 @@ def _mmmu(folder: Path, scenes: dict[int, Scene]) -> None:
             }
         )
     _write_lines(folder / "questions.jsonl", rows)
-    answers = {r["id"]: {"question_type": "multiple-choice", "ground_truth": r["answer"]} for r in rows}
-    _write(folder / "answer_dict_val.json", answers)
