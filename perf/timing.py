@@ -12,7 +12,6 @@ import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -60,40 +59,26 @@ class Timed(Method):
         return timed
 
 
-class BusyClock(Clock):
-    """Also the processor time at which each token is known."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.busy: list[float] = []
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
-        self.busy.append(time.process_time())
-        return super().__call__(input_ids, scores, **kwargs)
-
-
 @dataclass
 class Timing(latency.Timing):
     """What one method took, over all repeats."""
 
     own: list[float] = field(default_factory=list)  # seconds inside the method at each further step
     own_first: list[float] = field(default_factory=list)  # and at the first
-    busy: list[float] = field(default_factory=list)  # processor seconds of each further step, all threads
-    own_busy: list[float] = field(default_factory=list)  # and of the method's part of it
+    own_busy: list[float] = field(default_factory=list)  # processor seconds of the method's part of each further step
     peak: int = 0  # most bytes that a call needed beyond what was there before it
     counters: dict[str, Any] = field(default_factory=dict)
 
 
 def time_call(model: Any, inputs: Any, method: Method, timing: Timing, script: Script | None = None, **kw: Any) -> Any:
     """Runs one call, adds what it took to `timing`, and returns what it generated."""
-    clock, timed, trace = BusyClock(), Timed(inner=method, script=script), Trace()
+    clock, timed, trace = Clock(), Timed(inner=method, script=script), Trace()
     memory = Memory(model.device)
     out = latency.time_call(model, inputs, timed, timing, clock, trace=trace, **kw)
     timing.peak = max(timing.peak, memory.peak())
     own = [seconds(*span) for span in timed.spans]
     timing.own_first.append(own[0])
     timing.own.extend(own[1:])
-    timing.busy.extend(b - a for a, b in pairwise(clock.busy))
     timing.own_busy.extend(timed.busy[1:])
     timing.counters = trace.summary()
     return out
@@ -179,7 +164,7 @@ def table(timings: Sequence[Timing]) -> list[dict[str, Any]]:
 def bench_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
     """The rows of `table`: what `revisit bench` prints, and what was measured inside."""
     plain = latency.bench_table(rows, caption)
-    heads = ("own ms/step", "× by own time", "× by CPU time", "extra MiB", "plausible tokens")
+    heads = ("own ms/step", "× by own time", "× by own CPU time", "extra MiB", "plausible tokens")
     lines = [
         (
             *line,

@@ -43,11 +43,13 @@ def test_frequent_tokens_come_back() -> None:
 
 
 def test_ratios_by_hand() -> None:
-    base = Timing("greedy", [1.0], [[0.10, 0.12, 0.10, 0.10]], 1, [0.0] * 4, [0.0], [0.1] * 4, [0.0] * 4)
-    other = Timing("other", [1.5], [[0.11, 0.13, 0.11, 0.11]], 1, [0.01] * 4, [0.2], [0.2] * 4, [0.02] * 4, peak=2**20)
+    base = Timing("greedy", [1.0], [[0.10, 0.12, 0.10, 0.10]], [0.1] * 4, 1, [0.0] * 4, [0.0], [0.0] * 4)
+    other = Timing("other", [1.5], [[0.11, 0.13, 0.11, 0.11]], [0.2] * 4, 1, [0.01] * 4, [0.2], [0.02] * 4, peak=2**20)
     row = timing.table([base, other])[1]
     assert row["first_token_ratio"] == pytest.approx(1.5)
     assert row["ratio"] == pytest.approx(1.1)
+    assert row["own_ratio"] == pytest.approx(1 + 0.01 / 0.105)  # over the rest of the same steps
+    assert row["cpu_ratio"] == pytest.approx(2)
     assert row["own_cpu_ratio"] == pytest.approx(1.2)
     assert row["ms_per_token"] == pytest.approx(115)
     assert row["tokens_per_second"] == pytest.approx(1 / 0.115)

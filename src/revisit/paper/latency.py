@@ -68,9 +68,11 @@ class Clock(StoppingCriteria):
 
     def __init__(self) -> None:
         self.times: list[Moment] = []
+        self.busy: list[float] = []  # the same in processor time of all threads
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:  # type: ignore[override]
         self.times.append(now(input_ids.device))
+        self.busy.append(time.process_time())
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
@@ -81,6 +83,7 @@ class Timing:
     label: str
     first: list[float] = field(default_factory=list)  # seconds to the first token, one per repeat
     intervals: list[list[float]] = field(default_factory=list)  # seconds between tokens, one list per repeat
+    busy: list[float] = field(default_factory=list)  # processor seconds of each further step, all threads
     rows: int = 1  # sequences that were decoded together
 
     @property
@@ -107,6 +110,7 @@ def time_call(
     timing.rows = len(out)
     timing.first.append(seconds(started, clock.times[0]))
     timing.intervals.append([seconds(a, b) for a, b in pairwise(clock.times)])
+    timing.busy.extend(b - a for a, b in pairwise(clock.busy))
     return out
 
 
@@ -187,6 +191,7 @@ def table(timings: Sequence[Timing]) -> list[Result]:
                 "tokens_per_second": timing.rows / mean,
                 "quick_ms_per_token": 1e3 * timing.quick,
                 "ratio": timing.quick / base.quick,  # of the number above
+                "cpu_ratio": fmean(timing.busy) / fmean(base.busy),
             }
         )
     return rows
@@ -194,7 +199,7 @@ def table(timings: Sequence[Timing]) -> list[Result]:
 
 def bench_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
     """The rows of `table` as `revisit bench` prints them."""
-    heads = ("method", "first token", "× greedy", "ms/token", "lower quartile", "× greedy", "tokens/s")
+    heads = ("method", "first token", "× greedy", "ms/token", "lower quartile", "× greedy", "tokens/s", "× by CPU time")
     lines = [
         (
             row["method"],
@@ -204,6 +209,7 @@ def bench_table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
             f"{row['quick_ms_per_token']:.1f}",
             f"{row['ratio']:.3f}",
             f"{row['tokens_per_second']:.1f}",
+            f"{row['cpu_ratio']:.3f}",
         )
         for row in rows
     ]
