@@ -25,7 +25,6 @@ from revisit.paper import studies
 from revisit.paper.check import CHECK
 from revisit.paper.folder_report import build, gather
 from revisit.paper.objects import recalls
-from revisit.paper.published import published_tables
 from revisit.paper.studies import save
 from revisit.paper.study import Subject
 from revisit.report.document import Cell, Document, Figure, Section, Table, Text, to_html, to_markdown, write
@@ -296,14 +295,6 @@ def test_figures_are_written_in_both_formats(document: Document, tmp_path: Path)
     linked = re.findall(r"\]\((figures/[^)]+)\)", (tmp_path / "report.md").read_text())
     assert linked
     assert all((tmp_path / link).exists() for link in linked)
-
-
-def test_published_tables_are_marked() -> None:
-    shown = published_tables("hallucinated_steps", "Recall")
-    text = to_markdown(Document("T", "", [Section("S", list(shown))], "a paper"))
-    assert "Published, not measured here (a paper)" in text
-    assert "| 50 | 63.2 | 56.0 | 70.0 |" in text  # as printed
-    assert to_html(Document("T", "", [Section("S", list(shown))], "a paper")).count('class="badge"') == 1
 
 
 def test_a_folder_with_nothing_in_it_is_refused(tmp_path: Path) -> None:

@@ -139,8 +139,6 @@ def _listing() -> Section:
 
 
 def _plan(rows: list[Row], chosen: dict[str, str], model: str | None, limit: int | None) -> Section:
-    from revisit.benchmarks import registry
-    from revisit.evaluation.presets import OPEN
     from revisit.models.config import EMBEDDED
     from revisit.paper.catalog import MODELS, answers
     from revisit.report.document import Section, Table, Text
@@ -162,8 +160,4 @@ def _plan(rows: list[Row], chosen: dict[str, str], model: str | None, limit: int
     )
     if model == EMBEDDED:
         text = f"The table counts the paper's data; {model} runs on generated scenes unless --data names others."
-    titles = {registry.title(name) for name in registry.names()} - {registry.title(row.benchmark) for row in rows}
-    notes = [
-        Text(f"Left open by the paper: {sentence}") for sentence in OPEN if sentence.partition(":")[0] not in titles
-    ]
-    return Section("Plan", [Table(heads, lines, "What will be run.", left=2), Text(text), *notes])
+    return Section("Plan", [Table(heads, lines, "What will be run.", left=2), Text(text)])

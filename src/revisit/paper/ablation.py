@@ -15,7 +15,7 @@ from revisit.evaluation.runner import Reporter, run
 from revisit.evaluation.store import read_record, slug, write_record
 from revisit.methods.greedy import Greedy
 from revisit.methods.revisit import ReVisiT
-from revisit.paper.figures import Plot, Series, bars, curves
+from revisit.paper.figures import Plot, Series, curves
 from revisit.paper.studies import provenance
 from revisit.report.comparisons import heading, ranked, stored_value
 from revisit.report.document import Block, Cell, Section, Table
@@ -173,17 +173,17 @@ def _blocks(panel: Stored, cells: Mapping[str, Stored], name: str) -> list[Block
         marked=frozenset(place for place, row in enumerate(rows) if row["main"]),
         left=len(panel["settings"]),
     )
-    return [table, _figure(panel, cells, metrics, name)]
+    swept = "alpha" in panel["settings"] and len(rows) > 3
+    return [table, *([_sweep(panel, cells, metrics, name)] if swept else [])]
 
 
-def _figure(panel: Stored, cells: Mapping[str, Stored], metrics: Sequence[Metric], name: str) -> Block:
-    """Curves over alpha where it varies, one for each value of the other settings; otherwise bars."""
-    sweep = "alpha" in panel["settings"] and len(panel["rows"]) > 3
-    at = panel["settings"].index("alpha") if sweep else -1
+def _sweep(panel: Stored, cells: Mapping[str, Stored], metrics: Sequence[Metric], name: str) -> Block:
+    """Curves over alpha, one for each value of the other settings."""
+    at = panel["settings"].index("alpha")
     lines: dict[str, list[Stored]] = {}
     for row in panel["rows"]:
         others = ", ".join(text for place, text in enumerate(row["cells"]) if place != at)
-        lines.setdefault(others if sweep and others else "ReVisiT", []).append(row)
+        lines.setdefault(others or "ReVisiT", []).append(row)
     panels = []
     known = [m for m in metrics if m.name in ("CHAIRi", "F1", "accuracy", "macro", "token_max", "qAcc")]
     for metric in (known or metrics)[:3]:
@@ -191,12 +191,7 @@ def _figure(panel: Stored, cells: Mapping[str, Stored], metrics: Sequence[Metric
         for name_of_line, rows in lines.items():
             found = [stored_value(cells[row["method"]], metric) for row in rows]
             y, low, high = ([values[place] for values in found] for place in range(3))
-            series.append(
-                Series(name_of_line, y, [float(row["values"][at]) for row in rows] if sweep else (), low, high)
-            )
+            series.append(Series(name_of_line, y, [float(row["values"][at]) for row in rows], low, high))
         greedy = stored_value(cells["greedy"], metric)[0] if "greedy" in cells else None
-        panels.append(Plot(series, heading(metric), "α" if sweep else "", log=sweep, baseline=greedy))
-    caption = f"{panel['title']}; with 95 % intervals, the dashed line is plain decoding."
-    if sweep:
-        return curves(name, caption, panels)
-    return bars(name, caption, [" · ".join(filter(None, row["cells"])) for row in panel["rows"]], panels)
+        panels.append(Plot(series, heading(metric), "α", log=True, baseline=greedy))
+    return curves(name, f"{panel['title']}; with 95 % intervals, the dashed line is plain decoding.", panels)

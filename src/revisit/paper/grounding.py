@@ -19,7 +19,6 @@ from revisit.evaluation.records import Stored
 from revisit.evaluation.runner import Reporter
 from revisit.evaluation.statistics import holm
 from revisit.models.parts import ModelParts
-from revisit.paper.figures import Plot, Series, bars
 from revisit.paper.steps import select
 from revisit.paper.study import Result, Subject, captions_text, number, track
 from revisit.report.comparisons import p_value
@@ -27,8 +26,7 @@ from revisit.report.document import Block, Cell, Table, Text
 
 Floats = NDArray[np.float64]
 # Per token, in percent: GT and Hal with the image, GT and Hal without it. What is tested are differences of these columns.
-COLUMNS = {"gt_with": "GT, with image", "hal_with": "Hal, with image"}
-COLUMNS |= {"gt_without": "GT, without", "hal_without": "Hal, without"}
+COLUMNS = ("gt_with", "hal_with", "gt_without", "hal_without")
 TESTED = {"with_image": (1, -1, 0, 0), "without_image": (0, 0, 1, -1), "delta": (1, -1, -1, 1)}
 
 
@@ -114,18 +112,9 @@ def gt_vs_hal(subject: Subject, reporter: Reporter) -> Result:
 
 
 def draw(result: Stored, name: str) -> list[Block]:
-    """The averages, the tests, and the averages as bars."""
+    """The averages and the tests."""
     text = "Averages of the largest probability (%) of a shown (GT) and of an absent (Hal) object's word, over the object words."
-    rows = [row for row in result["rows"] if row["n"]]
-    series = [Series(label, [row[key] for row in rows]) for key, label in COLUMNS.items()]
-    caption = "GT Max Avg and Hal Max Avg over the object words, with the image and without it (teacher forcing)."
-    labels = [row["setting"].replace(" in ", "\nin ") for row in rows]
-    return [
-        Text(captions_text(result) + text),
-        _averages(result["rows"]),
-        _tests(result["rows"]),
-        bars(name, caption, labels, [Plot(series, xlabel="average maximum (%)")]),
-    ]
+    return [Text(captions_text(result) + text), _averages(result["rows"]), _tests(result["rows"])]
 
 
 def _averages(rows: list[Result]) -> Table:

@@ -105,33 +105,3 @@ def comparison_table(
     heads = (first, *("published", "ours", "difference") * len(metrics))
     groups = tuple((metric, 3) for metric in metrics)
     return Table(heads, lines, f"{caption} {summary}.", groups=groups, folded=folded)
-
-
-def published_tables(name: str, title: str) -> list[Table]:
-    """What the paper prints in one of its tables of studies, a column for each key of the data."""
-    data = table(name)
-    tables = []
-    for part in data if isinstance(data, list) else [data]:  # token tables: one for each step
-        about = {key: value for key, value in part.items() if isinstance(value, str | int)}
-        if about:
-            rows = part["rows"] if "rows" in part else part["recall"]
-        else:  # values by model and method
-            rows = [
-                {"model": model, "method": NAMES[method], **values}
-                for model, methods in part.items()
-                for method, values in methods.items()
-            ]
-        settings = "".join(f", {key.replace('_', ' ')} {_printed(value)}" for key, value in about.items())
-        heads = [key.replace("_", " ") for key in rows[0]]
-        lines = [tuple(_printed(value) for value in row.values()) for row in rows]
-        left, folded = 1 if about else 2, len(lines) > 16
-        tables.append(Table(heads, lines, f"{title}{settings}.", left=left, published=True, folded=folded))
-    return tables
-
-
-def _printed(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "; ".join(f"{key} {_printed(inner)}" for key, inner in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(_printed, value))
-    return value if isinstance(value, str) else f"{value:,}"

@@ -6,7 +6,6 @@ need the same answers share them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,9 +21,10 @@ from revisit.paper import catalog, figures, published
 from revisit.paper.ablation import Panel, ablate, ablation_sections, paper_panels, read_ablation
 from revisit.paper.catalog import Row
 from revisit.paper.figures import Plot, Series
+from revisit.paper.grounding import COLUMNS
 from revisit.paper.latency import time_answers
 from revisit.paper.projection import last_layer
-from revisit.paper.published import NAMES, Measured, comparison_table, published_tables
+from revisit.paper.published import NAMES, Measured, comparison_table
 from revisit.paper.studies import STUDIES, read_study, run_study, study_section
 from revisit.paper.study import Subject, command
 from revisit.report.comparisons import heading, ranked
@@ -71,7 +71,7 @@ class Setup:
         return config.plan()
 
     def study(self, row: Row, name: str, reporter: Reporter) -> tuple[Stored, Section]:
-        """Runs a row's study with one model; returns its file and its section, with the paper's own tables."""
+        """Runs a row's study with one model; returns its file and its section, with the paper's numbers."""
         study = "case-study" if row.key == "token-tables" else row.key
         subject = Subject(
             model=self.models[name],
@@ -85,7 +85,7 @@ class Setup:
         )
         found = read_study(run_study(study, subject, reporter))
         section = study_section(found)
-        section.blocks += published_tables(row.published, f"{row.title} ({row.where})")
+        section.blocks += _study_verdicts(row, name, found["result"])
         return found, section
 
 
@@ -96,11 +96,14 @@ def reproduce(rows: Sequence[Row], setup: Setup, reporter: Reporter) -> Document
         reporter.note(f"{number} of {len(rows)}: {row.key}, {row.title} ({row.where})")
         sections.append(Section(f"{row.title} ({row.where})", [Text(_lead(row, setup))]))
         sections += RUNNERS[row.kind](row, setup, reporter)
-    lead = "Measured numbers next to the paper's. A published value is inside if the measured 95 % interval contains it, otherwise outside."
+    lead = (
+        f"Measured numbers next to the paper's ({published.source()}). A published value is inside if the measured 95 % interval contains "
+        "it, otherwise outside."
+    )
     if setup.stand_in:
         model = next(iter(setup.models.values()))
         lead += f" Here {model} takes the place of all models of the paper: differences say nothing about the paper."
-    return Document("ReVisiT: the paper's tables", lead, sections, published.source())
+    return Document("ReVisiT: the paper's tables", lead, sections)
 
 
 def _lead(row: Row, setup: Setup) -> str:
@@ -130,8 +133,6 @@ def _run_grid(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
             caption = f"{name}, {title}." if folded else f"{name}."
             values = {m: {k: data[name][m][k] for k in names} for m in data[name]}
             blocks.append(comparison_table(values, {m: _values(found.get(m), names) for m in values}, caption, folded))
-    if row.key == "models":
-        blocks.append(_model_figure(data, ours))
     return [Section("Values", blocks, level=3)]
 
 
@@ -168,17 +169,6 @@ def _values(cell: Stored | None, names: Sequence[str]) -> dict[str, Measured]:
             low, high = (None if metric[end] is None else metric[end] * show for end in ("low", "high"))
             found[name] = Measured(metric["value"] * show, low, high)
     return found
-
-
-def _model_figure(data: Stored, ours: Mapping[str, Stored]) -> Block:
-    kinds = {"greedy": "greedy", "revisit": "ReVisiT"}
-    series = []
-    for method, title in kinds.items():
-        own = [_values(ours.get(model, {}).get(method), ["F1"]).get("F1") for model in data]
-        marks = [math.nan if found is None else found.value for found in own]
-        series.append(Series(f"{title}, published", [data[model][method]["F1"] for model in data], marks=marks))
-    caption = "Object-level F1 on CHAIR by model, plain decoding and ReVisiT; bars are the paper's values, marks are measured."
-    return figures.bars("f1-by-model", caption, list(data), [Plot(series, xlabel="CHAIR F1 (%)")])
 
 
 # -- ablations -----------------------------------------------------------------------------------------------------
@@ -230,16 +220,13 @@ def _panel_verdicts(row: Row, panels: Mapping[str, Panel], results: Stored, mode
 
 
 def _run_study(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
-    sections = []
-    for name in setup.names(row):
-        study, section = setup.study(row, name, reporter)
-        section.blocks += _study_verdicts(row, study["result"])
-        sections.append(section)
-    return sections
+    return [setup.study(row, name, reporter)[1] for name in setup.names(row)]
 
 
-def _study_verdicts(row: Row, result: Stored) -> list[Block]:
+def _study_verdicts(row: Row, model: str, result: Stored) -> list[Block]:
     """The study's published numbers with a verdict each, where they have an interval."""
+    if not row.published:
+        return []
     paper = published.table(row.published)
     if row.key == "hallucinated-steps":
         values = {f"top-{r['k']}": {"recall@k": r["recall"]} for r in paper["recall"]}
@@ -249,12 +236,12 @@ def _study_verdicts(row: Row, result: Stored) -> list[Block]:
         last = {kind: last_layer(result, kind) for kind in ("full", "objects")}
         ours = {f"top-{r['k']}": {kind: _share(last[kind][r["k"]]) for kind in last} for r in paper["recall"]}
     elif row.key == "gt-vs-hal":
-        columns = ("gt_with", "hal_with", "gt_without", "hal_without")
-        values = {r["setting"]: {c: r[c] for c in columns} for r in paper["rows"]}
-        ours = {r["setting"]: {c: Measured(r[c]) for c in columns if r[c] is not None} for r in result["rows"]}
+        values = {r["setting"]: {c: r[c] for c in COLUMNS} for r in paper["rows"]}
+        ours = {r["setting"]: {c: Measured(r[c]) for c in COLUMNS if r[c] is not None} for r in result["rows"]}
     else:
-        return []
-    return [comparison_table(values, ours, "Verdicts (%).", first="What")]
+        values = {method: {"ms/token": times["mean"]} for method, times in paper[model].items()}
+        ours = {r["method"]: {"ms/token": Measured(r["ms"])} for r in result["rows"] if r["ms"] is not None}
+    return [comparison_table(values, ours, f"{row.title} ({row.where}).", first="What")]
 
 
 def _share(row: Mapping[str, float]) -> Measured:

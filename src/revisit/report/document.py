@@ -33,7 +33,6 @@ class Table:
     caption: str
     groups: Sequence[tuple[str, int]] = ()
     marked: frozenset[int] = frozenset()  # highlighted rows
-    published: bool = False
     folded: bool = False  # behind a click on the page: long and for reference
     left: int = 1  # leading columns that hold words
 
@@ -85,7 +84,6 @@ class Document:
     title: str
     lead: str
     sections: list[Section]
-    source: str = ""  # of published figures
 
     def figures(self) -> list[Figure]:
         """All figures, in order."""
@@ -100,29 +98,28 @@ def anchor(title: str) -> str:
 # -- markdown ------------------------------------------------------------------------------------------------------
 
 
-def to_markdown(document: Document, figures: str = "figures") -> str:
+def to_markdown(document: Document) -> str:
     """GitHub-flavoured markdown; figures are linked below the folder `figures`."""
-    sections = (section_markdown(section, document.source, figures) for section in document.sections)
+    sections = map(section_markdown, document.sections)
     return "\n\n".join(part for part in (f"# {document.title}", document.lead, *sections) if part) + "\n"
 
 
-def section_markdown(section: Section, source: str = "", figures: str = "figures") -> str:
+def section_markdown(section: Section) -> str:
     """One section as markdown."""
-    blocks = (_block_markdown(block, source, figures) for block in section.blocks)
-    return "\n\n".join([f"{'#' * section.level} {section.title}", *blocks])
+    return "\n\n".join([f"{'#' * section.level} {section.title}", *map(_block_markdown, section.blocks)])
 
 
-def _block_markdown(block: Block, source: str, figures: str) -> str:
+def _block_markdown(block: Block) -> str:
     if isinstance(block, Text):
         return f"[{block.text}]({block.href})" if block.href else block.text
     if isinstance(block, Provenance):
         return f"Made by `{block.command}`" + (f" ({block.settings})" if block.settings else "") + "."
     if isinstance(block, Figure):
-        return f"![{block.alt}]({figures}/{block.name}.svg)\n\n*{block.caption}*"
-    return table_markdown(block, source)
+        return f"![{block.alt}](figures/{block.name}.svg)\n\n*{block.caption}*"
+    return table_markdown(block)
 
 
-def table_markdown(table: Table, source: str = "") -> str:
+def table_markdown(table: Table) -> str:
     """A table as markdown, below its caption."""
     heads = [
         f"{group}: {head}" if group else head for group, head in zip(column_groups(table), table.heads, strict=True)
@@ -130,9 +127,8 @@ def table_markdown(table: Table, source: str = "") -> str:
     rule = ["---"] * table.left + ["---:"] * (len(heads) - table.left)
     rows = [[_cell_markdown(cell) for cell in row] for row in table.rows]
     body = "\n".join("| " + " | ".join(line) + " |" for line in (heads, rule, *rows))
-    head = f"**Published, not measured here ({source}).** " if table.published else ""
     caption = table.caption.replace("*", "\\*")
-    return "\n\n".join(filter(None, (head + caption, body if rows else "")))
+    return "\n\n".join(filter(None, (caption, body if rows else "")))
 
 
 def column_groups(table: Table) -> list[str]:
@@ -164,11 +160,11 @@ def to_html(document: Document) -> str:
     for section in document.sections:
         mark = f' id="{anchor(section.title)}"' if section.level == 2 else ""
         body.append(f"<h{section.level}{mark}>{e(section.title)}</h{section.level}>")
-        body += [_block_html(block, document.source) for block in section.blocks]
+        body += map(_block_html, section.blocks)
     return static_page(document.title, "\n".join(body), "report.css")
 
 
-def _block_html(block: Block, source: str) -> str:
+def _block_html(block: Block) -> str:
     e = html.escape
     if isinstance(block, Text):
         text = f'<a href="{e(block.href)}">{e(block.text)}</a>' if block.href else e(block.text)
@@ -182,12 +178,11 @@ def _block_html(block: Block, source: str) -> str:
             f'<figure><img alt="{e(block.alt)}" src="data:image/svg+xml;base64,{data}">'
             f"<figcaption>{e(block.caption)}</figcaption></figure>"
         )
-    return _table_html(block, source)
+    return _table_html(block)
 
 
-def _table_html(table: Table, source: str) -> str:
+def _table_html(table: Table) -> str:
     e = html.escape
-    badge = f'<span class="badge">Published</span>Not measured here: {e(source)}. ' if table.published else ""
     groups = ""
     if table.groups:
         cells = "".join(
@@ -202,7 +197,7 @@ def _table_html(table: Table, source: str) -> str:
         for number, row in enumerate(table.rows)
     )
     text = (
-        f'<div class="block{" pub" if table.published else ""}"><p class="cap">{badge}{e(table.caption)}</p>'
+        f'<div class="block"><p class="cap">{e(table.caption)}</p>'
         f'<div class="scroll" tabindex="0"><table aria-label="{e(table.caption)}"><thead>{groups}<tr>{heads}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div></div>"
     )
