@@ -110,10 +110,10 @@ def test_a_larger_limit_keeps_the_answers_of_the_smaller(tmp_path: Path, data: P
 @pytest.mark.parametrize(
     "change",
     [
-        {"seed": 1},
+        {"seeds": (1,)},
         {"max_new_tokens": 5},
         {"decoding": "temperature"},
-        {"methods": (Shift(1), Shift(4))},
+        {"methods": dict.fromkeys(("m1", "m2"), (Shift(1), Shift(4)))},
         {"benchmarks": (Letters(rule="strict"),)},
         {"weights": "w2"},
     ],
@@ -121,7 +121,7 @@ def test_a_larger_limit_keeps_the_answers_of_the_smaller(tmp_path: Path, data: P
 )
 def test_no_changed_setting_reuses_an_answer(tmp_path: Path, data: Path, change: dict[str, Any]) -> None:
     plan = make_plan(tmp_path / "out", data)
-    if "seed" in change:  # which decides something only where tokens are drawn
+    if "seeds" in change:  # which decides something only where tokens are drawn
         plan = replace(plan, decoding=plan.decoding.replace(temperature=0.7))
     run_here(plan)
     engine = {"weights": change["weights"]} if "weights" in change else {}

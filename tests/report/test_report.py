@@ -288,7 +288,7 @@ def test_figures_are_written_in_both_formats(document: Document, tmp_path: Path)
     files = write(document, tmp_path)
     assert {path.suffix for path in files} == {".html", ".md", ".svg", ".png"}
     names = [figure.name for figure in document.figures()]
-    assert len(set(names)) == len(names) == 5  # the differences, a panel, three studies
+    assert len(set(names)) == len(names) == 3  # the differences, two studies
     for path in files:
         head = path.read_bytes()[:200]
         assert head.startswith(b"\x89PNG") if path.suffix == ".png" else len(head) > 100
