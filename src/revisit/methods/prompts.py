@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
@@ -74,10 +74,10 @@ def around_image(
     placeholder = _placeholder(processor, tokenizer)
     if _has_chat_format(processor, tokenizer):
         content = [{"type": "image"}, {"type": "text", "text": words}]
-        turns: list[dict[str, Any]] = [{"role": "user", "content": content}]
+        turns: list[templates.Message] = [{"role": "user", "content": content}]
         if system is not None:
             turns.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
-        text = templates.render(processor, turns, add_generation_prompt=True)
+        text = templates.render(processor, turns)
     else:
         text = f"{placeholder}\n{words}" if system is None else f"{system} {placeholder}\n{words}"
     ids = tokenizer(text, add_special_tokens=not text.startswith(tokenizer.bos_token or "\0"))["input_ids"]

@@ -22,14 +22,9 @@ if TYPE_CHECKING:
 
 def chat_text(processor: Processor, prompt: str, images: int = 1) -> str:
     """The prompt as the model's chat template writes it, pictures first, ready for the answer."""
-    if getattr(processor, "chat_template", None) is None:
-        token = getattr(processor, "image_token", "<image>")
-        if families.prefixes_images(processor):
-            return prompt
-        return "USER: " + f"{token}\n" * images + f"{prompt} ASSISTANT:"
     content: list[dict[str, str]] = [{"type": "image"} for _ in range(images)]
     content.append({"type": "text", "text": prompt})
-    return templates.render(processor, [{"role": "user", "content": content}], add_generation_prompt=True)
+    return templates.render(processor, [{"role": "user", "content": content}])
 
 
 def prepare(

@@ -44,9 +44,7 @@ class Decoder:
                         raise RevisitError(
                             f"A message contains {token!r}, which marks an image in this model; leave it out."
                         )
-        if getattr(self.processor, "chat_template", None) is not None:
-            return templates.render(self.processor, request.messages, add_generation_prompt=True)
-        return plain_template(request, getattr(self.processor, "image_token", "<image>"))
+        return templates.render(self.processor, request.messages)
 
     def text_length(self, text: str) -> int:
         """Tokens of a prompt, each image counted as one: a lower bound that needs no image processing."""
@@ -196,14 +194,3 @@ class Progress:
 def as_json(check: Check) -> Json:
     """A check as the `check` field of an answer."""
     return {name: finite(value) for name, value in check.to_dict().items() if name != "model"}
-
-
-def plain_template(request: ChatRequest, image_token: str) -> str:
-    """A conversation for models without a chat template."""
-    names = {"system": "", "user": "USER: ", "assistant": "ASSISTANT: "}
-    turns = [
-        names[message["role"]]
-        + "".join(f"{image_token}\n" if part["type"] == "image" else part["text"] for part in message["content"])
-        for message in request.messages
-    ]
-    return " ".join([*turns, "ASSISTANT:"])

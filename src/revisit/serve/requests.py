@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from pydantic import JsonValue, ValidationError
 
@@ -14,6 +14,7 @@ from revisit import methods
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, unknown
 from revisit.methods.greedy import Greedy
+from revisit.models import templates
 from revisit.models.images import image_from_data_uri
 from revisit.registry import LIST_OF_METHODS, parse_entry, parse_list, without_brackets
 from revisit.serve.errors import ApiError, from_validation, quoted, shorten
@@ -32,18 +33,11 @@ Settings = Mapping[str, JsonValue]
 B = TypeVar("B", bound=Body)
 
 
-class TemplateMessage(TypedDict):
-    """A message in the form of chat templates."""
-
-    role: str
-    content: list[dict[str, str]]  # {"type": "image"} or {"type": "text", "text": …}
-
-
 @dataclass(frozen=True)
 class ChatRequest:
     """A request that passed every check, with its images decoded."""
 
-    messages: Sequence[TemplateMessage]
+    messages: Sequence[templates.Message]
     images: Sequence[Image]
     method: Method
     decoding: Decoding
@@ -206,7 +200,7 @@ def read_request(
     )
 
 
-def _for_template(message: Message) -> TemplateMessage:
+def _for_template(message: Message) -> templates.Message:
     content = [
         {"type": "image"} if part.image_url else {"type": "text", "text": part.text or ""} for part in message.parts
     ]
