@@ -52,7 +52,7 @@ COMMANDS = [
     ("generate empty.png", "is not an image in a format that can be read"),
     ("generate half.png", "truncated or damaged"),
     ("generate *.jpg", "No file matches '*.jpg'"),
-    ("generate https://example.org/a.png", "nothing is fetched unless --allow-url is given"),
+    ("generate https://example.org/a.png", "is a URL, and nothing is fetched here: save the picture first"),
     ("generate photo.png --model ./nope", "nope"),
     ("generate photo.png --model nothing", "has no config.json"),
     ("generate photo.png --model broken", "broken"),

@@ -77,8 +77,6 @@ def test_find_images(tmp_path: Path) -> None:
         find_images([str(tmp_path / "hollow")])
     with pytest.raises(RevisitError, match="No file matches"):
         find_images([str(tmp_path / "*.bmp")])
-    with pytest.raises(RevisitError, match="--allow-url"):
-        find_images(["https://example.org/x.png"])
 
 
 def test_data_uri() -> None:

@@ -41,7 +41,7 @@ def check_sampling(sample: bool, temperature: float, top_p: float) -> None:
 
 
 def generate(
-    images: list[str] = typer.Argument(None, help="Image files, folders or globs; URLs with --allow-url."),
+    images: list[str] = typer.Argument(None, help="Image files, folders or globs."),
     prompt: str = options.PROMPT,
     model: str = options.MODEL,
     method: str = options.METHOD,
@@ -64,7 +64,6 @@ def generate(
     compare_with: list[str] = options.COMPARE_WITH,
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object per answer."),
     stream: bool = typer.Option(False, "--stream", help="Print the answer word by word."),
-    allow_url: bool = options.ALLOW_URL,
     dtype: str = options.DTYPE,
     device_map: str = options.DEVICE_MAP,
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
@@ -82,7 +81,7 @@ def generate(
     """
     from revisit import methods
     from revisit.explain.figure import check_path
-    from revisit.models.images import find_images
+    from revisit.models.images import find_images, open_image
     from revisit.pages.document import check_apart, check_page
 
     if not images:
@@ -97,7 +96,7 @@ def generate(
     check_sampling(sample, temperature, top_p)
     method, settings = chosen_method(method, set_)
     others = compared_methods(method, compare_with)
-    paths = find_images(images, allow_url=allow_url)
+    paths = find_images(images)
     if html is not None:
         check_page(html, paths)
     for path in figure:
@@ -108,7 +107,7 @@ def generate(
         raise RevisitError("The prompt is empty: give a question with --prompt.")
     groups = [paths] if together else [[path] for path in paths]
     # before the model is loaded: a bad file fails at once
-    pictures = [[_open(path, allow_url) for path in group] for group in groups]
+    pictures = [[open_image(path) for path in group] for group in groups]
 
     import torch
 
@@ -216,13 +215,6 @@ def _print_trace(decoded: Decode) -> None:
     print_table(steps_table(decoded.answers[0], decoded.layout), Console(file=sys.stderr))
     if decoded.layout.reason:
         print(f"Patches cannot be shown: {decoded.layout.reason}", file=sys.stderr)
-
-
-def _open(path: str, allow_url: bool) -> Any:
-    from revisit.models.images import open_image
-    from revisit.models.remote import fetch_image
-
-    return fetch_image(path) if allow_url and path.startswith(("http://", "https://")) else open_image(Path(path))
 
 
 def _progress(groups: list[list[str]], *, quiet: bool) -> Iterator[list[str]]:

@@ -34,7 +34,6 @@ TRUST_REMOTE_CODE = typer.Option(False, "--trust-remote-code", help="Allow code 
 ALLOW_INCOMPLETE = typer.Option(
     False, "--allow-incomplete", help="Load weights with missing, unexpected or non-finite tensors."
 )
-ALLOW_URL = typer.Option(False, "--allow-url", help="Fetch images from public http(s) URLs.")
 LIMIT = typer.Option(None, min=1, help="Use only the first items of each benchmark.")
 BATCH_SIZE = typer.Option(8, min=1, help="Batch size. Does not change answers in float32.")
 PLAN = typer.Option(False, "--plan", help="Print what would run, and stop.")

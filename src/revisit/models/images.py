@@ -193,15 +193,11 @@ def _to_rgb(image: Image) -> Image:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def find_images(arguments: Sequence[str], *, allow_url: bool = False) -> list[str]:
-    """The image files that names, folders, globs and (if allowed) URLs stand for, in the order given."""
+def find_images(arguments: Sequence[str]) -> list[str]:
+    """The image files that names, folders and globs stand for, in the order given."""
     found: list[str] = []
     for argument in arguments:
-        if argument.startswith(("http://", "https://")):
-            if not allow_url:
-                raise RevisitError(f"{argument!r} is a URL, and nothing is fetched unless --allow-url is given.")
-            found.append(argument)
-        elif Path(argument).is_dir():
+        if Path(argument).is_dir():
             inside = sorted(str(p) for p in Path(argument).iterdir() if p.suffix.lower() in SUFFIXES)
             if not inside:
                 raise RevisitError(f"The folder {argument!r} holds no image files.")

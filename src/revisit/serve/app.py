@@ -18,19 +18,16 @@ from starlette.requests import ClientDisconnect
 from revisit.decoding.method import Method
 from revisit.errors import RevisitError
 from revisit.explain.check import check_text, word_test
-from revisit.models.remote import fetch_image
 from revisit.serve.access import LOOPBACK, Bodies, check_host, check_key, is_json
 from revisit.serve.batcher import Batcher, Ticket
 from revisit.serve.errors import ApiError, server_error, shorten
 from revisit.serve.limits import Limits
 from revisit.serve.metrics import Metrics
 from revisit.serve.replies import Json, Piece, Reply, chunk, completion, event, last_chunk
-from revisit.serve.requests import ChatRequest, image_sources, parse_chat, parse_check, read_request, unknown_model
+from revisit.serve.requests import ChatRequest, parse_chat, parse_check, read_request, unknown_model
 from revisit.serve.schema import ChatBody, CheckBody
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from revisit.serve.decoder import Decoder
 
 logger = logging.getLogger(__name__)
@@ -50,19 +47,16 @@ class Service:
         limits: Limits,
         *,
         api_key: str | None = None,
-        allow_url: bool = False,
         hosts: Collection[str] = LOOPBACK,
         allow_record: bool = False,
     ) -> None:
         self.decoder, self.name, self.method, self.limits = decoder, name, method, limits
-        self.api_key, self.allow_url, self.hosts, self.allow_record = api_key, allow_url, hosts, allow_record
+        self.api_key, self.hosts, self.allow_record = api_key, hosts, allow_record
         self.metrics = Metrics()
         self.batcher = Batcher(decoder.decode, limits, self.metrics)
         self.metrics.waiting.set_function(lambda: self.batcher.waiting)
         self.metrics.running.set_function(lambda: self.batcher.running)
-        # Requests whose images must be fetched do not keep the others waiting.
         self._readers = ThreadPoolExecutor(READERS, "reader")
-        self._fetchers = ThreadPoolExecutor(READERS, "fetcher")
         self._bodies = Bodies(limits)
         self._admitted = 0  # requests that are being read
 
@@ -70,7 +64,6 @@ class Service:
         """Finish the queued requests and end the threads."""
         self.batcher.stop()
         self._readers.shutdown(wait=False, cancel_futures=True)
-        self._fetchers.shutdown(wait=False, cancel_futures=True)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -88,27 +81,24 @@ class Service:
         try:
             async with self._bodies.read(request) as body:
                 chat, text = await self._timed(
-                    self._readers,
                     lambda: (
                         parse_check(body, self.name, self.limits)
                         if check
                         else (parse_chat(body, self.name, self.limits), None)
-                    ),
+                    )
                 )
-                remote = any(source.startswith(("http://", "https://")) for source in image_sources(chat))
-                pool = self._fetchers if remote and self.allow_url else self._readers
-                chat_request, prompt = await self._timed(pool, lambda: self.read(chat, text))
+                chat_request, prompt = await self._timed(lambda: self.read(chat, text))
             ticket = Ticket(chat_request, prompt, self.limits.seconds, asyncio.get_running_loop())
             self.batcher.submit(ticket)
             return ticket
         finally:
             self._admitted -= 1
 
-    async def _timed(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    async def _timed(self, work: Callable[[], T]) -> T:
         """The result of work in a thread; work that has not started within the time limit is dropped."""
         try:
             return await asyncio.wait_for(
-                asyncio.get_running_loop().run_in_executor(pool, work), self.limits.read_seconds
+                asyncio.get_running_loop().run_in_executor(self._readers, work), self.limits.read_seconds
             )
         except asyncio.TimeoutError:
             raise ApiError(503, "The request could not be read in time; try again later.", code="busy") from None
@@ -127,7 +117,6 @@ class Service:
             default=self.method,
             limits=self.limits,
             model=self.decoder.model,
-            fetch=self._fetch if self.allow_url else None,
         )
         try:
             prompt = self.decoder.prompt(request)
@@ -146,9 +135,6 @@ class Service:
                 param="messages",
             )
         return request, prompt
-
-    def _fetch(self, url: str, max_pixels: int) -> Image:
-        return fetch_image(url, max_pixels=max_pixels, max_bytes=self.limits.body_bytes)
 
     # -- answers ------------------------------------------------------------------------------------------------
 

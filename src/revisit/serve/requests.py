@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from revisit.decoding.method import Method
     from revisit.models.types import Model
 
-URL_CHARACTERS = 2048  # of an address; data URIs are bounded by the body
-FetchImage = Callable[[str, int], "Image"]  # (url, most pixels)
 Settings = Mapping[str, JsonValue]
 B = TypeVar("B", bound=Body)
 
@@ -108,9 +106,6 @@ def check_sizes(chat: ChatBody, limits: Limits, text: str = "") -> None:
     ):
         if count > most:
             raise ApiError(400, f"The request has {count:,} {what}; at most {most:,} are allowed.", param="messages")
-    for source in sources:
-        if not source.startswith("data:") and len(source) > URL_CHARACTERS:
-            raise ApiError(400, f"An image's URL may have {URL_CHARACTERS:,} characters at most.", param="messages")
 
 
 def check_settings(settings: Settings, limits: Limits) -> None:
@@ -145,7 +140,6 @@ def read_request(
     default: Method,
     limits: Limits,
     model: Model | str,
-    fetch: FetchImage | None = None,
 ) -> ChatRequest:
     """A checked body as a request that can be decoded.
 
@@ -155,7 +149,6 @@ def read_request(
         default: The method of requests that name none.
         limits: The server's limits.
         model: The model, for the settings recommended for it.
-        fetch: Fetches images behind URLs; None refuses them.
     """
     sources, choice = image_sources(chat), chat.decoding or DecodingChoice()
     method = default
@@ -182,7 +175,7 @@ def read_request(
     images: list[Image] = []
     for source in sources:
         left = limits.request_pixels - sum(image.width * image.height for image in images)
-        images.append(read_source(source, min(limits.image_pixels, left), fetch))
+        images.append(read_source(source, min(limits.image_pixels, left)))
     length = min(chat.max_completion_tokens or chat.max_tokens or limits.default_new_tokens, limits.new_tokens)
     return ChatRequest(
         messages=[_for_template(message) for message in chat.messages],
@@ -274,21 +267,15 @@ def _without_long_values(message: str, settings: Settings) -> str:
     return shorten(message, 600)
 
 
-def read_source(source: str, max_pixels: int, fetch: FetchImage | None) -> Image:
-    """The image in a data URI, or behind a URL where that is allowed; never a file of the server."""
+def read_source(source: str, max_pixels: int) -> Image:
+    """The image in a data URI; never a file of the server, and nothing is fetched."""
+    if not source.startswith("data:"):
+        raise ApiError(
+            400,
+            f"An image must be a data URI (data:image/png;base64,…), not {quoted(source)}; nothing is fetched.",
+            param="messages",
+        )
     try:
-        if source.startswith("data:"):
-            return image_from_data_uri(source, max_pixels=max_pixels)
-        if source.startswith(("http://", "https://")):
-            if fetch is None:
-                raise ApiError(
-                    400,
-                    "Images behind URLs are not fetched by this server; send the image itself as a data URI.",
-                    param="messages",
-                )
-            return fetch(source, max_pixels)
+        return image_from_data_uri(source, max_pixels=max_pixels)
     except RevisitError as error:
         raise ApiError(400, shorten(str(error), 400), param="messages") from None
-    raise ApiError(
-        400, f"An image must be a data URI (data:image/png;base64,…), not {quoted(source)}.", param="messages"
-    )

@@ -52,7 +52,7 @@ class Body(BaseModel):
 class ImageUrl(Body):
     """Where an image is."""
 
-    url: str = Field(description="A data URI (data:image/png;base64,…); an http(s) URL where the server allows it.")
+    url: str = Field(description="A data URI (data:image/png;base64,…).")
     detail: Literal["auto", "low", "high"] | None = Field(None, description="Of no effect.")
 
 
@@ -223,7 +223,7 @@ class CheckBody(CheckChoice):
     image: Annotated[
         Annotated[str, Tag("as_text")] | Annotated[list[str], Field(min_length=1), Tag("as_list")],
         Discriminator(_text_or_list),
-    ] = Field(description="A data URI, or a list of them; http(s) URLs where the server allows them.")
+    ] = Field(description="A data URI, or a list of them.")
     text: str = Field(min_length=1, description="What is to be checked.")
     prompt: str = Field(DESCRIBE, min_length=1, description="The question that the text answers.")
 

@@ -78,7 +78,6 @@ def serve(
     limits: Limits | None = None,
     api_key: str | None = None,
     anonymous: bool = False,
-    allow_url: bool = False,
     allow_hosts: Sequence[str] = (),
     name: str | None = None,
     announce: Callable[[str], None] = logger.info,
@@ -96,7 +95,6 @@ def serve(
         limits: What the server accepts.
         api_key: Key that clients must send.
         anonymous: Allow other machines without a key.
-        allow_url: Fetch images from public URLs.
         allow_hosts: Further names the server answers to.
         name: Name of the model in requests; `model` by default.
         announce: Called with one sentence when the server is ready.
@@ -122,7 +120,6 @@ def serve(
             methods.as_method(method, loaded, **(settings or {})),
             limits,
             api_key=api_key or None,
-            allow_url=allow_url,
             hosts=allowed_hosts(host, allow_hosts),
             allow_record=page,
         )
