@@ -66,7 +66,6 @@ def test_version(run: Callable[..., Done]) -> None:
     ("command", "said"),
     [
         ("generate photo.png --max-new-tokens 2 --compare-with none --html .", "."),
-        ("export --to custom-generate --out photo.png", "photo.png"),
         ("compare photo.png", "photo.png is a file"),
         ("compare old", "old/results.json has format 99; this version reads 3"),
         (

@@ -57,16 +57,12 @@ def get(
     about_it = find(benchmark)
     if folder is None:
         raise RevisitError(f"DIR is missing: revisit data get {benchmark} DIR.")
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
     from revisit.benchmarks.io import data
+    from revisit.cli.progress import progress_bar
     from revisit.registry import parse_assignments
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}: {task.completed}"), TimeElapsedColumn())
-    console = Console(stderr=True)
     typer.echo(f"License of {about_it.title}'s data: {about_it.license}.", err=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with progress_bar() as bar:
         task = bar.add_task(benchmark, total=limit)
         options = parse_assignments(set_)
         about = data.get(benchmark, folder, source, split, limit, lambda n: bar.update(task, completed=n), **options)
