@@ -1,26 +1,7 @@
 """Benchmarks of held-out scenes, written in the official file formats.
 
-`--data scenes:SPLIT:NUMBER:SEED` writes this folder into the cache, `build` into any other; nothing else is in it:
-
-```
-DIR/
-  meta.json                                  {"split", "n", "seed", "generator"}: what made the folder
-  scenes.jsonl                               one line per picture: {"image_id", "file_name", "place", "objects":
-                                             [{"category", "noun", "colour" or null, "bbox" [x, y, w, h]}]}
-  val2014/COCO_val2014_000000000001.png      the N pictures, image ids 1..N (RGB, 128 x 128)
-  annotations/instances_val2014.json         COCO: images, categories (80 official ids and names), annotations
-  annotations/captions_val2014.json          COCO: five captions per picture
-  pope/coco_pope_random.json                 JSON lines {"question_id", "image", "text", "label"}: up to six questions a
-  pope/coco_pope_popular.json                picture, as many yes as no, `image` a file name inside val2014/
-  pope/coco_pope_adversarial.json
-  hallusionbench/HallusionBench.json         official list (category "VD", subcategory "scene", strings throughout),
-                                             `filename` "./VD/scene/3_0.png" relative to hallusionbench/
-  hallusionbench/VD/scene/{set}_{figure}.png figure 0 the original, figure 1 the edited picture
-  vqav2/v2_OpenEnded_mscoco_val2014_questions.json    official schema; image_id as above
-  vqav2/v2_mscoco_val2014_annotations.json            official schema with ten answers a question
-  mmmu/questions.jsonl                       {"id", "question", "options" [str], "answer", "question_type",
-                                             "subject", "images" [paths relative to DIR]}; ids validation_<Subject>_<n>
-```
+`--data scenes:SPLIT:NUMBER:SEED` writes such a folder into the cache, `build` into any other. Its layout is that of docs/benchmarks.md;
+meta.json says what made it, and scenes.jsonl has the place, the objects and their boxes of every picture.
 
 POPE names objects by the nouns that the captions use ("table" for the category `dining table`); all of them are CHAIR
 synonyms of their category. The absent objects are any (random), the most frequent of the folder (popular), or those

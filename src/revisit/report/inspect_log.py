@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError, need
 from revisit.evaluation.store import make_folder, read_answers, read_results, read_scores
 from revisit.models.images import open_image
-from revisit.report.sample_browser import SIDE, items_of, truth_of
+from revisit.pages.document import data_uri
+from revisit.report.sample_browser import items_of, truth_of
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalSample
@@ -101,7 +100,7 @@ def _sample(line: Answer, item: Item | None, scores: ScoresRecord | None, cell: 
     from inspect_ai.model import ChatMessageAssistant, ChatMessageUser, ContentImage, ContentText, ModelOutput
     from inspect_ai.scorer import Score
 
-    pictures = [ContentImage(image=_data_uri(path)) for path in (item.images if item else ())]
+    pictures = [ContentImage(image=data_uri(open_image(path))) for path in (item.images if item else ())]
     question = ChatMessageUser(content=[*pictures, ContentText(text=line.prompt)])
     terms = {m: units[line.id] for m, units in (scores.per_item if scores else {}).items() if line.id in units}
     shown = {
@@ -120,11 +119,3 @@ def _sample(line: Answer, item: Item | None, scores: ScoresRecord | None, cell: 
         scores={name: Score(value=shown, answer=line.text)} if shown else None,
         metadata={"decoding": line.counters, "tokens": len(line.tokens), "finish": line.finish},
     )
-
-
-def _data_uri(path: Path) -> str:
-    image = open_image(path)
-    image.thumbnail((SIDE, SIDE))
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=82)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
