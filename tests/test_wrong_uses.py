@@ -108,8 +108,6 @@ COMMANDS = [
         "eval --benchmark pope --data scenes:unusual:2 --out photo.png",
         "File exists. Choose another --out.",
     ),
-    ("eval --verify nothing", "nothing holds no run; give the --out folder"),
-    ("eval --verify --out nothing", "--verify takes the run folder itself"),
     ("eval --config odd.yaml", "odd.yaml: limit must be a whole number from 1 to 100,000,000 or none, not 'five'"),
     ("eval --config twice.yaml", "twice.yaml is not valid YAML: line 3, column 1: duplicate key 'limit'."),
     ("eval --config colon.yaml", "colon.yaml is not valid YAML: line 3, column 1: could not find expected ':'"),

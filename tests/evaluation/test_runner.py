@@ -29,9 +29,9 @@ from revisit.evaluation.records import sealed
 from revisit.evaluation.runner import Reporter, job_seed, run
 from revisit.evaluation.statistics import wilson
 from revisit.evaluation.store import read_results, unfinished
-from revisit.evaluation.verify import verify
 from revisit.report.comparisons import WRITERS, to_csv
 from revisit.report.sample_browser import read_samples
+from run_folders import verify
 
 SCRIPT = Path(__file__).with_name("fake_grid.py")
 

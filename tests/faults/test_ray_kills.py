@@ -31,7 +31,7 @@ from fake_grid import HashEngine, lines_of, make_plan, write_items
 from revisit.errors import RevisitError
 from revisit.evaluation.engines import ray as engine
 from revisit.evaluation.runner import run
-from revisit.evaluation.verify import verify
+from run_folders import verify
 
 TESTS = Path(__file__).parents[1]
 KILLS = 20

@@ -20,8 +20,8 @@ import pytest
 from revisit.errors import RevisitError
 from revisit.evaluation.comparison import compare_folder
 from revisit.evaluation.runner import run
-from revisit.evaluation.verify import verify
 from revisit.paper.folder_report import gather
+from run_folders import verify
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
 from fake_grid import HashEngine, lines_of, make_plan, write_items

@@ -10,7 +10,7 @@ import typer
 
 from revisit.cli import options
 from revisit.cli.progress import print_plan, reporter
-from revisit.errors import Interrupted, RevisitError, need
+from revisit.errors import Interrupted, need
 from revisit.evaluation.config import EvalConfig
 from revisit.evaluation.places import DEFAULT_SCENES
 
@@ -20,13 +20,6 @@ MODELS, METHODS, BENCHMARKS = (
     [",".join(map(str, DEFAULT.method))],
     [",".join(map(str, DEFAULT.benchmark))],
 )
-
-
-def _a_folder(value: Path | None) -> Path | None:
-    """What --verify was given, unless that is the next option: raises RevisitError then, before the parser stumbles over the rest."""
-    if value is not None and str(value).startswith("-"):
-        raise RevisitError("--verify takes the run folder itself: revisit eval --verify FOLDER, without --out.")
-    return value
 
 
 def evaluate(
@@ -88,9 +81,6 @@ def evaluate(
     ),
     plan_only: bool = options.PLAN,
     quiet: bool = options.QUIET,
-    verify: Path = typer.Option(
-        None, callback=_a_folder, help="Check a run folder instead: checksums, answers, scores."
-    ),
 ) -> None:
     """Evaluate methods on benchmarks; a stopped run resumes with the same command.
 
@@ -111,14 +101,11 @@ def evaluate(
     from revisit.report.comparisons import comparison_sections
     from revisit.report.terminal import print_section
 
-    if verify is not None:
-        verify_run(verify)
-        return
     # Only what was typed beats the file.
     given = {
         ("set" if name == "set_" else name): value
         for name, value in context.params.items()
-        if name not in ("config", "plan_only", "quiet", "verify") and typed(context, name)
+        if name not in ("config", "plan_only", "quiet") and typed(context, name)
     }
     if "set" in given:
         given["set"] = parse_assignments(set_, "--set key=value or method.key=value")
@@ -144,21 +131,6 @@ def evaluate(
     for problem in problems:
         print(f"revisit: {problem}", file=sys.stderr)
     print(f"Answers and results: {plan.output}; more with `revisit compare {quote(str(plan.output))}`.")
-
-
-def verify_run(folder: Path) -> None:
-    """Says what is wrong with a run folder, one line each; exit status 1 if anything is."""
-    from revisit.evaluation.verify import verify
-
-    verdict = verify(folder)
-    for problem in verdict.problems:
-        print(problem)
-    problems = "nothing is wrong" if not verdict.problems else f"{len(verdict.problems)} problems"
-    print(
-        f"{folder}: {verdict.cells} combinations of model, method and benchmark, {verdict.answers} answers, {problems}."
-    )
-    if verdict.problems:
-        raise typer.Exit(1)
 
 
 def stopped(output: Path) -> Interrupted:

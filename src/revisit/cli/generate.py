@@ -31,15 +31,6 @@ def chosen_method(text: str, assignments: list[str]) -> tuple[str, dict[str, Any
     return name, settings
 
 
-def check_sampling(sample: bool, temperature: float, top_p: float) -> None:
-    """Raises RevisitError for values that cannot be sampled with, or that would not act."""
-    from revisit.decoding.settings import Decoding
-
-    if not sample and (temperature != 1 or top_p != 1):
-        raise RevisitError("--temperature and --top-p need --sample.")
-    Decoding(temperature=temperature if sample else None, top_p=top_p if sample else None)
-
-
 def generate(
     images: list[str] = typer.Argument(None, help="Image files, folders or globs."),
     prompt: str = options.PROMPT,
@@ -80,6 +71,7 @@ def generate(
       revisit generate photos/ --prompt "Is there a dog in the image?" --method revisit --set alpha=1e-3 --json
     """
     from revisit import methods
+    from revisit.decoding.settings import Decoding
     from revisit.explain.figure import check_path
     from revisit.models.images import find_images, open_image
     from revisit.pages.document import check_apart, check_page
@@ -93,7 +85,7 @@ def generate(
         raise RevisitError(
             "--html, --figure and --trace cannot be combined with --beams: beams change places from step to step."
         )
-    check_sampling(sample, temperature, top_p)
+    Decoding.asked(sample, temperature, top_p)
     method, settings = chosen_method(method, set_)
     others = compared_methods(method, compare_with)
     paths = find_images(images)

@@ -34,3 +34,12 @@ class Decoding(Drawing):
         if self.temperature is not None and self.num_beams > 1:
             raise RevisitError("Sampling with beams is not offered here: give either a temperature or num_beams.")
         return self
+
+    @classmethod
+    def asked(cls, sample: bool, temperature: float, top_p: float, num_beams: int = 1) -> Self:
+        """What a command's options ask for; raises RevisitError for those that would not act."""
+        if not sample and (temperature != 1 or top_p != 1):
+            raise RevisitError("--temperature and --top-p need --sample.")
+        if not sample:
+            return cls(num_beams=num_beams)
+        return cls(temperature=temperature, top_p=top_p if top_p != 1 else None, num_beams=num_beams)

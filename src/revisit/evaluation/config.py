@@ -69,13 +69,7 @@ class EvalConfig(Settings):
         models = [str(m) for m in parse_list(self.model, lambda _: True)]
         if repeated := {model for model in models if models.count(model) > 1}:
             raise RevisitError(f"The model {sorted(repeated)[0]!r} is listed twice; list each once.")
-        decoding = Decoding(
-            temperature=self.temperature if self.sample else None,
-            top_p=self.top_p if self.sample and self.top_p != 1 else None,
-            num_beams=self.beams,
-        )
-        if not self.sample and (self.temperature != 1 or self.top_p != 1):
-            raise RevisitError("temperature and top_p need sampling: add --sample.")
+        decoding = Decoding.asked(self.sample, self.temperature, self.top_p, self.beams)
         if self.seeds and not self.sample:
             raise RevisitError("--seeds needs --sample: without sampling every seed gives the same answers.")
         names = [b.name for b in chosen]
