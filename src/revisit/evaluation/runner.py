@@ -77,7 +77,7 @@ class GridCell:
     method: Method
     benchmark: Benchmark
     questions: Questions
-    drawn: int  # the plan's seed for this cell
+    plan_seed: int
 
     @property
     def names(self) -> tuple[str, str, str]:
@@ -117,7 +117,7 @@ class GridCell:
     @property
     def seed(self) -> int:
         """The seed of its draws; without draws it decides nothing."""
-        return self.drawn if self.decoding.temperature is not None else 0
+        return self.plan_seed if self.decoding.temperature is not None else 0
 
     @cached_property
     def store(self) -> Cell:
@@ -128,7 +128,7 @@ class GridCell:
     def batches(self) -> list[list[Job]]:
         """All items in batches of similar prompt length, longest first, so that running out of memory shows at once."""
         jobs = [
-            Job(q.item.id, q.item.prompt, q.item.images, job_seed(self.drawn, q.item.id), q.content)
+            Job(q.item.id, q.item.prompt, q.item.images, job_seed(self.plan_seed, q.item.id), q.content)
             for q in self.questions.ready
         ]
         jobs.sort(key=lambda job: -self.engine.length(job))  # stable: ties keep the benchmark's order
