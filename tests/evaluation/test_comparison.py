@@ -89,14 +89,12 @@ def table() -> Table:
         metrics=(f1, hal),
         baseline="greedy",
         rows=(
-            Row("greedy", {"F1": Value(0.8, 0.78, 0.82, 2), "CHAIR_i": Value(0.1, rank=2)}, 1.0, 10),
+            Row("greedy", {"F1": Value(0.8, 0.78, 0.82, 2), "CHAIR_i": Value(0.1, rank=2)}),
             Row(
                 "revisit",
                 {"F1": Value(0.85, rank=1), "CHAIR_i": Value(0.07, 0.06, 0.08, 1, better, 4e-4, 8e-4)},
-                1.0,
-                9,
             ),
-            Row("<b>", {"F1": Value(0.1), "CHAIR_i": Value(math.nan)}, 1.0, 9),
+            Row("<b>", {"F1": Value(0.1), "CHAIR_i": Value(math.nan)}),
         ),
         notes=("a note",),
     )

@@ -166,7 +166,7 @@ def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
         ({"benchmark": "pop"}, "Unknown benchmark 'pop'. Did you mean 'pope'"),
         ({"dtype": "int8"}, "must be float32, float16, bfloat16"),
         ({"engine": "locl"}, "Unknown engine 'locl'. Did you mean 'local'"),
-        ({"temperature": 0.5}, "add --sample"),
+        ({"temperature": 0.5}, "need --sample"),
         ({"sample": True, "temperature": 0.0}, "temperature must be a number from 1e-05"),
         ({"sample": True, "beams": 2}, "either a temperature or num_beams"),
         ({"data": "nowhere/at/all"}, "'nowhere/at/all' does not exist"),

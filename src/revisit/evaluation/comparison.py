@@ -45,8 +45,6 @@ class Row:
 
     method: str
     values: Mapping[str, Value]
-    seconds: float
-    tokens: int
     runs: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
 
@@ -327,8 +325,6 @@ def _rows(methods: Sequence[Runs], metrics: Sequence[Metric], base: Runs | None,
         Row(
             method.label,
             {metric.name: found[method.label, metric.name] for metric in metrics},
-            sum(cell.entry["seconds"] for cell in method.cells),
-            sum(cell.entry["new_tokens"] for cell in method.cells),
             {cell.entry["seed"]: {metric.name: cell.values[metric.name] for metric in metrics} for cell in method.cells}
             if len(method.cells) > 1
             else {},
