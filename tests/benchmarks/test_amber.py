@@ -133,3 +133,14 @@ def test_what_the_official_script_printed(tmp_path: Path, nltk_data):
             for name, value in values.items():
                 ours = PRINTED[heading] + (name if name == "F1" else name.lower())
                 assert round(metrics[ours], 1) == value, (number, ours)
+
+
+def test_two_methods_have_the_same_units_in_every_metric() -> None:
+    labels = {"1": ("yes", "state"), "2": ("no", "existence"), "3": ("no", "relation")}
+    said = ({"1": "no", "2": "no", "3": "yes"}, {"1": "yes", "2": "yes", "3": "other"})
+    one, two = (amber.score_answers((u, how[u], *labels[u]) for u in labels) for how in said)
+    assert {name: set(units) for name, units in one.per_item.items()} == {
+        name: set(units) for name, units in two.per_item.items()
+    }
+    assert one.metrics["precision"] == pytest.approx(50, rel=1e-3)
+    assert two.metrics["precision"] == 0

@@ -208,7 +208,8 @@ def score_answers(rows: Iterable[tuple[str, str, str, str]]) -> Scores:
             continue
         units = {
             "accuracy": {u: (100.0 * (said == label), 1.0) for u, said, label, _ in part},
-            "precision": {u: (100.0 * (said == label), 1.0) for u, said, label, _ in part if said == "no"},
+            # every question is a unit, whatever was said: methods are compared on the same ones
+            "precision": {u: (100.0 * (said == label == "no"), float(said == "no")) for u, said, label, _ in part},
             "recall": {u: (100.0 * (said == label), 1.0) for u, said, label, _ in part if label == "no"},
         }
         for name, group in units.items():
