@@ -112,7 +112,7 @@ COMMANDS = [
     ("eval --config twice.yaml", "twice.yaml is not valid YAML: line 3, column 1: duplicate key 'limit'."),
     ("eval --config colon.yaml", "colon.yaml is not valid YAML: line 3, column 1: could not find expected ':'"),
     ("eval --config method.yaml", "method.yaml: Unknown method 'revist'. Did you mean 'revisit'"),
-    ("eval --data photo.png", "The data folder 'photo.png' is a file, not a folder"),
+    ("eval --benchmark pope --data photo.png", "The data folder 'photo.png' is a file, not a folder"),
     ("data get foo", "Unknown benchmark 'foo'"),
     ("analyze case-study --data nowhere --out new/studies", "The data folder 'nowhere' does not exist"),
     ("eval --benchmark pope --data scenes:unusual:2 --out run.html", "--out names a folder: give run, not run.html."),

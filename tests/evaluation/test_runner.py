@@ -505,8 +505,6 @@ def test_labels_name_what_is_not_default() -> None:
     [
         ({"methods": (Shift(), Shift())}, "'shift' is listed twice"),
         ({"models": ()}, "at least one model"),
-        ({"limit": 0}, "limit must be at least 1"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
     ],
 )
 def test_plans_refuse_nonsense(tmp_path: Path, change: dict[str, Any], words: str) -> None:
