@@ -105,7 +105,7 @@ def time_call(
     """Runs one call, adds what it took to `timing`, and returns what it generated."""
     wait(model.device)
     started = now(model.device)
-    out = generate(model, **inputs, method=method, stopping_criteria=[clock], **kw)
+    out: GenerateOutput | Tensor = generate(model, **inputs, method=method, stopping_criteria=[clock], **kw)
     wait(model.device)
     timing.rows = len(out)
     timing.first.append(seconds(started, clock.times[0]))
