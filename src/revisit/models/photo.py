@@ -111,7 +111,7 @@ def read_language(path: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast
 
     The unused special token is renamed `<image>`, so that the vocabulary keeps its size.
     """
-    need("gguf")
+    need("gguf", "accelerate")  # transformers reads GGUF files with both
     import torch
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
