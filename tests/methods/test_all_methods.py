@@ -256,7 +256,9 @@ def test_other_caches_run_one_branch_after_the_other(name: str, how: dict[str, A
     assert_close(got.scores, want.scores)
 
 
-@pytest.mark.parametrize("name", ["sid", "avisc", "pai", "vista", "memvr", "only", "middle_layers", "vaf", "sadt", "flb"])
+@pytest.mark.parametrize(
+    "name", ["sid", "avisc", "pai", "vista", "memvr", "only", "middle_layers", "vaf", "sadt", "flb"]
+)
 @pytest.mark.parametrize("padded", [True, False])
 def test_empty_places_of_a_static_cache_do_not_count(name: str, padded: bool) -> None:
     inputs = batch("internvl") if padded else single("internvl", 0)  # without padding there is no mask in the prefill

@@ -22,7 +22,7 @@ from revisit.evaluation.records import AblationRecord, sealed
 from revisit.evaluation.runner import Reporter, run
 from revisit.evaluation.store import write_record
 from revisit.paper import studies
-from revisit.paper.check import CHECK
+from revisit.paper.check import CHECK, JOINED
 from revisit.paper.folder_report import build, gather
 from revisit.paper.objects import recalls
 from revisit.paper.studies import save
@@ -110,12 +110,12 @@ STUDIES: dict[str, dict[str, Any]] = {
         "thresholds": {"recommended": 0.1},
         "rows": [{"name": "patch", "validation": 0.9, "captions": CHECKED, "foils": CHECKED}],
         "check": {kind: {"words": 9, "absent": 3, **CUTS} for kind in ("captions", "foils")},
-        "several_tokens": {"words": 0},
+        "several_tokens": {"words": 2, "absent": 1, **dict.fromkeys(JOINED, 0.5)},
+        "layers": [{"layer": 4, "validation": 0.9, "captions": 0.88, "foils": 0.8, "another_picture": 0.7}],
         "reliability": [{"up_to": 0.5, "words": 4, "right": 0.5}],
         "kinds": {"objects": {"words": 9, "wrong": 3, CHECK: 0.88, "model's probability": 0.7}},
         "hijacking": {"words": [], "vision_tokens": 0.01, "selected": 0.02},
         "recommended": {"layer": 4, "threshold": 0.1, "auroc": 0.88},
-        "another_picture": 0.7,
     },
     "latency": {
         "protocol": {"warmups": 6, "repeats": 3},

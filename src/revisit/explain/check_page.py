@@ -22,7 +22,7 @@ STYLE = """<style>
 .check > div { flex: 1 1 280px; min-width: 0; overflow-wrap: anywhere; }
 .check rect { visibility: hidden; fill: rgb(255 120 0 / .3); stroke: #ff7800; stroke-width: 2; vector-effect: non-scaling-stroke; }
 .check .word { border-bottom: 2px solid #2e8b57; cursor: help; }
-.check .doubtful { border-bottom: 2px dashed #d0021b; background: rgb(208 2 27 / .16); }
+.check .doubtful { border-bottom: 2px dashed #e5484d; background: rgb(229 72 77 / .2); }
 </style>"""
 
 

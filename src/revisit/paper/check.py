@@ -228,7 +228,17 @@ def check_study(subject: Subject, reporter: Reporter) -> dict[str, Any]:
         own = {kind: found[place] for kind, found in texts.items() if place < len(found)}
         for kind, unit in reader.units(place, item, own, truth[place]):
             units[kind].append(unit)
-    return {**_measured(units, subject), "hijacking": reader.hijacking(units["captions"])}
+    found: dict[str, Any] = _known({**_measured(units, subject), "hijacking": reader.hijacking(units["captions"])})
+    return found
+
+
+def _known(found: Any) -> Any:
+    """A result without the numbers that are not known (NaN), such as the AUROC of words that are all right."""
+    if isinstance(found, dict):
+        return {key: _known(value) for key, value in found.items()}
+    if isinstance(found, list):
+        return [_known(value) for value in found]
+    return None if isinstance(found, float) and np.isnan(found) else found
 
 
 def _measured(units: Mapping[str, list[Unit]], subject: Subject) -> dict[str, Any]:
@@ -347,11 +357,11 @@ def attributes(folder: Path) -> list[Stated]:
                 known[said[kind].split()[0]] = kind, said[kind] == right[kind]
         noun = BY_NOUN[tinted["noun"]].plural if said["count"] != "one" else tinted["noun"]
         text = f"This is a {said['place']} with {said['count']} {said['color']} {noun}."
-        found.append(Stated(text, partial(_known, known)))
+        found.append(Stated(text, partial(_stated, known)))
     return found
 
 
-def _known(known: Mapping[str, tuple[str, bool]], word: str) -> tuple[str, bool] | None:
+def _stated(known: Mapping[str, tuple[str, bool]], word: str) -> tuple[str, bool] | None:
     return known.get(word.lower())
 
 
