@@ -899,7 +899,7 @@ TEMPLATE = (
 
 
 def save(family: str, folder: Path) -> Path:
-    """A model folder as the hub has it, processor included, written without saving the processor object itself."""
+    """A model folder as the Hub has it, processor included, written without saving the processor object itself."""
     model, processor = build(family)
     model.save_pretrained(folder)
     processor.tokenizer.save_pretrained(folder)

@@ -25,9 +25,9 @@ class Verdict:
 def verify(output: Path) -> Verdict:
     """Reads everything that a run folder holds; nothing is changed."""
     if not output.is_dir():
-        raise RevisitError(f"{output} is not a folder; give the --out folder of a `revisit eval` run.")
+        raise RevisitError(f"{output} is not a folder; pass the --out folder of a `revisit eval` run.")
     if not (output / "results.json").exists() and not (output / "cells").exists():
-        raise RevisitError(f"{output} holds no run; give the --out folder of a `revisit eval` run.")
+        raise RevisitError(f"{output} contains no run; pass the --out folder of a `revisit eval` run.")
     verdict = Verdict()
     entries: dict[str, dict[str, Any]] = {}
     try:
@@ -64,7 +64,7 @@ def _verify_cell(folder: Path, entry: dict[str, Any] | None, verdict: Verdict) -
             f"{folder / 'answers.jsonl'} lacks {len(missing)} scored answers, the first to item {missing[0]!r}."
         )
     if entry["key"] != about.key or entry["answers"] != len(scores.items):
-        verdict.problems.append(f"The entry of {folder.name} in results.json does not fit its scores.json.")
+        verdict.problems.append(f"The entry of {folder.name} in results.json does not match its scores.json.")
     for name, metric in entry["metrics"].items():
         value = ratio(scores.per_item[name].values()) if name in scores.per_item else math.nan
         if name in scores.per_item and not _same(value, metric["value"]):

@@ -99,6 +99,19 @@ AWKWARD = {
     r"\bhas no meaning for\b": "'cannot be used with'",
     r"\bput (that|it|the files) right\b": "'fix'",
     r"\bwith it as best\b": "'where it ranks first'",
+    r"\bsaid aloud\b|\blives on\b": "say what happens",
+    r"\bthere (twice|a second time)\b": "'duplicate'",
+    r"\bholds? no\b": "'contains no'",
+    r"\bwants (a|an|at least|width)\b": "'needs', 'must be'",
+    r"\bgoes with --": "'needs'",
+    r"\bdraws nothing\b": "'does not sample'",
+    r"\bdifferences? to greedy\b": "'difference from greedy'",
+    r"\bthat could be found\b": "'no ... was found'",
+    r"\bmay not be read\b": "'cannot be read'",
+    r"\bare no numbers\b": "'not numbers'",
+    r"\bby a loop of its own\b": "'has its own loop'",
+    r"\bworded by us\b": "'in our words'",
+    r"\blies? (on|in) (the|that|our|its)\b": "'is on', 'is in'",
 }
 
 

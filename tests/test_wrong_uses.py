@@ -45,11 +45,11 @@ COMMANDS = [
     ("generate", "No image was given"),
     ("generate nope.jpg", "There is no image file 'nope.jpg'"),
     ("generate photo.png --html photo.png", "is not a page: its name must end in .html"),
-    ("generate photo.png --figure photo.png", "photo.png is the input itself, and would be lost"),
-    ("data get nltk --from nowhere", "for a copy of it set NLTK_DATA instead of --from"),
-    ("generate nothing", "holds no image files"),
-    ("generate notes.txt", "is not an image in a format that can be read"),
-    ("generate empty.png", "is not an image in a format that can be read"),
+    ("generate photo.png --figure photo.png", "photo.png is the input file and would be overwritten"),
+    ("data get nltk --from nowhere", "to use a copy, set NLTK_DATA instead of --from"),
+    ("generate nothing", "contains no image files"),
+    ("generate notes.txt", "is not an image in a supported format"),
+    ("generate empty.png", "is not an image in a supported format"),
     ("generate half.png", "truncated or damaged"),
     ("generate *.jpg", "No file matches '*.jpg'"),
     ("generate https://example.org/a.png", "is a URL, and nothing is fetched here: save the picture first"),
@@ -63,7 +63,7 @@ COMMANDS = [
     ("generate photo.png --method revisit:alpha=2", "alpha must be a number above 0 and at most 1"),
     ("generate photo.png --set alhpa=0.1", "Did you mean 'alpha'"),
     ("generate photo.png --set alpha", "key=value"),
-    ("generate photo.png --html .", "is a folder: give the name of a file in it"),
+    ("generate photo.png --html .", "is a folder: use a file in it"),
     ("generate photo.png --html photo.png/page.html", "photo.png is a file"),
     ("generate photo.png --device-map cuda", "cuda"),
     ("generate photo.png --dtype int8", "must be float32, float16, bfloat16 (or fp32, fp16, bf16) or auto"),
@@ -82,7 +82,7 @@ COMMANDS = [
     ("generate photo.png --sample --temperature 1e-320", "temperature must be a number from 1e-05"),
     ("generate photo.png --compare-with nope", "Unknown method 'nope'"),
     ("generate photo.png --html /proc/page.html", "/proc/page.html cannot be written"),
-    ("generate photo.png --html new/page.html", "new/page.html cannot be written: there is no folder new; make it"),
+    ("generate photo.png --html new/page.html", "new/page.html cannot be written: there is no folder new; create it"),
     ("generate photo.png --figure new/figure.png", "there is no folder new"),
     ("compare nothing --out new/table.md", "there is no folder new"),
     ("bench --method greedy,revist", "Unknown method 'revist'. Did you mean 'revisit'"),
@@ -91,19 +91,22 @@ COMMANDS = [
     ("generat photo.png", "generate"),
     ("generate photo.png --promt hello", "--prompt"),
     ("generate photo.png --figure figure.txt", ".png, .svg or .pdf"),
-    ("lens photo.png --words dog", "at least two words"),
-    ("lens photo.png --words cat,cat", "at least two words that differ"),
+    ("lens photo.png --words dog", "at least two different words"),
+    ("lens photo.png --words cat,cat", "at least two different words"),
     ("eval --benchmark pope --data nothing", "POPE's questions coco_random is missing: use --data download"),
-    ("lens photo.png --png maps.png", "name the words"),
+    ("lens photo.png --png maps.png", "--png needs --words"),
     ("lens photo.png --words cat,xyzzyx", "no single token for 'xyzzyx'"),
     ("methods vdc", "Unknown method 'vdc'. Did you mean 'vcd'"),
     ("benchmarks popp", "Unknown benchmark 'popp'. Did you mean 'pope'"),
-    ("eval --model llava-hf/llava-1.5-7b-hf --benchmark pope", "--data download fetches the benchmark's files once"),
+    (
+        "eval --model llava-hf/llava-1.5-7b-hf --benchmark pope",
+        "--data download to download the benchmark's files once",
+    ),
     ("eval --benchmark popee", "Did you mean 'pope'"),
     ("eval --method nope", "Unknown method 'nope'"),
     ("eval --data scenes:unusual:99999999999", "it must be from 1 to 1,000,000"),
-    ("generate photo.png --method greedy --set alpha=1e-3", "greedy has no settings: leave alpha out"),
-    ("eval --method greedy --set alpha=1e-3", "greedy has no settings: leave alpha out"),
+    ("generate photo.png --method greedy --set alpha=1e-3", "greedy has no settings: remove alpha"),
+    ("eval --method greedy --set alpha=1e-3", "greedy has no settings: remove alpha"),
     (
         "eval --benchmark pope --data scenes:unusual:2 --out photo.png",
         "File exists. Choose another --out.",
@@ -115,7 +118,7 @@ COMMANDS = [
     ("eval --benchmark pope --data photo.png", "The data folder 'photo.png' is a file, not a folder"),
     ("data get foo", "Unknown benchmark 'foo'"),
     ("analyze case-study --data nowhere --out new/studies", "The data folder 'nowhere' does not exist"),
-    ("eval --benchmark pope --data scenes:unusual:2 --out run.html", "--out names a folder: give run, not run.html."),
+    ("eval --benchmark pope --data scenes:unusual:2 --out run.html", "--out must be a folder: use run, not run.html."),
     ("compare nowhere", "nowhere"),
     ("report nowhere", "nowhere is not a folder"),
     ("eval --benchmark pope --data scenes:odd", "Unknown scene split 'odd'"),
@@ -195,14 +198,14 @@ CALLS: list[tuple[str, Call, str]] = [
     (
         "bytes of nothing",
         lambda pair: ask(pair, b"no picture", "?"),
-        "The file given as bytes is not an image in a format",
+        "The file given as bytes is not an image in a supported format",
     ),
     ("a setting beside the method", lambda pair: ask(pair, PICTURE, "?", alpha=1e-3), "method='revisit:alpha=0.001'"),
     ("a number", lambda pair: ask(pair, 3.5, "?"), "not float"),
     ("no picture", lambda pair: ask(pair, [], "?"), "at least one"),
     ("seven colors", lambda pair: ask(pair, np.zeros((8, 8, 7)), "?"), "8, 8, 7"),
-    ("no question", lambda pair: ask(pair, PICTURE, " "), "The question must be a text"),
-    ("a number as question", lambda pair: ask(pair, PICTURE, 5), "The question must be a text"),
+    ("no question", lambda pair: ask(pair, PICTURE, " "), "The question must be a non-empty text"),
+    ("a number as question", lambda pair: ask(pair, PICTURE, 5), "The question must be a non-empty text"),
     ("an unknown method", lambda pair: ask(pair, PICTURE, "?", "ReVisit"), "Did you mean 'revisit'"),
     ("no method", lambda pair: ask(pair, PICTURE, "?", 3), "method must be a decoding method"),
     ("a bad setting", lambda pair: ask(pair, PICTURE, "?", "revisit:alpha=2"), "alpha must be a number above 0"),
@@ -216,7 +219,7 @@ CALLS: list[tuple[str, Call, str]] = [
         lambda pair: ask(pair, PICTURE, "?", do_sample=True, temperature=float("nan")),
         "temperature must be",
     ),
-    ("no such format", lambda pair: ask(pair, PICTURE, "?").save("answer.docx"), "saved as .html"),
+    ("no such format", lambda pair: ask(pair, PICTURE, "?").save("answer.docx"), "use .html"),
     ("a folder to save to", lambda pair: ask(pair, PICTURE, "?").save("nothing.html/"), "nothing.html"),
     ("load: no such model", lambda pair: revisit.load("./nope"), "nope"),
     ("load: no config", lambda pair: revisit.load("nothing"), "has no config.json"),
@@ -246,7 +249,7 @@ CALLS: list[tuple[str, Call, str]] = [
         lambda pair: revisit.generate(pair[0], **inputs(pair), method="revisit:layers=99", max_new_tokens=2),
         "Layer 99 does not exist",
     ),
-    ("generate: a method twice", lambda pair: generate(pair, custom_generate=3), "give the method as method="),
+    ("generate: a method twice", lambda pair: generate(pair, custom_generate=3), "pass the method as method="),
     ("generate: a setting", lambda pair: generate(pair, layers="all"), "method='revisit:layers=all'"),
     (
         "transformers: a class",
@@ -254,10 +257,10 @@ CALLS: list[tuple[str, Call, str]] = [
         r"not its class: write custom_generate=ReVisiT.recommended\(model\)",
     ),
     ("generate: vision_mask", lambda pair: generate(pair, vision_mask="a"), "vision_mask must be a tensor"),
-    ("generate: no pixels", lambda pair: generate(pair, pixel_values=None), "no pixels came with it"),
+    ("generate: no pixels", lambda pair: generate(pair, pixel_values=None), "but no pixels"),
     ("ask: trace", lambda pair: ask(pair, PICTURE, "?", trace=True), "the trace is always kept"),
     ("ask: input_ids", lambda pair: ask(pair, PICTURE, "?", input_ids=3), "input_ids is set by"),
-    ("ask: custom_generate", lambda pair: ask(pair, PICTURE, "?", custom_generate=3), "leave it out"),
+    ("ask: custom_generate", lambda pair: ask(pair, PICTURE, "?", custom_generate=3), "remove it"),
     ("ask: misspelled", lambda pair: ask(pair, PICTURE, "?", temprature=2), "Did you mean 'temperature'"),
     (
         "ask: no length",
@@ -269,24 +272,28 @@ CALLS: list[tuple[str, Call, str]] = [
         lambda pair: revisit.load("tiny", dytpe="float16"),
         "no argument 'dytpe'. Did you mean 'dtype'",
     ),
-    ("Trace.save: no folder", lambda pair: Trace().save("no/x.json"), "there is no folder no; make it first"),
+    ("Trace.save: no folder", lambda pair: Trace().save("no/x.json"), "there is no folder no; create it first"),
     ("ask: a number is shown", lambda pair: ask(pair, PICTURE, "?", objects=3), "objects must be a list"),
     ("ask: a text is shown", lambda pair: ask(pair, PICTURE, "?", objects="cat"), "objects must be a list"),
     ("ask: the base class", lambda pair: ask(pair, PICTURE, "?", revisit.Method), "Method needs a name"),
     (
         "ask: two answers",
         lambda pair: ask(pair, PICTURE, "?", num_return_sequences=2, do_sample=True),
-        "leave out num_return_sequences",
+        "remove num_return_sequences",
     ),
-    ("ask: saved to a number", lambda pair: ask(pair, PICTURE, "?").save(3), "named by a path"),
-    ("load: a number", lambda pair: revisit.load(3), "named by a path or a hub id"),  # type: ignore[arg-type]
-    ("load: None", lambda pair: revisit.load(None), "named by a path or a hub id"),  # type: ignore[arg-type]
-    ("load: a zero byte", lambda pair: revisit.load("a\0b"), "named by a path or a hub id"),
+    ("ask: saved to a number", lambda pair: ask(pair, PICTURE, "?").save(3), "must be given as a path"),
+    ("load: a number", lambda pair: revisit.load(3), "must be a path or a Hub id"),  # type: ignore[arg-type]
+    ("load: None", lambda pair: revisit.load(None), "must be a path or a Hub id"),  # type: ignore[arg-type]
+    ("load: a zero byte", lambda pair: revisit.load("a\0b"), "must be a path or a Hub id"),
     ("prepare: device", lambda pair: prepare(pair, "nodevice"), "There is no device 'nodevice'"),
     ("prepare: object", lambda pair: prepare(pair, object()), "There is no device"),
     ("prepare: no GPU", lambda pair: prepare(pair, "cuda:99"), "The device asks for 'cuda:99'"),
-    ("answers: no output", lambda pair: revisit.answers(pair[1], None, inputs(pair)), "what generate returned"),
-    ("answers: no inputs", lambda pair: revisit.answers(pair[1], inputs(pair)["input_ids"], None), "what generate"),
+    ("answers: no output", lambda pair: revisit.answers(pair[1], None, inputs(pair)), "needs the output of generate"),
+    (
+        "answers: no inputs",
+        lambda pair: revisit.answers(pair[1], inputs(pair)["input_ids"], None),
+        "needs the output of generate",
+    ),
     ("answers: no processor", lambda pair: revisit.answers(None, None, None), "must be the model's processor"),
     ("settings: alpha", lambda pair: revisit.ReVisiT(alpha=0), "alpha must be a number above 0"),
     ("settings: misspelled", lambda pair: revisit.ReVisiT(alhpa=3), "Did you mean 'alpha'"),  # type: ignore[call-arg]
@@ -297,9 +304,9 @@ CALLS: list[tuple[str, Call, str]] = [
     ("open_image: an odd mode", lambda pair: revisit.open_image(Image.new("La", (9, 9))), "of mode La, cannot be read"),
     ("open_image: closed", lambda pair: revisit.open_image(closed()), "cannot be read"),
     ("open_image: closed, from memory", lambda pair: revisit.open_image(closed(copied=True)), "cannot be read"),
-    ("open_image: NaN", lambda pair: revisit.open_image(Image.new("F", (9, 9), float("nan"))), "no numbers"),
+    ("open_image: NaN", lambda pair: revisit.open_image(Image.new("F", (9, 9), float("nan"))), "contains NaN"),
     ("open_image: infinite", lambda pair: revisit.open_image(Image.new("F", (9, 9), float("inf"))), "infinite"),
-    ("Trace.save: a number", lambda pair: Trace().save(3), "named by a path"),  # type: ignore[arg-type]
+    ("Trace.save: a number", lambda pair: Trace().save(3), "must be given as a path"),  # type: ignore[arg-type]
 ]
 
 
@@ -317,7 +324,7 @@ def test_a_mistyped_model_without_a_network(folder: Path, monkeypatch: pytest.Mo
     from revisit.models import config
 
     monkeypatch.setattr(config, "_hub_answers", lambda name, hub: False)
-    with pytest.raises(RevisitError, match=r"hub cannot be reached.* Did you mean 'tiny'\?"):
+    with pytest.raises(RevisitError, match=r"Hub cannot be reached.* Did you mean 'tiny'\?"):
         revisit.load("tinny")
 
 

@@ -45,7 +45,7 @@ EXTRAS = {
 def as_path(path: object) -> Path:
     """A path from text or a path; raises RevisitError for anything else."""
     if not isinstance(path, (str, os.PathLike)) or "\0" in str(path):
-        raise RevisitError(f"A file is named by a path, not by {path!r}.")
+        raise RevisitError(f"A file must be given as a path, not {path!r}.")
     return Path(path)
 
 
@@ -81,5 +81,5 @@ def unknown_setting(owner: str, name: str, known: Iterable[str], kind: str = "")
     """The error for a setting that `owner` does not have; `kind` of setting, if it is not the owner's name that tells it."""
     names = set(known)
     if not names:
-        return RevisitError(f"{owner} has no settings: leave {name} out.")
+        return RevisitError(f"{owner} has no settings: remove {name}.")
     return unknown(kind or f"{owner} setting", name, names)

@@ -153,7 +153,7 @@ def without_brackets(text: str) -> str:
     if closing is None:
         return text
     if not text.endswith(closing):
-        raise RevisitError(f"The list {text[:60]!r} begins with {text[0]} and does not end with {closing}.")
+        raise RevisitError(f"The list {text[:60]!r} begins with {text[0]} but does not end with {closing}.")
     return text[1:-1].strip()
 
 
@@ -258,7 +258,7 @@ class Registry(Generic[S]):
         name = str(cls.name)  # type: ignore[attr-defined]
         known = self.built_in().get(name) or self.registered.get(name)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise RevisitError(f"{cls.__name__}: there is a {self.kind} named {name!r} already; choose another name.")
+            raise RevisitError(f"{cls.__name__}: a {self.kind} named {name!r} already exists; choose another name.")
         self.registered[name] = cls  # type: ignore[assignment]
         return cls
 
@@ -299,7 +299,9 @@ class Registry(Generic[S]):
             raise
         except Exception as error:  # a class from outside may raise anything
             name = getattr(cls, "name", self.kind)
-            raise RevisitError(f"The {self.kind} {name!r} cannot be made: {type(error).__name__}: {error}.") from error
+            raise RevisitError(
+                f"The {self.kind} {name!r} cannot be created: {type(error).__name__}: {error}."
+            ) from error
 
     def parse(self, entry: str | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """(name, settings) of an entry. A class from a file is registered: from then on its own name finds it."""
@@ -397,7 +399,7 @@ def class_from_file(path: Path, name: str, kind: str) -> Any:
     """What a Python file calls `name`; the file is run once in a process, as a module of its own."""
     path = path.expanduser()
     if not path.is_file():
-        raise RevisitError(f"There is no file {str(path)!r} to take a {kind} from.")
+        raise RevisitError(f"There is no file {str(path)!r} for the {kind}.")
     path = path.resolve()
     module = f"revisit_file_{path.stem}_{abs(hash(str(path))):x}"
     if module not in sys.modules:
@@ -442,7 +444,7 @@ def parse_assignments(texts: Iterable[str], wanted: str = "--set key=value") -> 
         if not sign or not key.strip():
             raise RevisitError(f"Settings are written {wanted}, not {text!r}; for example alpha=1e-3.")
         if key.strip() in settings:
-            raise RevisitError(f"The setting {key.strip()!r} is given twice; leave one out.")
+            raise RevisitError(f"The setting {key.strip()!r} is given twice; remove one.")
         settings[key.strip()] = value.strip()
     return settings
 

@@ -17,7 +17,7 @@ def flag(name: str, default: bool) -> bool:
         return default
     on = truth(value)
     if on is None:
-        raise RevisitError(f"{name}={value!r} in the environment is neither on nor off: use 1 or 0.")
+        raise RevisitError(f"{name}={value!r} in the environment is not valid: use 1 or 0.")
     return on
 
 

@@ -58,7 +58,7 @@ def test_ratio_and_printing():
 
 
 def test_nothing_is_scored_in_silence():
-    with pytest.raises(RevisitError, match="nothing to score"):
+    with pytest.raises(RevisitError, match="Nothing to score"):
         check_answers([], {})
     with pytest.raises(RevisitError, match="1 of 1 items have no answer"):
         check_answers([Item("1", "?")], {})

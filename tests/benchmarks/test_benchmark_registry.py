@@ -94,13 +94,13 @@ def test_an_installed_package_offers_one(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nowhere.py:Mine", "There is no file 'nowhere.py' to take a benchmark from"),
+        ("nowhere.py:Mine", "There is no file 'nowhere.py' for the benchmark"),
         ("plain.py:Missing", r"plain\.py has no class 'Missing'"),
         ("plain.py:NUMBER", "must be a class derived from revisit.Benchmark"),
         ("plain.py:Nameless", "needs a name that can be typed"),
         ("plain.py:Bare", "needs a class attribute 'metrics'"),
-        ("plain.py:Clash", "there is a benchmark named 'pope' already"),
-        ("plain.py:Headless", "its headline 'x' is none of its metrics"),
+        ("plain.py:Clash", "a benchmark named 'pope' already exists"),
+        ("plain.py:Headless", "its headline 'x' is not one of its metrics"),
         ("plain.py:Decorated", "leave @dataclass out"),
         ("broken.py:Mine", r"broken\.py could not be run: ZeroDivisionError"),
     ],

@@ -312,7 +312,7 @@ def test_items_without_pictures_are_one_sentence(
     offer_vqav2(file_server, monkeypatch)
     run("vqav2", tmp_path / "data", "--from", file_server.url, "--limit", "3")
     words = ["eval", "--model", "tiny", "--method", "greedy", "--benchmark", "vqav2", "--data", tmp_path / "data"]
-    with pytest.raises(RevisitError, match=r"fetched with --limit 3.*give --limit 3"):
+    with pytest.raises(RevisitError, match=r"downloaded with --limit 3.*use --limit 3"):
         CliRunner().invoke(app, [*map(str, words), "--out", str(tmp_path / "out")], catch_exceptions=False)
 
 
@@ -337,9 +337,9 @@ def test_servers_of_all_kinds(file_server: FileServer, tmp_path: Path) -> None:
     assert (tmp_path / "a.jpg").read_bytes() == picture
     file_server.status["/b.jpg"] = [403]
     file_server.files["/b.jpg"] = picture
-    with pytest.raises(RevisitError, match=r"b\.jpg was refused with status 403"):
+    with pytest.raises(RevisitError, match=r"b\.jpg failed with status 403"):
         download.fetch_all([dataclasses.replace(remote, path="b.jpg", urls=(f"{file_server.url}/b.jpg",))], tmp_path)
-    with pytest.raises(RevisitError, match="is not there"):
+    with pytest.raises(RevisitError, match="was not found"):
         download.fetch_all([dataclasses.replace(remote, path="c.jpg", urls=(f"{file_server.url}/c.jpg",))], tmp_path)
 
 
@@ -364,7 +364,7 @@ def test_wrong_requests_are_one_sentence(tmp_path: Path) -> None:
         run("pope")
     with pytest.raises(RevisitError, match="have no splits"):
         run("pope", tmp_path / "data", "--split", "test")
-    with pytest.raises(RevisitError, match="fetched from the hub"):
+    with pytest.raises(RevisitError, match="comes from the Hub"):
         run("mmmu", tmp_path / "data", "--from", "http://127.0.0.1:9")
-    with pytest.raises(RevisitError, match="has no hub dataset"):
+    with pytest.raises(RevisitError, match="has no Hub dataset"):
         run("amber", tmp_path / "data", "--from", "somebody/amber")

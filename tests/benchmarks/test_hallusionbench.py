@@ -86,7 +86,7 @@ def test_bad_labels_and_duplicates():
     rows = _tiny_rows()
     with pytest.raises(RevisitError, match="needs a label 0, 1 or 2, not '3'"):
         hb.score_labels(rows, {"VD_scene_0_0_0": "3", "VD_scene_0_1_0": "0"})
-    with pytest.raises(RevisitError, match="there twice"):
+    with pytest.raises(RevisitError, match="Duplicate question"):
         hb.score_labels(rows + rows, {})
 
 

@@ -45,7 +45,7 @@ def column(data: bytes | None) -> dict[str, Any] | None:
 
 
 def save(file: Path, features: dict[str, Any], rows: list[tuple[Any, ...]]) -> None:
-    """A parquet file whose schema says what is a picture, as the hub's files do."""
+    """A parquet file whose schema says what is a picture, as the Hub's files do."""
     file.parent.mkdir(parents=True, exist_ok=True)
     values = {name: [row[n] for row in rows] for n, name in enumerate(features)}
     datasets.Dataset.from_dict(values, features=Features(features)).to_parquet(file)
@@ -319,14 +319,14 @@ def test_mme_keeps_only_whole_pairs(made: Callable[[str], Path], tmp_path: Path)
 
 @pytest.mark.parametrize("name", ["chair", "repope", "amber"])
 def test_what_no_hub_dataset_holds(name: str, tmp_path: Path) -> None:
-    with pytest.raises(RevisitError, match="has no hub dataset"):
+    with pytest.raises(RevisitError, match="has no Hub dataset"):
         data.get(name, tmp_path / "data", "lmms-lab/POPE")
 
 
 def test_names_that_are_not_known(made: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(RevisitError, match="Did you mean 'pope'"):
         data.get("popee", tmp_path / "data")
-    with pytest.raises(RevisitError, match="neither a folder nor a hub dataset OWNER/NAME"):
+    with pytest.raises(RevisitError, match="neither a folder nor a Hub dataset OWNER/NAME"):
         data.get("pope", tmp_path / "data", str(tmp_path / "nowhere"))
     with pytest.raises(RevisitError, match=r"Unknown split of .*'tset'\. Did you mean 'test'"):
         data.get("pope", tmp_path / "data", str(made("pope")), split="tset")
@@ -350,11 +350,11 @@ def changed(index: int, **values: Any) -> list[tuple[Any, ...]]:
     [
         (changed(1, category="hard"), "row 2: 'category' must be one of random, popular, adversarial, not 'hard'"),
         (changed(0, answer="maybe"), "row 1: 'answer' must be one of yes, no, not 'maybe'"),
-        (changed(1, question_id="1"), "row 2: .* is there a second time"),
+        (changed(1, question_id="1"), "row 2: .* is a duplicate"),
         (changed(1, question_id="one"), "row 2: 'question_id' must be a whole number"),
         (changed(0, image=None), "row 1 has no picture"),
         (changed(0, image=column(b"text")), "row 1: its picture is in none of the formats"),
-        (changed(0, image_source="../../escaped"), "would not stay in its folder"),
+        (changed(0, image_source="../../escaped"), "outside its folder"),
         ([], "has no rows"),
     ],
 )
@@ -446,14 +446,14 @@ def test_a_hub_repository_is_pinned_and_streamed(
         "lmms-lab-encoder/MME",
         ("lmms-lab-encoder/MME", None, {"streaming": True, "revision": "c0ffee"}),
     ]
-    with pytest.raises(RevisitError, match="The hub has no dataset lmms-lab/Nothing"):
+    with pytest.raises(RevisitError, match="The Hub has no dataset lmms-lab/Nothing"):
         data.get("mme", tmp_path / "other", "lmms-lab/Nothing")
 
 
 COMMIT = "c0ffee" * 6 + "c0ff"
 ON_HUB = ("hallusionbench", "llava_bench", "mme", "mmmu", "pope")
 ITEMS = {"hallusionbench": 4, "llava_bench": 2, "mme": 4, "mmmu": 2, "pope": 6}
-# In a process of its own, which takes the loopback for the hub: every benchmark, and what came of it.
+# In a process of its own, which takes the loopback for the Hub: every benchmark, and what came of it.
 CLIENT = """
 import json, sys
 from pathlib import Path
@@ -468,7 +468,7 @@ for name in sys.argv[2:]:
 
 
 def offer(server: FileServer, name: str, folder: Path) -> str:
-    """A hub with the dataset somebody/NAME on the loopback; gives the address path of its largest file."""
+    """A Hub with the dataset somebody/NAME on the loopback; gives the address path of its largest file."""
     files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
     largest = max(files, key=lambda file: len(files[file]))
     siblings: list[dict[str, Any]] = []

@@ -52,7 +52,7 @@ def test_failures_are_one_sentence(stub_judge, tmp_path: Path):
 
 def test_what_is_no_completion_is_one_sentence(stub_judge):
     stub_judge.replies = [{"error": "not me"}, {"choices": [{"message": {"content": None}}]}]
-    with pytest.raises(RevisitError, match="not a chat completion"):
+    with pytest.raises(RevisitError, match="did not return a chat completion"):
         Judge(stub_judge.url, "m").ask("q")
     with pytest.raises(RevisitError, match="without text"):
         Judge(stub_judge.url, "m").ask("q")

@@ -84,7 +84,7 @@ def test_load_and_score(tmp_path: Path):
     assert items[0].prompt == "What?\nAnswer the question using a single word or phrase."
     assert items[0].images[0].name == "COCO_val2014_000000000007.png"
     assert bench.score(items, {"70": "cat"}).metrics["accuracy"] == 100.0
-    with pytest.raises(RevisitError, match="belong to no item"):
+    with pytest.raises(RevisitError, match="match no item"):
         bench.score(items, {"70": "cat", "71": "dog"})
 
 

@@ -88,7 +88,7 @@ def test_a_broken_vision_path_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_photo_needs_a_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "--image", "photo.png") != 0
-    assert "--image checks a model" in capsys.readouterr().err
+    assert "--image needs a model" in capsys.readouterr().err
 
 
 def test_sizes() -> None:

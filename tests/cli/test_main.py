@@ -171,7 +171,7 @@ def test_an_interrupted_evaluation_says_what_there_is(tmp_path: Path) -> None:
     assert str(stopped(tmp_path)) == "Stopped before the first answer."
     (tmp_path / "cells/a").mkdir(parents=True)
     (tmp_path / "cells/a/answers.jsonl").write_text("{}")
-    assert "resumes from there" in str(stopped(tmp_path))
+    assert "rerun the command to resume" in str(stopped(tmp_path))
     assert stopped(tmp_path).status == 130
 
 

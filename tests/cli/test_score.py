@@ -70,11 +70,11 @@ def test_chair(tmp_path: Path):
     assert "CHAIRi" in run("chair", captions, "--data", tmp_path)
     (tmp_path / "ids.txt").write_text("2\n")
     chosen = ("--data", tmp_path, "--set", f"ids={tmp_path / 'ids.txt'}")
-    with pytest.raises(RevisitError, match="1 answers belong to no item"):
+    with pytest.raises(RevisitError, match="1 answers match no item"):
         run("chair", captions, *chosen)
     result = numbers("chair", captions, *chosen, "--subset")
     assert (result["items"], result["metrics"]["CHAIRs"]) == (1, 0.0)
-    assert result["notes"][0] == "Scored the 1 answered of 1 items. 1 answers belong to no item."
+    assert result["notes"][0] == "Scored the 1 answered of 1 items. 1 answers match no item."
 
 
 @pytest.mark.parametrize("parser", ["official", "vcd", "opera", "harness"])

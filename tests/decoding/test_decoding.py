@@ -343,7 +343,7 @@ def test_clear_refusals() -> None:
         revisit.generate(model, **inputs, method=ReVisiT(layers=(1, 9)), max_new_tokens=2)
     with pytest.raises(RevisitError, match="must be a decoding method"):
         revisit.generate(model, **inputs, method=3, max_new_tokens=2)
-    with pytest.raises(RevisitError, match="not called directly"):
+    with pytest.raises(RevisitError, match="Do not call a decoding method directly"):
         METHOD(model, inputs["input_ids"], generation_config=model.generation_config)
 
 

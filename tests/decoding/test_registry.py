@@ -131,7 +131,7 @@ def test_another_process_takes_the_class_from_the_same_file(file: Path) -> None:
         ("Missing", "has no class 'Missing'"),
         ("Other", "must be a class derived from revisit.Method"),
         ("Decorated", "leave @dataclass out"),
-        ("Vcd", "there is a method named 'vcd' already"),
+        ("Vcd", "a method named 'vcd' already exists"),
     ],
 )
 def test_classes_of_a_file_that_cannot_be_used(file: Path, cls: str, sentence: str) -> None:
@@ -194,10 +194,10 @@ class Number(Method):
     [
         ("NoBegin", "NoBegin cannot decode: it must have a method begin"),
         ("Required", "Required must have a default for 'weight'"),
-        ("Raises", "The method 'raises' cannot be made: KeyError: 'missing'"),
+        ("Raises", "The method 'raises' cannot be created: KeyError: 'missing'"),
         ("Unresolved", "Unresolved has an annotation that cannot be read"),
         ("Nothing", "The method 'nothing' cannot decode: its begin.* not NoneType"),
-        ("Short", r"The method 'short' must return logits of the shape that it was given, \(1, 512\), not \(1, 5\)"),
+        ("Short", r"The method 'short' must return logits of the same shape, \(1, 512\), not \(1, 5\)"),
         ("Number", r"The method 'number' must return logits .* not int"),
     ],
 )

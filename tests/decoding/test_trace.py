@@ -130,7 +130,7 @@ def test_wrong_calls_are_one_sentence() -> None:
         revisit.generate(model, inputs, **OPTIONS)
     with pytest.raises(RevisitError, match="must be a model with generate"):
         revisit.generate("tiny", **inputs)
-    with pytest.raises(RevisitError, match="or True to have one made"):
+    with pytest.raises(RevisitError, match="or True to create one"):
         revisit.generate(model, **inputs, trace="yes")  # type: ignore[arg-type]
 
 

@@ -102,7 +102,7 @@ def test_flags_beat_the_file(tmp_path: Path, model: Path) -> None:
     [
         ("metod: greedy", "Did you mean 'method'"),
         ("a: [", "is not valid YAML"),
-        ("- 1", "must hold keys and values"),
+        ("- 1", "must contain keys and values"),
         ("a: 2024-99-99", "is not valid YAML"),
         ("sample: 'maybe'", "sample must be true or false, not 'maybe'"),
         ("max_new_tokens: 0", "max_new_tokens must be a whole number from 1 to"),
@@ -150,7 +150,7 @@ def test_text_in_a_file_is_read_by_the_type_of_its_key(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_utf_8_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "grid.yaml").write_bytes(b"model: \xff\xfe")
-    with pytest.raises(RevisitError, match=r"grid\.yaml is not text in UTF-8"):
+    with pytest.raises(RevisitError, match=r"grid\.yaml is not UTF-8 text"):
         load_config(tmp_path / "grid.yaml", {})
 
 
@@ -194,7 +194,7 @@ def test_data_for_each_benchmark() -> None:
     assert parse_data("odd=name", names) == {"pope": "odd=name", "chair": "odd=name"}
     with pytest.raises(RevisitError, match="no folder for benchmark 'chair'"):
         parse_data(["pope=a"], names)
-    with pytest.raises(RevisitError, match="two places"):
+    with pytest.raises(RevisitError, match="two folders"):
         parse_data(["a", "b"], names)
     with pytest.raises(RevisitError, match="Unknown benchmark in --data: 'mmmu'"):
         parse_data(["mmmu=a", "b"], names)
@@ -267,5 +267,5 @@ def test_a_file_in_json_may_write_characters_in_halves(tmp_path: Path) -> None:
     (tmp_path / "eval.yaml").write_text(r'{"out": "\ud83e\udd8a"}')
     assert load_config(tmp_path / "eval.yaml", {}).out == "🦊"
     (tmp_path / "eval.yaml").write_text(r'{"out": "\ud83e"}')
-    with pytest.raises(RevisitError, match="save it as UTF-8"):
+    with pytest.raises(RevisitError, match="is not UTF-8 text"):
         load_config(tmp_path / "eval.yaml", {})

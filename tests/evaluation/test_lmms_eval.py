@@ -139,9 +139,9 @@ def test_unknown_generation_arguments_are_named_once(
 
 def test_what_is_not_offered_is_said(plugin: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = plugin.Revisit(pretrained=str(folder), method="greedy")
-    with pytest.raises(RevisitError, match="likelihoods do not fit"):
+    with pytest.raises(RevisitError, match="does not support likelihood tasks"):
         model.loglikelihood([])
-    with pytest.raises(RevisitError, match="gave a str"):
+    with pytest.raises(RevisitError, match="has a str"):
         plugin._upright("video.mp4")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RevisitError, match="runs in one process"):

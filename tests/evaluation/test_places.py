@@ -1,4 +1,4 @@
-"""`--data download`: hub datasets are fetched once into the cache folder, then read from there."""
+"""`--data download`: Hub datasets are fetched once into the cache folder, then read from there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from revisit.evaluation.places import resolve_data
 
 @pytest.fixture
 def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was asked of the hub; each request makes the folder it would make."""
+    """What was asked of the Hub; each request makes the folder it would make."""
     monkeypatch.setenv("REVISIT_CACHE", str(tmp_path / "cache"))
     requests: list[Any] = []
 
@@ -32,7 +32,7 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_fetched_once(fetched: list[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = resolve_data("download", "mmmu", 5)
     assert first == tmp_path / "cache/data-mmmu"
-    assert "Fetching mmmu from its hub dataset" in caplog.text
+    assert "Fetching mmmu from its Hub dataset" in caplog.text
     caplog.clear()
     assert resolve_data("download", "mmmu") == first
     assert caplog.text == ""

@@ -153,7 +153,7 @@ def test_identical_methods_differ_by_nothing() -> None:
 
 
 def test_different_units_are_refused_by_name() -> None:
-    with pytest.raises(RevisitError, match="1 are on one side only, such as 'u2'"):
+    with pytest.raises(RevisitError, match="1 are only on one side, such as 'u2'"):
         s.paired(terms([1, 2]), terms([1, 2, 3]))
 
 

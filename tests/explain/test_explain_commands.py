@@ -95,8 +95,8 @@ def test_lens_prints_tables_and_writes_files(folder: Path, tmp_path: Path) -> No
     ("arguments", "says"),
     [
         (("lens",), "No image was given"),
-        (("lens", "a.png", "--words", "one"), "at least two words"),
-        (("lens", "a.png", "--png", "x.png"), "name the words"),
+        (("lens", "a.png", "--words", "one"), "at least two different words"),
+        (("lens", "a.png", "--png", "x.png"), "--png needs --words"),
         (("generate", "a.png", "--html", "x.html", "--beams", "2"), "cannot be combined with --beams"),
     ],
 )

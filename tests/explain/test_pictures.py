@@ -73,7 +73,7 @@ def test_chosen_steps_and_bad_ones() -> None:
     plain = Decode([made_up.scene()], "?", "m", made_up.even_layout((480, 320), 2, 2), [made_up.plain_answer(4)])
     with pytest.raises(RevisitError, match="nothing to draw"):
         figure.decode_figure(plain)
-    with pytest.raises(RevisitError, match=r"out\.gif ends in none of them"):
+    with pytest.raises(RevisitError, match=r"out\.gif: use \.png"):
         figure.save(figure.decode_figure(made_up.decode()), "out.gif")
 
 
@@ -82,7 +82,7 @@ def test_a_lens_as_a_picture_and_tables(tmp_path: Path) -> None:
     seen = lens.read_vision_tokens(model, processor, [families.picture(1, (90, 60))], {"words": ["a", "b", "c"]})
     path = figure.save(figure.lens_figure(seen, 1), tmp_path / "maps.svg")
     assert "share among these words" in path.read_text("utf-8")
-    with pytest.raises(RevisitError, match="name the words"):
+    with pytest.raises(RevisitError, match="Heat maps need words"):
         figure.lens_figure(seen, 0)
     maps = seen.readings[1].maps
     assert maps is not None

@@ -109,7 +109,7 @@ def test_a_select_max_method_keeps_the_largest_divergence() -> None:
 
 def test_what_cannot_be_explained_is_refused() -> None:
     model, processor = families.build("llava")
-    with pytest.raises(RevisitError, match="There is no decoding method"):
+    with pytest.raises(RevisitError, match="without a decoding method"):
         record.explain(model, processor, [families.picture(1)], "hi", [])
     with pytest.raises(RevisitError, match="Beam search cannot be shown"):
         record.explain(model, processor, [families.picture(1)], "hi", [Greedy()], num_beams=2)

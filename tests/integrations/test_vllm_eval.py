@@ -63,14 +63,14 @@ def test_what_vllm_cannot_do_is_said() -> None:
     engine = VllmEngine("tiny")
     with pytest.raises(RevisitError, match="not with 'vcd'"):
         list(engine.stream(get("vcd"), DECODING, []))
-    with pytest.raises(RevisitError, match="no beam search"):
+    with pytest.raises(RevisitError, match="does not support beam search"):
         list(engine.stream(ReVisiT(), Decoding(num_beams=2), []))
     with pytest.raises(RevisitError, match="REVISIT_VLLM_LAYERS=all"):
         list(engine.stream(ReVisiT(layers="all"), DECODING, []))
     unknown = VllmEngine("tiny")
     unknown.about = SimpleNamespace(config=SimpleNamespace(model_type="blip-2"))
     unknown.refuse(Greedy(), DECODING)
-    with pytest.raises(RevisitError, match="does not know models of type blip-2"):
+    with pytest.raises(RevisitError, match="does not support models of type blip-2"):
         unknown.refuse(ReVisiT(), DECODING)
     with pytest.raises(RevisitError, match="device-map"):
         VllmEngine("tiny", device_map="auto")

@@ -318,7 +318,7 @@ def test_a_request_that_can_never_fit_is_refused_where_it_is_admitted(monkeypatc
 def test_a_model_that_is_not_known_is_refused_at_start_up(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm import ModelRegistry
 
-    with pytest.raises(RevisitError, match="not Phi3VForCausalLM; leave the plug-in out"):
+    with pytest.raises(RevisitError, match="not Phi3VForCausalLM; disable the plug-in"):
         plan.check_model("Phi3VForCausalLM")
     monkeypatch.setitem(ModelRegistry.models, "LlavaForConditionalGeneration", object())
     with pytest.raises(RevisitError, match="VLLM_PLUGINS=revisit"):

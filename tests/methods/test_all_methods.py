@@ -41,7 +41,7 @@ def test_a_row_of_a_batch_equals_its_single_run(family: str, name: str) -> None:
 
 REFUSALS = {  # what a method needs and a family does not have
     "works on the attention of every decoder layer, which 1 of the 4": families.RECURRENT,
-    "lays out its pixels is not known": ("kimi_k25", "lfm2_vl", "minicpmv4_6", "molmo2"),
+    "is unknown: use another method": ("kimi_k25", "lfm2_vl", "minicpmv4_6", "molmo2"),
     "needs to know which tokens open and close an image": ("minicpmv4_6",),
 }
 
@@ -356,7 +356,7 @@ def test_pixels_are_needed_to_change_them() -> None:
         (lambda: VCD(mode="both"), "Unknown VCD mode 'both'"),  # type: ignore[arg-type]
         (lambda: DoLa(layers="lower"), "Did you mean 'low'"),  # type: ignore[arg-type]
         (lambda: SID(layer=0), "SID: layer must be a whole number of at least 1, not 0"),
-        (lambda: revisit.PAI(alpha=0, gamma=None), "nothing left to do"),
+        (lambda: revisit.PAI(alpha=0, gamma=None), "alpha 0 and gamma none do nothing"),
         (lambda: VCD(noise_step=3.5), "VCD: noise_step must be a whole number from 0 to 999, not 3.5"),  # type: ignore[arg-type]
         (lambda: SID(layer=1.5), "SID: layer must be a whole number"),  # type: ignore[arg-type]
         (lambda: VCD(seed="a"), "VCD: seed must be a whole number"),  # type: ignore[arg-type]
@@ -411,7 +411,7 @@ def test_pai_acts_without_a_cache_too() -> None:
 
 
 def test_two_methods_that_look_at_early_layers_are_refused() -> None:
-    with pytest.raises(RevisitError, match="Only one method of a chain can look at early layers"):
+    with pytest.raises(RevisitError, match="Only one method of a chain can read early layers"):
         decode("llava", single("llava", 0), Chain([DoLa(), DeCo(layers=(1, 2))]))
 
 

@@ -350,5 +350,5 @@ def test_vistas_own_prefills_are_not_taken_for_the_prompts() -> None:
 def test_layers_that_a_model_does_not_have_are_refused(method: Method) -> None:
     with pytest.raises(RevisitError, match="layer 9 does not exist"):
         decode("llava", single("llava", 0), method)
-    with pytest.raises(RevisitError, match="nothing left to do"):
+    with pytest.raises(RevisitError, match="do nothing; set one of them"):
         VISTA(strength=0, share=0)

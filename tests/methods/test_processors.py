@@ -66,7 +66,7 @@ def test_a_family_whose_image_boundaries_are_not_known_is_refused(monkeypatch: p
     model, processor = families.build("qwen2_vl")
     monkeypatch.setattr(type(model.config), "model_type", "no_such_family")
     for name in ("m3id", "pai", "icd", "code"):
-        with pytest.raises(RevisitError, match="for this family they are not known: list their ids as around"):
+        with pytest.raises(RevisitError, match="which are unknown for this family: pass their ids as around"):
             scores(model, "qwen2_vl", STRONG[name], processor=processor)
     edges = tuple(map(families.token_id, ("<|vision_start|>", "<|vision_end|>")))
     got = scores(model, "qwen2_vl", M3ID(decay=1.0, start=1, around=edges))

@@ -43,7 +43,7 @@ def test_an_images_only_processor_is_never_saved_incomplete(tmp_path: Path) -> N
 
 
 def test_clear_refusals(tmp_path: Path) -> None:
-    with pytest.raises(RevisitError, match=r"neither a local folder nor a hub id|the hub cannot be reached"):
+    with pytest.raises(RevisitError, match=r"neither a local folder nor a (reachable )?Hub id|the Hub cannot be reached"):
         revisit.load("nobody/has-this-model")
     with pytest.raises(RevisitError, match=r"no config\.json"):
         revisit.load(tmp_path)
@@ -98,9 +98,9 @@ def test_a_path_that_is_not_there_is_no_hub_id() -> None:
 
 def test_a_hub_that_cannot_be_reached_is_said_at_the_first_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     said = (
-        "There is no model 'nobody/nothing' on this machine, and the hub cannot be reached: check the network, or give "
+        "There is no model 'nobody/nothing' on this machine, and the Hub cannot be reached: check the network, or use "
     )
-    assert refusal("nobody/nothing").startswith(said)  # switched off: the suite never asks the hub
+    assert refusal("nobody/nothing").startswith(said)  # switched off: the suite never asks the Hub
 
     def no_network(*_: Any, **__: Any) -> None:
         raise type("ConnectError", (Exception,), {})("Name or service not known")

@@ -50,10 +50,10 @@ def test_without_images(processor: Any) -> None:
 @pytest.mark.parametrize(
     ("prompts", "images", "message"),
     [
-        (families.picture(0), "hi", r"images come after it: prepare\(processor, prompt, image\)"),
+        (families.picture(0), "hi", r"followed by the images: prepare\(processor, prompt, image\)"),
         (None, None, "must be a text"),
         (["hi", 3], None, "must be a text"),
-        ([], None, "no prompt"),
+        ([], None, "list of prompts is empty"),
         (["a", "b"], families.picture(0), "2 prompts came with images for 1"),
         (["a", "b"], [families.picture(0)], "2 prompts came with images for 1"),
         ("hi <image>", None, "marks an image in this model"),

@@ -46,5 +46,5 @@ def test_a_run_without_answers_is_refused(tmp_path: Path) -> None:
     for cell in read_results(tmp_path / "run")["cells"]:
         (tmp_path / "run" / cell["path"] / "answers.jsonl").write_text("")
     done = CliRunner().invoke(app, ["export", str(tmp_path / "run"), "--to", "inspect"])
-    assert "holds no answers yet" in str(done.exception)
+    assert "contains no answers yet" in str(done.exception)
     assert not (tmp_path / "run" / "inspect").exists()

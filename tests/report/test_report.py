@@ -298,7 +298,7 @@ def test_figures_are_written_in_both_formats(document: Document, tmp_path: Path)
 
 
 def test_a_folder_with_nothing_in_it_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RevisitError, match="nothing to report"):
+    with pytest.raises(RevisitError, match="Nothing to report"):
         gather(tmp_path)
     with pytest.raises(RevisitError, match="is not a folder"):
         gather(tmp_path / "absent")

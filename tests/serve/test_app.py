@@ -127,7 +127,7 @@ def test_a_method_with_beams_answers_when_its_search_is_over(client: openai.Open
     assert whole.choices[0].message.content == text
     pieces = client.chat.completions.create(**asked, extra_body=chosen, stream=True)
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices) == text
-    with pytest.raises(openai.BadRequestError, match="searches with beams and draws nothing"):
+    with pytest.raises(openai.BadRequestError, match="uses beam search, not sampling"):
         client.chat.completions.create(**asked, extra_body=chosen, temperature=0.7)
 
 
@@ -356,7 +356,7 @@ def test_a_failure_of_ours_is_said_and_counted(running: Running, monkeypatch: py
     monkeypatch.setattr(running.service, "read", broken)
     reply = post(running, messages=messages(1))
     assert reply.status_code == 500
-    assert "its log says why" in reply.json()["error"]["message"]
+    assert "see the server's log" in reply.json()["error"]["message"]
     assert 'status="500"' in httpx.get(f"{running.url}/metrics").text
 
 
@@ -569,7 +569,7 @@ def test_given_texts_are_checked_together_in_one_pass(running: Running) -> None:
         ({"image": []}, "image"),
         ({"image": ["nowhere.jpg"]}, "data URI"),
         ({"image": "data:image/png;base64,AAAA"}, "image"),
-        ({"image": "https://example.com/a.png"}, "not fetched"),
+        ({"image": "https://example.com/a.png"}, "does not download images"),
         ({"threshold": 2}, "threshold"),
         ({"words": []}, "words"),
         ({"words": [" "]}, "is empty"),

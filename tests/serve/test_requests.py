@@ -123,7 +123,7 @@ def test_a_conversation_without_image_is_fine_unless_a_method_was_asked_for() ->
         (body(png(), decoding={"settings": {"alhpa": 1}}), "Did you mean 'alpha'"),
         (body(png(), decoding={"settings": {"alpha": 5}}), "at most 1"),
         (body(png(), decoding={"settings": {"alpha": [1]}}), "alpha must be a number"),
-        (body(png(), stream=True, decoding={"method": "opera", "record": "steps"}), "opera searches with beams"),
+        (body(png(), stream=True, decoding={"method": "opera", "record": "steps"}), "opera uses beam search"),
         (body(png(), decoding="revisit"), "decoding: must be"),
         (body(png(), method="greedy"), 'method belongs into the field decoding: {"decoding": {"method": "revisit"}}'),
         (body("/etc/passwd"), "must be a data URI"),

@@ -74,7 +74,7 @@ def test_what_does_not_belong_together_is_refused_in_one_sentence() -> None:
         (states[:1], logits[0], r"must be \(B, V\)"),
         (states[:1], logits[:0], r"must be \(B, V\)"),
         ([states[0][:, :9]], logits, r"states \(n, 16\)"),
-        (states, torch.randn(3, 301), "at most 300 logits a row"),
+        (states, torch.randn(3, 301), "at most 300 logits per row"),
     ):
         with pytest.raises(RevisitError, match=part):
             refine_logits(items, head, row)

@@ -205,4 +205,4 @@ def test_a_library_that_cannot_be_used_means_torch_and_one_warning(copied: Path,
     assert damage != "no libgomp" or b"libgonp" in copied.read_bytes()
     said = run_with(copied.parent)
     assert said.startswith("BatchedStep 1 The compiled step of revisit cannot be used (")
-    assert "install the package again" in said
+    assert "reinstall the package" in said

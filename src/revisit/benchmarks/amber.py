@@ -88,7 +88,7 @@ class Vocabulary:
         """(word, index of its object): first all related words, then the objects themselves."""
         for name in objects:
             if name not in self.related:
-                raise RevisitError(f"AMBER's relation.json does not know the annotated object {name!r}.")
+                raise RevisitError(f"AMBER's relation.json has no entry for the annotated object {name!r}.")
         others = [(word, n) for n, name in enumerate(objects) for word in self.related[name]]
         return others + [(name, n) for n, name in enumerate(objects)]
 
@@ -145,7 +145,7 @@ def spacy_similarity() -> Similar:
     except (ImportError, OSError) as error:
         raise RevisitError(
             "AMBER's generative part needs spaCy and en_core_web_lg (pip install spacy; python -m spacy download "
-            "en_core_web_lg), or the separately named variant without it: --set similarity=exact."
+            "en_core_web_lg), or use the variant without it: --set similarity=exact."
         ) from error
     parse = functools.cache(nlp)
     return functools.cache(lambda one, other: bool(parse(one).similarity(parse(other)) > THRESHOLD))
@@ -326,6 +326,6 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     path = require(folder / "relation.json", "AMBER's relation.json", SOURCE)
     related = files.read_json(path)
     if not isinstance(related, dict) or not all(isinstance(words, list) for words in related.values()):
-        raise RevisitError(f"{path} must hold an object: a word -> the words that may replace it.")
+        raise RevisitError(f"{path} must be a JSON object that maps each word to its synonyms.")
     safe = files.read_text(require(folder / "safe_words.txt", "AMBER's safe_words.txt", SOURCE)).split("\n")
     return Vocabulary(related, frozenset(word for word in safe if word))

@@ -132,7 +132,7 @@ class Benchmark(Settings):
     data_files: ClassVar[tuple[str, ...]] = ()  # annotation files, in DATA/<name>/ or in DATA itself
     source: ClassVar[str] = "its authors"  # where they come from, as the end of a sentence
     needs_nltk: ClassVar[bool] = False  # whether scoring reads NLTK's data
-    hub: ClassVar[HubDataset | None] = None  # where `revisit data get` finds it on the hub
+    hub: ClassVar[HubDataset | None] = None  # where `revisit data get` finds it on the Hub
     downloads: ClassVar[tuple[Remote, ...]] = ()  # its annotation files on the authors' servers
     license: ClassVar[str] = "see its authors' pages"  # of its data, shown when it is fetched
     places: ClassVar[tuple[str, ...]] = ("judge_url", "judge_cache")  # options that change no question and no number
@@ -184,8 +184,8 @@ class Benchmark(Settings):
 
     @classmethod
     def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
-        """Writes the rows of its hub dataset as the files that `load` reads."""
-        raise NotImplementedError  # every benchmark with a hub dataset defines it
+        """Writes the rows of its Hub dataset as the files that `load` reads."""
+        raise NotImplementedError  # every benchmark with a Hub dataset defines it
 
     def metric(self, name: str) -> Metric:
         """How metric `name` is read; metrics of a sub-setting (`"coco_random/F1"`) read like the metric itself."""
@@ -207,22 +207,22 @@ def check_answers(items: Iterable[Item], answers: Mapping[str, str]) -> None:
     """Raises unless `answers` holds exactly one text for every item, so that nothing is dropped in silence."""
     ids = [item.id for item in items]
     if not ids:
-        raise RevisitError("There is nothing to score: the list of items is empty.")
+        raise RevisitError("Nothing to score: the list of items is empty.")
     if len(set(ids)) < len(ids):
         twice = next(i for i, count in Counter(ids).items() if count > 1)
-        raise RevisitError(f"The data files have item {twice!r} twice; each must be there once.")
+        raise RevisitError(f"Duplicate item {twice!r} in the data files.")
     missing = [i for i in ids if i not in answers]
     if missing:
         raise RevisitError(
             f"{len(missing)} of {len(ids)} items have no answer (the first is {missing[0]!r}); "
-            "finish the run, or score only the items that were answered (--subset)."
+            "finish the run, or use --subset to score only the answered items."
         )
     known = set(ids)
     extra = [i for i in answers if i not in known]
     if extra:
         raise RevisitError(
-            f"{len(extra)} answers belong to no item of this benchmark (the first is {extra[0]!r}); "
-            "check that answers and data files are of the same benchmark, split and part."
+            f"{len(extra)} answers match no item of this benchmark (the first is {extra[0]!r}); "
+            "check that answers and data files are from the same benchmark and split."
         )
 
 

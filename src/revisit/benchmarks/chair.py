@@ -236,7 +236,7 @@ def _coco(path: Path, kind: str, keep: set[ImageId] | None) -> list[tuple[ImageI
 def _read_map(path: Path) -> dict[ImageId, set[str]]:
     data = files.read_json(path)
     if not isinstance(data, dict):
-        raise RevisitError(f"{path} must hold a JSON object: image id -> category names.")
+        raise RevisitError(f"{path} must be a JSON object that maps image ids to category names.")
     for image, names in data.items():
         if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
             raise RevisitError(f"{path}: image {image!r} must map to a list of category names.")

@@ -112,7 +112,7 @@ def score_labels(rows: Iterable[Row], labels: Mapping[str, str], note: str = "")
     rows = list(rows)
     names = [item_key(row) for row in rows]
     if len(set(names)) != len(names):
-        raise RevisitError("A question is there twice; each (figure, question) must have one answer.")
+        raise RevisitError("Duplicate question: each (figure, question) must have one answer.")
     for name in names:
         if str(labels.get(name)) not in ("0", "1", "2"):
             raise RevisitError(f"Question {name} needs a label 0, 1 or 2, not {labels.get(name)!r}.")
@@ -205,7 +205,7 @@ class HallusionBench(Judged):
             entry["filename"] = None
             if str(row["visual_input"]) != "0":
                 if not row["filename"]:
-                    raise RevisitError(f"{row.where} has a figure without a file name.")
+                    raise RevisitError(f"{row.where} has a figure but no file name.")
                 entry["filename"] = str(row["filename"]).removeprefix("./")
                 out.picture(f"hallusionbench/{entry['filename']}", row.get("image"), row.where, named=True)
             entries.append(entry)

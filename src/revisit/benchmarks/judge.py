@@ -83,7 +83,7 @@ class Judge:
         except openai.APIConnectionError as error:
             raise self._silent(str(error.__cause__ or error)) from error
         except (openai.OpenAIError, AttributeError, IndexError, TypeError, ValueError) as error:
-            raise RevisitError(f"The judge at {self.url} sent something that is not a chat completion.") from error
+            raise RevisitError(f"The judge at {self.url} did not return a chat completion.") from error
         if not isinstance(content, str):
             raise RevisitError(f"The judge at {self.url} sent a reply without text.")
         return content
@@ -108,12 +108,10 @@ def _read_cache(path: Path) -> dict[str, str]:
             row = json.loads(line)
             known[row["key"]] = row["reply"]
         except (ValueError, KeyError, TypeError) as error:
-            raise RevisitError(
-                f"{path} line {number} is not a reply of a judge; delete the line or the file."
-            ) from error
+            raise RevisitError(f"{path} line {number} is not a judge's reply; delete the line or the file.") from error
     start = b'{"key"'
     if end and not start.startswith(end[: len(start)]):
-        raise RevisitError(f"{path} does not end like the judge's cache; give another file, or delete this one.")
+        raise RevisitError(f"{path} is not a judge's cache; use another file, or delete this one.")
     if end:
         with path.open("r+b") as file:
             file.truncate(len(whole))

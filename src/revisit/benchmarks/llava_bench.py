@@ -19,7 +19,7 @@ from revisit.benchmarks.io.files import Record
 from revisit.benchmarks.judged import Judged
 from revisit.errors import RevisitError
 
-SOURCE = "the hub dataset liuhaotian/llava-bench-in-the-wild, or `revisit data get llava_bench DIR`"
+SOURCE = "the Hub dataset liuhaotian/llava-bench-in-the-wild, or `revisit data get llava_bench DIR`"
 FILES = ("questions.jsonl", "context.jsonl", "answers_gpt4.jsonl")
 SYSTEM = "You grade answers carefully and fairly."
 # What the official rules stress per category, in our words.
@@ -79,7 +79,7 @@ class LlavaBench(Judged):
     title: ClassVar[str] = "LLaVA-Bench"
     source: ClassVar[str] = SOURCE
     data_files: ClassVar[tuple[str, ...]] = FILES
-    license: ClassVar[str] = "Apache-2.0 (hub dataset's card)"
+    license: ClassVar[str] = "Apache-2.0 (Hub dataset's card)"
     hub: ClassVar[HubDataset | None] = HubDataset(
         lmms("llava-bench-in-the-wild"),
         ("train",),

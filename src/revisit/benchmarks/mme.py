@@ -117,7 +117,7 @@ class MME(Benchmark):
             question, gold = str(row["question"]).strip(), row.need_choice("answer", ("yes", "no"))
             place = f"mme/{category}/{Path(str(row['question_id'])).stem}"
             if "\n" in question:
-                raise RevisitError(f"{row.where}: the question has several lines, which MME's files cannot hold.")
+                raise RevisitError(f"{row.where}: the question has several lines, which MME's files do not allow.")
             if place in out.pictures:
                 raise RevisitError(
                     f"{row.where} is a third question about {row['question_id']}; MME has two per picture."
@@ -129,7 +129,9 @@ class MME(Benchmark):
             else:
                 waiting[place] = line
         if waiting and not out.pictures:
-            raise RevisitError("MME asks two questions per picture, and these rows hold no such pair; raise --limit.")
+            raise RevisitError(
+                "MME asks two questions per picture, and these rows contain no complete pair; raise --limit."
+            )
 
     def files(self, data_dir: Path) -> list[Path]:
         """The question files: `<category>/questions_answers_YN/*.txt` or `<category>/*.txt`."""
@@ -141,7 +143,7 @@ class MME(Benchmark):
             or sorted((folder / category).glob("*.txt"))
         ]
         if not found:
-            raise RevisitError(f"MME's category folders not found: put them below {folder}; they come from {SOURCE}.")
+            raise RevisitError(f"MME's category folders not found: put them in {folder}; they come from {SOURCE}.")
         return found
 
     def load(self, data_dir: Path) -> list[Item]:

@@ -2,7 +2,7 @@
 
 Parsing follows MMMU's eval_utils.py, its seeded guess for answers that cannot be read included. `micro` is the official
 item-weighted accuracy, `macro` the ReVisiT paper's mean over subjects; they differ once items are filtered. Data: the
-hub dataset MMMU/MMMU as mmmu/questions.jsonl (`revisit data get mmmu`).
+Hub dataset MMMU/MMMU as mmmu/questions.jsonl (`revisit data get mmmu`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from revisit.benchmarks.io.drafts import Draft, has_picture
 from revisit.benchmarks.io.files import Record
 from revisit.errors import RevisitError
 
-SOURCE = "`revisit data get mmmu DIR`, which reads the hub dataset MMMU/MMMU"
+SOURCE = "`revisit data get mmmu DIR`, which reads the Hub dataset MMMU/MMMU"
 CHOICE_REQUEST = "Answer with the option's letter from the given choices directly."
 OPEN_REQUEST = "Answer the question using a single word or phrase."
 
@@ -230,7 +230,7 @@ def question(row: Record) -> Question:
 
 
 def _texts(value: object) -> list[str] | None:
-    """A list of texts, which the hub dataset stores as the text of a Python list; None if it is something else."""
+    """A list of texts, which the Hub dataset stores as the text of a Python list; None if it is something else."""
     if isinstance(value, str):
         try:
             value = ast.literal_eval(value)
@@ -296,7 +296,7 @@ class MMMU(Benchmark):
             held = [n for n in range(1, 8) if has_picture(row.get(f"image_{n}"))]
             for mark in _MARK.findall(f"{row['question']} {row['options']}"):
                 if int(mark) not in held:
-                    raise RevisitError(f"{row.where} speaks of <image {mark}>, but has no picture image_{mark}.")
+                    raise RevisitError(f"{row.where} mentions <image {mark}>, but has no picture image_{mark}.")
             images = [out.picture(f"mmmu/images/{row['id']}_{n}", row[f"image_{n}"], row.where) for n in held]
             entry = {k: row[k] for k in ("id", "question", "options", "answer", "question_type")}
             out.add("mmmu/questions.jsonl", entry | {"images": images})

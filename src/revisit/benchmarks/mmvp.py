@@ -2,7 +2,7 @@
 
 The published grader asks GPT-4 whether each answer is right (`judge=model`, or `judge=reviews` for its replies; the question is
 worded by us). Without a judge the option that an answer names is read by a rule of ours, under a version name of its own. Data:
-Questions.csv and the folder `MMVP Images` (hub dataset MMVP/MMVP).
+Questions.csv and the folder `MMVP Images` (Hub dataset MMVP/MMVP).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def score_pairs(rows: Iterable[tuple[str, bool]]) -> Scores:
         pairs.setdefault((int(unit) - 1) // 2, []).append(unit)
     whole = {f"pair {number + 1}": units for number, units in pairs.items() if len(units) == 2}
     if not whole:
-        raise RevisitError("MMVP counts pairs, and no pair is complete: score an even number of items.")
+        raise RevisitError("MMVP scores pairs, and no pair is complete: score an even number of items.")
     per_item = {
         "pairs": {name: (float(all(right[unit] for unit in units)), 1.0) for name, units in whole.items()},
         "accuracy": {unit: (float(right[unit]), 1.0) for units in whole.values() for unit in units},
@@ -68,7 +68,7 @@ class MMVP(Judged):
 
     name: ClassVar[str] = "mmvp"
     title: ClassVar[str] = "MMVP"
-    source: ClassVar[str] = "the hub dataset MMVP/MMVP, or `revisit data get mmvp DIR`"
+    source: ClassVar[str] = "the Hub dataset MMVP/MMVP, or `revisit data get mmvp DIR`"
     data_files: ClassVar[tuple[str, ...]] = ("Questions.csv",)
     license: ClassVar[str] = "unknown"
     downloads: ClassVar[tuple[Remote, ...]] = (Remote("mmvp/Questions.csv", (f"{_URL}/Questions.csv",)),)

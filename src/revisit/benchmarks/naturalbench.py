@@ -3,7 +3,7 @@
 Q_Acc counts questions that are answered right for both pictures, I_Acc pictures for which both questions are, G_Acc groups with all
 four right. Of the two options (yes and no, or A and B) the one that is said first counts. The rule is that of naturalbench_vqa.py
 (Baiqi-Li/NaturalBench), which knows the right answers by their places: the first question is yes (A) for the first picture only,
-the second for the second. Data: the hub dataset BaiqiL/NaturalBench.
+the second for the second. Data: the Hub dataset BaiqiL/NaturalBench.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class NaturalBench(Benchmark):
 
     name: ClassVar[str] = "naturalbench"
     title: ClassVar[str] = "NaturalBench"
-    source: ClassVar[str] = "the hub dataset BaiqiL/NaturalBench, by `revisit data get naturalbench DIR`"
+    source: ClassVar[str] = "the Hub dataset BaiqiL/NaturalBench, by `revisit data get naturalbench DIR`"
     data_files: ClassVar[tuple[str, ...]] = (FILE,)
-    license: ClassVar[str] = "Apache-2.0 (hub dataset's card)"
+    license: ClassVar[str] = "Apache-2.0 (Hub dataset's card)"
     hub: ClassVar[HubDataset | None] = HubDataset(
         ("BaiqiL/NaturalBench",),
         ("train",),
@@ -85,7 +85,7 @@ class NaturalBench(Benchmark):
             kind, number = row.need_choice("type", OPTIONS), row.need_int("index")
             questions, images = (row.need_list(name) for name in ("questions", "images"))
             if len(questions) != 2 or len(images) != 2:
-                raise RevisitError(f"{row.where}: a group has two questions and two images.")
+                raise RevisitError(f"{row.where}: a group must have two questions and two images.")
             for question, image in RIGHT:
                 meta = {"group": str(number), "cell": (question, image), "kind": kind}
                 prompt = f"{questions[question]}{SUFFIXES[kind]}"
@@ -114,6 +114,6 @@ class NaturalBench(Benchmark):
         whole = {name: cells for name, cells in groups.items() if len(cells) == len(RIGHT)}
         if not whole:
             raise RevisitError(
-                "NaturalBench counts groups of four questions, and no group is complete: score more items."
+                "NaturalBench scores groups of four questions, and no group is complete: score more items."
             )
         return score_groups(whole)

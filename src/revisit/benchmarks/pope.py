@@ -229,7 +229,7 @@ class Questions:
     pictures: Pictures
     url: str = ""
     sha256: str = ""
-    category: str = ""  # of its rows in the hub dataset, if they are there
+    category: str = ""  # of its rows in the Hub dataset, if they are there
 
 
 class YesNo(Benchmark):
@@ -372,7 +372,7 @@ def _pope(source: str, kind: str, sha256: str) -> Questions:
 
 
 class Pope(YesNo):
-    """POPE: {coco, aokvqa, gqa} x {random, popular, adversarial}; the hub dataset holds the three of coco."""
+    """POPE: {coco, aokvqa, gqa} x {random, popular, adversarial}; the Hub dataset holds the three of coco."""
 
     name: ClassVar[str] = "pope"
     title: ClassVar[str] = "POPE"
@@ -401,13 +401,13 @@ class RePope(YesNo):
 
 
 class DashB(YesNo):
-    """DASH-B: pictures that invite a false "yes", and as many that show the object, for 70 objects; from its hub dataset."""
+    """DASH-B: pictures that invite a false "yes", and as many that show the object, for 70 objects; from its Hub dataset."""
 
     parser: Parser = "dash_b"
 
     name: ClassVar[str] = "dash_b"
     title: ClassVar[str] = "DASH-B"
-    source: ClassVar[str] = "the hub dataset YanNeu/DASH-B, by `revisit data get dash_b DIR`"
+    source: ClassVar[str] = "the Hub dataset YanNeu/DASH-B, by `revisit data get dash_b DIR`"
     license: ClassVar[str] = "unknown"
     headline: ClassVar[str] = "harmonic"
     metrics: ClassVar[tuple[Metric, ...]] = RECALLS

@@ -15,7 +15,7 @@ def _check(cls: Any, where: str) -> None:
         if not hasattr(cls, needed):
             raise RevisitError(f"{where} needs a class attribute {needed!r}; see revisit.Benchmark.")
     if not any(metric.name == cls.headline for metric in cls.metrics):
-        raise RevisitError(f"{where}: its headline {cls.headline!r} is none of its metrics.")
+        raise RevisitError(f"{where}: its headline {cls.headline!r} is not one of its metrics.")
 
 
 BENCHMARKS = Registry("benchmark", "revisit.benchmarks", Benchmark, _check)

@@ -1,4 +1,4 @@
-"""`revisit ablate`: what each setting of ReVisiT is worth, on any benchmark."""
+"""`revisit ablate`: the effect of each ReVisiT setting, on any benchmark."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def ablate(
         "a,b,c,d",
         help="Panels of the paper, separated by commas: a vocabulary × selection, b layers × alpha, c divergence, d fusion × weight.",
     ),
-    model: list[str] = typer.Option(["tiny"], "--model", "-m", help="Local folders or hub ids, separated by commas."),
+    model: list[str] = typer.Option(["tiny"], "--model", "-m", help="Local folders or Hub ids, separated by commas."),
     benchmark: list[str] = typer.Option(["chair"], "--benchmark", "-b", help="Benchmarks, separated by commas."),
     data: list[str] = typer.Option(
         None, help="As for `revisit eval`: a folder, NAME=FOLDER, or scenes:SPLIT:NUMBER:SEED."
     ),
-    set_: list[str] = typer.Option([], "--set", help="Setting of the main configuration, key=value. Repeatable."),
+    set_: list[str] = typer.Option([], "--set", help="Setting of the base configuration, key=value. Repeatable."),
     limit: int = options.LIMIT,
     batch_size: int = options.BATCH_SIZE,
     max_new_tokens: int = typer.Option(
@@ -41,8 +41,8 @@ def ablate(
 ) -> None:
     """Run the paper's ablations; a stopped run resumes with the same command.
 
-    The main configuration is ReVisiT with its defaults and the layers that the paper recommends for the model. To compare
-    other settings, list them as methods of `revisit eval`.
+    The base configuration is ReVisiT with its defaults and the paper's layers for the model. To compare other settings, list
+    them as methods of `revisit eval`.
 
     Examples:
 
@@ -85,7 +85,7 @@ def ablate(
         raise stopped(out) from None
     for section in ablation_sections(read_ablation(out), results, "ablation"):
         print_section(section)
-    print(f"Stored in {out}; `revisit report {quote(str(out))}` draws it.")
+    print(f"Stored in {out}; `revisit report {quote(str(out))}` shows the results.")
 
 
 def _main_configuration(assignments: list[str], models: list[str]) -> ReVisiT:
@@ -100,6 +100,6 @@ def _main_configuration(assignments: list[str], models: list[str]) -> ReVisiT:
     wanted = [ReVisiT.recommended(load_config(name.strip()).model_type) for name in models]
     if len({method.layers for method in wanted}) > 1:
         raise RevisitError(
-            "The paper recommends different layers for these models: run them one by one, or --set layers."
+            "The paper recommends different layers for these models: run them separately, or use --set layers."
         )
     return wanted[0].replace(**settings)

@@ -51,23 +51,23 @@ def analyze(
     plan_only: bool = options.PLAN,
     quiet: bool = options.QUIET,
 ) -> None:
-    """Run one of the paper's studies, store it and print its tables.
+    """Run one of the paper's studies, store the results and print tables.
 
-    hallucinated-steps: where a caption names an absent object, is a word for a shown one still among the likeliest?
+    hallucinated-steps: when a caption names an absent object, how high does a word for a present one rank?
 
-    gt-vs-hal: probability of words for what the picture shows and does not show, with the image and without it.
+    gt-vs-hal: probability of words for present and absent objects, with and without the image.
 
-    projection: what single vision tokens say, per layer, over the whole vocabulary and over object words.
+    projection: what single vision tokens predict, by layer, over the whole vocabulary and over object words.
 
     latency: time per token and to the first token, by the paper's protocol.
 
-    case-study: every step that ReVisiT changed, by kind, and some of them candidate by candidate.
+    case-study: every step that ReVisiT changed, by kind, with the candidates of some of them.
 
-    pointing: does the selected patch lie on the object that is named? The data folder must hold boxes: COCO's instances
+    pointing: is the selected patch on the object that is named? The data folder must have boxes: COCO's instances
     file, or generated scenes.
 
-    check: which number tells words for what a picture shows from words for what it does not? Half of the pictures choose,
-    the other half measures.
+    check: which score best separates words for present objects from words for absent ones? Selected on half of the
+    pictures, measured on the other half.
 
     Examples:
 
@@ -81,7 +81,7 @@ def analyze(
         if typed(context, name):
             raise RevisitError(f"--{name.strip('_').replace('_', '-')} cannot be used with {study}.")
     if method and len(method) > 1 and study not in ("pointing", "latency"):
-        raise RevisitError(f"{study} reads the captions of one method, not of {len(method)}: give --method once.")
+        raise RevisitError(f"{study} uses one method, not {len(method)}: pass --method once.")
     from revisit.evaluation.places import DEFAULT_SCENES, scene_packages
     from revisit.evaluation.plan import plural
     from revisit.evaluation.store import make_folder
@@ -125,4 +125,4 @@ def analyze(
     except KeyboardInterrupt:
         raise stopped(output / CAPTIONS) from None
     print_section(study_section(read_study(path)))
-    print(f"Stored in {path}; `revisit report {quote(str(output))}` draws it.")
+    print(f"Stored in {path}; `revisit report {quote(str(output))}` shows the results.")

@@ -1,4 +1,4 @@
-"""`revisit bench`: what a method costs, compared with plain decoding."""
+"""`revisit bench`: the cost of a method, compared with plain decoding."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def bench(
         ["revisit"], "--method", "-d", help="Methods, separated by commas; settings as revisit:layers=all,alpha=1e-5."
     ),
     model: str = options.MODEL,
-    image: str = typer.Option(None, help="Picture to describe; by default a plain gradient."),
+    image: str = typer.Option(None, help="Picture to describe; the default is a plain gradient."),
     prompt: str = options.PROMPT,
     new_tokens: int = typer.Option(64, "--max-new-tokens", min=3, help="Tokens per call."),
     warmups: int = typer.Option(1, min=0, help="Warm-up calls."),
-    repeats: int = typer.Option(3, min=1, help="Timed calls per method; methods take turns."),
+    repeats: int = typer.Option(3, min=1, help="Timed calls per method; methods alternate."),
     batch: int = typer.Option(1, "--batch-size", min=1, help="Rows per call."),
     beams: int = options.BEAMS,
     threads: int = typer.Option(None, min=1, help="CPU threads."),

@@ -48,8 +48,8 @@ def check(
 ) -> None:
     """Check which words of a text the picture supports. The exit code is 1 if a word is doubtful.
 
-    A file of texts may have any layout that `revisit score chair` reads. The folder --out then holds checks.jsonl (one line a
-    text), summary.csv and index.html (most doubtful first). Texts that could not be checked are named, and the exit code is 3.
+    A file of texts can have any layout that `revisit score chair` reads. The folder --out then contains checks.jsonl (one line per
+    text), summary.csv and index.html (most doubtful first). If texts could not be checked, they are listed and the exit code is 3.
 
     Examples:
 
@@ -62,7 +62,7 @@ def check(
     if threshold is not None and not 0 <= threshold <= 1:
         raise RevisitError(f"--threshold is a support from 0 to 1, not {threshold}.")
     if prompt is not None and not prompt.strip():
-        raise RevisitError("The prompt is empty; leave --prompt out, or give the question that the text answers.")
+        raise RevisitError("The prompt is empty; remove --prompt, or pass the question that the text answers.")
     if calibrate is not None:
         if source is not None:
             raise RevisitError("--calibrate measures the model; leave out the picture, the text and the file.")
@@ -77,13 +77,13 @@ def check(
             'Give the text to check after the picture, or a file of texts with --images: revisit check photo.jpg "A dog."'
         )
     if text is not None and (images is not None or output is not None):
-        raise RevisitError("--images and --out belong to a file of texts; leave them out, or leave out the text.")
+        raise RevisitError("--images and --out need a file of texts, not a single text.")
     if text is None and (html is not None or as_json):
-        raise RevisitError("--html and --json belong to one text; a file of texts writes its page and lines to --out.")
+        raise RevisitError("--html and --json need a single text; a file of texts writes its page and lines to --out.")
     if text is None and output is None:
         raise RevisitError("A file of texts needs --out DIR for its results.")
     if output is not None and output.exists() and not output.is_dir():
-        raise RevisitError(f"{output} is a file; give a folder as --out.")
+        raise RevisitError(f"{output} is a file; --out must be a folder.")
     chosen = words if words in ("objects", "content") else [word for word in words.split(",") if word.strip()]
 
     from revisit.explain.check import word_test

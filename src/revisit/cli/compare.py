@@ -35,7 +35,9 @@ def compare(
     need("scipy", "statsmodels")
     kind = format_ or (SUFFIXES.get(out.suffix.lower()) if out else "markdown")
     if kind is None:
-        raise RevisitError(f"The format of {out} is unknown: end its name in {', '.join(SUFFIXES)}, or give --format.")
+        raise RevisitError(
+            f"The format of {out} is unknown: use a name that ends in {', '.join(SUFFIXES)}, or pass --format."
+        )
     if kind not in WRITERS:
         raise unknown("format", kind, WRITERS)
     if out is not None:

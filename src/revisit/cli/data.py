@@ -1,4 +1,4 @@
-"""`revisit data get`: a benchmark's data, from its authors' servers or a hub dataset, as the official local files."""
+"""`revisit data get`: a benchmark's data, from its authors' servers or a Hub dataset, as the official local files."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def get(
     source: str = typer.Option(
         None,
         "--from",
-        help="A hub dataset OWNER/NAME, a folder with a dataset's files, or the address of a copy of the authors' servers.",
+        help="A Hub dataset OWNER/NAME, a folder with a dataset's files, or a mirror of the authors' servers.",
     ),
     split: str = typer.Option(None, help="Another split, or several separated by commas."),
-    limit: int = typer.Option(None, min=1, help="Fetch only the first items."),
+    limit: int = typer.Option(None, min=1, help="Download only the first items."),
     set_: list[str] = typer.Option([], "--set", help="Option of the benchmark, key=value."),
 ) -> None:
-    """Fetch a benchmark's data into a folder for `revisit eval --data`: questions, annotations, and the pictures they need.
+    """Download a benchmark's data for `revisit eval --data`: questions, annotations, and the pictures they need.
 
-    The folder appears when it is complete; stopped before that, the same command resumes.
+    The folder appears when it is complete. Rerun the command to resume an interrupted download.
 
     Examples:
 
@@ -43,9 +43,7 @@ def get(
 
         need("nltk")
         if source is not None:
-            raise RevisitError(
-                "NLTK's data comes from NLTK's server; for a copy of it set NLTK_DATA instead of --from."
-            )
+            raise RevisitError("NLTK's data comes from NLTK's server; to use a copy, set NLTK_DATA instead of --from.")
         typer.echo(f"License of NLTK's data: {language.LICENSE}.", err=True)
         place = (folder or language.data_folder()).expanduser().resolve()
         typer.echo(f"{place}: NLTK's data for CHAIR and AMBER. {language.get_data(place)}")

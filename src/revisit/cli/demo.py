@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 def demo(
     output: Path = typer.Option(Path("out"), "--out", "-o", help="Folder for the picture and the page."),
-    model: str = typer.Option("tiny", "--model", "-m", help="'tiny', or 'photo', which knows photographs."),
+    model: str = typer.Option("tiny", "--model", "-m", help="'tiny', or 'photo' for photographs."),
     scene: int = typer.Option(
         None,
         min=0,
-        help="Of tiny: another scene of the unusual split, by its number; needs the extra `tiny`, which draws scenes.",
+        help="Another scene of the unusual split, by number (tiny only; needs the extra `tiny`).",
     ),
 ) -> None:
     """Describe a picture with and without ReVisiT, on an embedded model; nothing is downloaded.
 
-    The picture is a scene of the split "unusual": without the objects most typical of its place and with others
-    instead, so that what the model has learnt to expect misleads it. It is the first such scene at which ReVisiT
-    corrects a mistake and the patch that it selected lies on the object (chosen by tools/samples.py); --scene shows
-    any other. With --model photo it is the photograph of a cup of coffee that scikit-image carries (CC0).
+    The picture is an "unusual" scene: the objects most typical of its place are replaced by others, so the model's
+    expectations mislead it. It is the first such scene in which ReVisiT corrects a mistake and the selected patch is on
+    the object (chosen by tools/samples.py); --scene shows another. With --model photo it is a photograph of a cup of
+    coffee from scikit-image (CC0).
     """
     from rich.console import Console
 
@@ -43,7 +43,7 @@ def demo(
     from revisit.report.terminal import print_table
 
     if model == photo.NAME and scene is not None:
-        raise RevisitError("--scene is about tiny's scenes; leave it out with --model photo.")
+        raise RevisitError("--scene selects a scene for tiny; it cannot be used with --model photo.")
     picture, nouns, place = _photo() if model == photo.NAME else _sample() if scene is None else _scene(scene)
     picture.save(make_folder(output) / "demo.png")
     loaded, processor = load(model)

@@ -1,4 +1,4 @@
-"""`revisit doctor`: what this machine can do, and what a model needs, before anything is downloaded or decoded."""
+"""`revisit doctor`: check this machine, and what a model needs before you download it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Row = tuple[str, str]
 
 
 def doctor(
-    model: str = typer.Argument(None, help="Local folder or hub id; without --image only its small files are read."),
-    image: str = typer.Option(None, help="A photo: load the model, and see whether it sees what is on it."),
-    image_size: str = typer.Option("640x480", help="Width and height of an image, for the model's vision tokens."),
-    batch_size: int = typer.Option(1, min=1, help="Rows of a batch, for the memory of the vision states."),
+    model: str = typer.Argument(None, help="Local folder or Hub id; without --image the weights are not loaded."),
+    image: str = typer.Option(None, help="Load the model and test whether it uses this photo."),
+    image_size: str = typer.Option("640x480", help="Image width and height, to compute the number of vision tokens."),
+    batch_size: int = typer.Option(1, min=1, help="Batch size, to compute the memory of the vision states."),
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
     as_json: bool = options.JSON,
 ) -> None:
     """Check the installation, or a model before it is downloaded: vision tokens, layers, memory.
 
-    With --image the model is loaded and runs the photo and a blank picture of its size, one prefill each: what changes, the words
-    that the vision tokens favor on the photo, and a vision path that is broken.
+    With --image the model is loaded and compares the photo with a blank picture of the same size: what changes, which words
+    the vision tokens favor, and whether the vision path is broken.
 
-    Exit status: 0 if everything that was asked about works, 1 if something is refused, 2 if the model cannot be read.
+    Exit status: 0 if everything works, 1 if something is not supported, 2 if the model cannot be read.
 
     Examples:
 
@@ -43,7 +43,7 @@ def doctor(
     """
     size = parse_size(image_size)
     if image is not None and model is None:
-        raise RevisitError("--image checks a model: name it, for example revisit doctor tiny --image photo.jpg.")
+        raise RevisitError("--image needs a model, for example: revisit doctor tiny --image photo.jpg")
     photo = None
     if image is not None:
         from revisit.models.images import open_image
@@ -81,7 +81,7 @@ def parse_size(text: str) -> tuple[int, int]:
     """Width and height of "640x480"."""
     found = re.fullmatch(r"\s*(\d{1,5})\s*[x×]\s*(\d{1,5})\s*", text)
     if not found:
-        raise RevisitError(f"--image-size wants width x height in pixels, such as 640x480, not {text!r}.")
+        raise RevisitError(f"--image-size must be width x height in pixels, such as 640x480, not {text!r}.")
     return int(found.group(1)), int(found.group(2))
 
 
@@ -103,13 +103,13 @@ def machine_rows() -> Iterator[Row]:
     import torch
 
     yield "CPUs", f"{os.cpu_count()}, {torch.get_num_threads()} threads in torch"
-    yield "accelerators", ", ".join(_accelerators()) or "none: models run on the CPU"
+    yield "accelerators", ", ".join(_accelerators()) or "none; models run on the CPU"
     from revisit.step.compiled import kernel
 
     if kernel.library() is not None:
         yield "ReVisiT's step on CPUs", "in C (compiled at installation)"
     else:
-        why = "not compiled here" if settings.compiled_step() else "the one in C is switched off by REVISIT_KERNEL"
+        why = "not compiled here" if settings.compiled_step() else "the C version is turned off by REVISIT_KERNEL"
         yield "ReVisiT's step on CPUs", f"in torch ({why})"
     extras: dict[str, list[str]] = {}
     for package, extra in EXTRAS.items():
@@ -167,7 +167,7 @@ def model_rows(facts: ModelFacts) -> Iterator[Row]:
         whole = "" if memory is None or facts.batch == 1 else f", {_megabytes(memory)} for a batch of {facts.batch}"
         yield f"layers={name}", f"{_listed(layers)}{per_image}{whole}"
     yield "recommended", ", ".join(f"{key}={value}" for key, value in facts.recommended.items())
-    yield "vLLM", "known to the plug-in" if facts.vllm else "not known to the plug-in"
+    yield "vLLM", "supported by the plug-in" if facts.vllm else "not supported by the plug-in"
 
 
 def sight_rows(sight: Sight) -> Iterator[Row]:

@@ -25,7 +25,7 @@ MODELS, METHODS, BENCHMARKS = (
 def evaluate(
     context: typer.Context,
     model: list[str] = typer.Option(
-        MODELS, "--model", "-m", metavar="NAMES", help="Local folders or hub ids, separated by commas."
+        MODELS, "--model", "-m", metavar="NAMES", help="Local folders or Hub ids, separated by commas."
     ),
     method: list[str] = typer.Option(
         METHODS, metavar="NAMES", help="Methods, separated by commas; settings as revisit:alpha=0.01."
@@ -37,7 +37,7 @@ def evaluate(
         None,
         metavar="PLACE",
         help="Folder with the benchmarks' files, or NAME=FOLDER for each; scenes:SPLIT:NUMBER:SEED generates them, download "
-        f"fetches them once, as `revisit data get` does. Default for tiny: {DEFAULT_SCENES}.",
+        f"downloads them once, like `revisit data get`. Default for tiny: {DEFAULT_SCENES}.",
     ),
     limit: int = options.LIMIT,
     batch_size: int = options.BATCH_SIZE,
@@ -65,7 +65,7 @@ def evaluate(
     temperature: float = options.TEMPERATURE,
     top_p: float = options.TOP_P,
     beams: int = options.BEAMS,
-    engine: str = typer.Option(DEFAULT.engine, help="What runs the model: local, ray or vllm."),
+    engine: str = typer.Option(DEFAULT.engine, help="Engine: local, ray or vllm."),
     workers: int = typer.Option(
         DEFAULT.workers, min=1, help="With --engine ray: number of workers; by default one per GPU or node."
     ),
@@ -136,7 +136,7 @@ def evaluate(
 def stopped(output: Path) -> Interrupted:
     """The message for KeyboardInterrupt."""
     if any(output.glob("cells/*/answers.jsonl")):
-        return Interrupted(f"Stopped. Finished answers are in {output}; the same command resumes from there.")
+        return Interrupted(f"Stopped. Finished answers are in {output}; rerun the command to resume.")
     return Interrupted("Stopped before the first answer.")
 
 

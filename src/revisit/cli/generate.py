@@ -49,9 +49,9 @@ def generate(
     html: Path = options.HTML,
     figure: list[Path] = typer.Option([], help="Draw how the answer was decoded (.png, .svg or .pdf). Repeatable."),
     step: list[int] = typer.Option(
-        [], min=1, help="Steps in the figure, counted from 1; by default those that changed most."
+        [], min=1, help="Steps in the figure, counted from 1; the default is those that changed most."
     ),
-    trace_: bool = typer.Option(False, "--trace", help="Print the steps where the method made a difference."),
+    trace_: bool = typer.Option(False, "--trace", help="Print the steps that the method changed."),
     compare_with: list[str] = options.COMPARE_WITH,
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object per answer."),
     stream: bool = typer.Option(False, "--stream", help="Print the answer word by word."),
@@ -83,7 +83,7 @@ def generate(
         raise RevisitError("--stream cannot be combined with --beams, --json, --html, --figure or --trace.")
     if recorded and beams > 1:
         raise RevisitError(
-            "--html, --figure and --trace cannot be combined with --beams: beams change places from step to step."
+            "--html, --figure and --trace cannot be combined with --beams: beams are reordered from step to step."
         )
     Decoding.asked(sample, temperature, top_p)
     method, settings = chosen_method(method, set_)
@@ -96,7 +96,7 @@ def generate(
         check_path(path)
         check_apart(path, paths)
     if not prompt.strip():
-        raise RevisitError("The prompt is empty: give a question with --prompt.")
+        raise RevisitError("The prompt is empty: pass a question with --prompt.")
     groups = [paths] if together else [[path] for path in paths]
     # before the model is loaded: a bad file fails at once
     pictures = [[open_image(path) for path in group] for group in groups]

@@ -24,7 +24,7 @@ def lens(
     trust_remote_code: bool = options.TRUST_REMOTE_CODE,
     allow_incomplete: bool = options.ALLOW_INCOMPLETE,
 ) -> None:
-    """Show what each image patch says: read vision tokens through the model's own head.
+    """Show which words each image patch predicts through the model's LM head.
 
     Examples:
 
@@ -41,15 +41,13 @@ def lens(
     if words is not None:
         sets["words"] = list(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
         if len(sets["words"]) < 2:
-            raise RevisitError(
-                f"--words wants at least two words that differ, with commas between them, not {words!r}."
-            )
+            raise RevisitError(f"--words needs at least two different words, separated by commas, not {words!r}.")
     if objects:
         from revisit.benchmarks.chair_words import WORDS
 
         sets["objects"] = sorted(WORDS)
     if png is not None and not sets:
-        raise RevisitError("--png draws one heat map per word: name the words, for example --words dog,cat,cup.")
+        raise RevisitError("--png needs --words, for example --words dog,cat,cup.")
     if html is not None:
         check_page(html, images)
     pictures = [open_image(path) for path in images]

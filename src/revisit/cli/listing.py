@@ -1,4 +1,4 @@
-"""`revisit methods`, `revisit models` and `revisit benchmarks`: what there is to choose from."""
+"""`revisit methods`, `revisit models` and `revisit benchmarks`: lists of what is available."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def models(as_json: bool = options.JSON) -> None:
     _list(rows, columns, as_json)
     if not as_json:
         typer.echo(
-            "\n'tiny' is the model that ships with this package, 'photo' knows photographs (extra `photo`). The tests decode these "
-            "families. Other decoder-only models with vision tokens in their prompts work too; a model that cannot work is refused."
+            "\n'tiny' ships with this package; 'photo' is for photographs (extra `photo`). The tests decode these families. Other "
+            "decoder-only models with vision tokens in their prompts work too; unsupported models raise an error."
         )
 
 
@@ -131,7 +131,7 @@ def benchmarks(name: str = NAME, as_json: bool = options.JSON) -> None:
         "title": row["title"],
         "metrics": ", ".join(f"{metric.name} {arrows[metric.better]}".strip() for metric in cls.metrics),
         "headline": row["headline"],
-        "longest answer": f"{row['max_new_tokens']} tokens",
+        "maximum answer": f"{row['max_new_tokens']} tokens",
         "data": row["data"],
         "license": row["license"],
     }

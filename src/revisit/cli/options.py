@@ -16,14 +16,14 @@ def a_seed(value: int) -> int:
 
 
 MODEL = typer.Option(
-    "tiny", "--model", "-m", help="Local folder or hub id. 'tiny' is the small model that ships with the package."
+    "tiny", "--model", "-m", help="Local folder or Hub id. 'tiny' is the small model that ships with the package."
 )
 PROMPT = typer.Option(DESCRIBE, "--prompt", "-p", help="The question.")
 METHOD = typer.Option("revisit", help="Decoding method, see `revisit methods`. Settings: --set, or revisit:alpha=1e-3.")
 SET = typer.Option([], "--set", help="Setting of the method, key=value. Repeatable.")
 COMPARE_WITH = typer.Option(["greedy"], help="Another method to compare with, or none. Repeatable.")
 MAX_NEW_TOKENS = typer.Option(256, min=1, help="Maximum length of an answer, in tokens.")
-SAMPLE = typer.Option(False, "--sample", help="Sample instead of always taking the best token.")
+SAMPLE = typer.Option(False, "--sample", help="Sample instead of decoding greedily.")
 TEMPERATURE = typer.Option(1.0, help="Temperature, with --sample.")
 TOP_P = typer.Option(1.0, help="Nucleus size, with --sample.")
 BEAMS = typer.Option(1, min=1, max=MAX_BEAMS, help="Number of beams.")
@@ -36,6 +36,6 @@ ALLOW_INCOMPLETE = typer.Option(
 )
 LIMIT = typer.Option(None, min=1, help="Use only the first items of each benchmark.")
 BATCH_SIZE = typer.Option(8, min=1, help="Batch size. Does not change answers in float32.")
-PLAN = typer.Option(False, "--plan", help="Print what would run, and stop.")
+PLAN = typer.Option(False, "--plan", help="Print the plan and exit.")
 QUIET = typer.Option(False, "--quiet", "-q", help="Print results only, no progress.")
 JSON = typer.Option(False, "--json", help="Print JSON.")

@@ -22,19 +22,21 @@ SCENES = "scenes:unusual:8"  # the embedded models' data unless --data names oth
 def reproduce(
     table: str = typer.Argument("", help="Name of a table, several separated by commas, or all; see --list."),
     list_: bool = typer.Option(False, "--list", help="List the tables and figures, and what each needs."),
-    plan: bool = typer.Option(False, "--plan", help="Print the plan only: models, downloads, answers, tokens, disk."),
+    plan: bool = typer.Option(
+        False, "--plan", help="Print the plan (models, downloads, answers, tokens, disk) and exit."
+    ),
     models: str = typer.Option(
         None, help="Only these models of the paper, separated by commas; NAME=FOLDER loads a model from a folder."
     ),
     model: str = typer.Option(None, "--model", "-m", help="Use one model instead of the paper's, for example tiny."),
     data: list[str] = typer.Option(
         None,
-        help="As for `revisit eval`; what `revisit data get` fetches by default, generated scenes for the embedded model.",
+        help="As for `revisit eval`. Default: download, or generated scenes for the embedded model.",
     ),
     out: Path = typer.Option(Path("reproduced"), "--out", "-o", help="Folder for answers, results and report.html."),
     limit: int = options.LIMIT,
     batch_size: int = options.BATCH_SIZE,
-    engine: str = typer.Option("local", help="What runs the benchmarks: local, ray or vllm; studies run locally."),
+    engine: str = typer.Option("local", help="Engine for the benchmarks: local, ray or vllm; studies run locally."),
     workers: int = typer.Option(None, min=1, help="With --engine ray: number of workers."),
     address: str = typer.Option(None, help="With --engine ray: address of the cluster."),
     dtype: str = options.DTYPE,
@@ -63,9 +65,7 @@ def reproduce(
         print_section(_listing())
         return
     if not table:
-        raise RevisitError(
-            "No table was given: `revisit reproduce --list` shows them, `revisit reproduce all` runs every one."
-        )
+        raise RevisitError("No table: `revisit reproduce --list` lists them, `revisit reproduce all` runs them all.")
     rows = catalog.find(table)
     chosen = _models(models, model)
     print_section(_plan(rows, chosen, model, limit))
@@ -109,7 +109,7 @@ def reproduce(
 
 
 def _models(names: str | None, model: str | None) -> dict[str, str]:
-    """Name in the paper -> folder or hub id."""
+    """Name in the paper -> folder or Hub id."""
     from revisit.paper.catalog import MODELS
 
     if model is not None:
@@ -134,7 +134,7 @@ def _listing() -> Section:
         for row in ROWS.values()
     ]
     heads = ("Name", "In the paper", "What", "Models", "Benchmark", "Items", "Data")
-    table = Table(heads, lines, "Every one runs with `revisit reproduce NAME`.", left=5)
+    table = Table(heads, lines, "Run one with `revisit reproduce NAME`.", left=5)
     return Section("The paper's tables and figures", [table])
 
 
@@ -155,7 +155,7 @@ def _plan(rows: list[Row], chosen: dict[str, str], model: str | None, limit: int
     disk = sum({row.benchmark: row.disk for row in rows}.values())
     heads = ("Table", "Model", "Download", "Answers", "Tokens", "Data")
     text = (
-        f"{download:.0f} GB of models and about {disk:.1f} GB of data on disk; rows that share answers are counted each. "
+        f"{download:.0f} GB of models and about {disk:.1f} GB of data on disk; answers shared by several rows are counted in each. "
         "`revisit bench` measures the time per token of a model and method on your machine."
     )
     if model == EMBEDDED:

@@ -1,4 +1,4 @@
-"""`revisit score`: numbers from answers that are already on disk, without a model."""
+"""`revisit score`: score answers on disk, without a model."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 def score(
     benchmark: str = typer.Argument(..., help="A name from `revisit benchmarks`, or FILE.py:Class."),
-    answers: Path = typer.Argument(..., help="A file of answers, or a folder below cells/ of a run."),
+    answers: Path = typer.Argument(..., help="A file of answers, or a folder in cells/ of a run."),
     data: Path = typer.Option(..., help="The benchmark's data folder, as for `revisit eval`."),
-    field: str = typer.Option(None, help="Field that holds the generated text, if it is not clear."),
+    field: str = typer.Option(None, help="Field with the generated text, if ambiguous."),
     set_: list[str] = typer.Option([], "--set", help="Option of the benchmark, key=value."),
     subset: bool = typer.Option(False, "--subset", help="Score only the items that were answered."),
     as_json: bool = typer.Option(False, "--json", help="Print every metric, unrounded, as one JSON object."),
-    per_item: bool = typer.Option(False, "--per-item", help="With --json: what each item contributes to each metric."),
+    per_item: bool = typer.Option(False, "--per-item", help="With --json: add the terms of each item."),
 ) -> None:
     """Score a file of answers, without a model.
 
@@ -70,7 +70,7 @@ def _common(items: list[Item], texts: dict[str, str]) -> tuple[list[Item], dict[
     own = {item.id: texts[item.id] for item in kept}
     if len(own) == len(items) == len(texts):
         return kept, own, ()
-    extra = f" {len(texts) - len(own)} answers belong to no item." if len(texts) > len(own) else ""
+    extra = f" {len(texts) - len(own)} answers match no item." if len(texts) > len(own) else ""
     return kept, own, (f"Scored the {len(kept)} answered of {len(items)} items.{extra}",)
 
 

@@ -1,4 +1,4 @@
-"""`revisit view`: the samples of an evaluation, in a browser."""
+"""`revisit view`: browse the samples of an evaluation."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ def view(
     run: Path = typer.Argument(..., help="The --out folder of `revisit eval`."),
     out: Path = typer.Option(None, "--out", "-o", help="Folder for the page and the pictures; by default RUN/view."),
 ) -> None:
-    """Write a page with every sample of a run: picture, question, truth, and answers side by side.
+    """Write a page with every sample of a run: picture, question, correct answer, and answers side by side.
 
-    It needs no server: open the file. Samples can be filtered by benchmark, by "methods disagree", by the method that is wrong,
-    and by text.
+    Open the file in a browser; no server is needed. You can filter samples by benchmark, by "methods disagree", by the
+    method that is wrong, and by text.
 
     Example: revisit view runs/first
     """

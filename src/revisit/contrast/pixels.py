@@ -90,8 +90,8 @@ def pixel_inputs(run: Run) -> dict[str, Tensor]:
     found = {name: value for name in PIXELS if isinstance(value := run.inputs.get(name), Tensor)}
     if not found:
         raise RevisitError(
-            f"{type(run.method).__name__} changes the pixels of the image, but the prompt of {describe(run.model)} came without them: "
-            "pass what the processor returned (pixel_values), not embeddings or encoder outputs."
+            f"{type(run.method).__name__} changes the pixels of the image, but the prompt of {describe(run.model)} has none: pass "
+            "what the processor returned (pixel_values), not embeddings or encoder outputs."
         )
     return found
 
@@ -143,8 +143,8 @@ def units(pixels: Tensor, grid: Tensor | None) -> list[int]:
 
 def _unknown_layout(run: Run) -> RevisitError:
     return RevisitError(
-        f"{type(run.method).__name__} transforms the picture, and how {describe(run.model)} lays out its pixels is not known: use "
-        "another method."
+        f"{type(run.method).__name__} transforms the picture, and the pixel layout of "
+        f"{describe(run.model)} is unknown: use another method."
     )
 
 

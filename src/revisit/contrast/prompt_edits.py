@@ -96,7 +96,7 @@ def edited(run: Run, mask: Tensor, edit: EditItem, *, pixels: bool) -> dict[str,
     ids = run.input_ids[:: run.copies]  # (items, T)
     if ids.shape[1] == 0:
         raise RevisitError(
-            f"{type(run.method).__name__} rewrites the prompt, which was given as inputs_embeds: pass it as input_ids with its image."
+            f"{type(run.method).__name__} rewrites the prompt, which was passed as inputs_embeds: pass input_ids and the image instead."
         )
     inputs = prompt_inputs(run)
     vision, valid = mask[:: run.copies], _valid(run, inputs)
@@ -108,7 +108,7 @@ def edited(run: Run, mask: Tensor, edit: EditItem, *, pixels: bool) -> dict[str,
         edits.append(Edit(made.ids, torch.where(made.source >= 0, columns[made.source.clamp_min(0)], -1)))
     longest = max(len(made.ids) for made in edits)
     if min(len(made.ids) for made in edits) == 0:
-        raise RevisitError(f"{type(run.method).__name__}: a prompt has no text apart from its image; add a question.")
+        raise RevisitError(f"{type(run.method).__name__}: the prompt has no text besides its image; add a question.")
     pad = run.generation_config.pad_token_id
     new = ids.new_full((len(edits), longest), pad if isinstance(pad, int) and pad >= 0 else 0)
     source = ids.new_full((len(edits), longest), -1)

@@ -100,7 +100,7 @@ def decode_batch(
     (beams,) = {decoding.num_beams for decoding in decodings} or {1}
     if beams == 1 and (beams := method.own_beams) > 1 and _draws(decodings):
         raise RevisitError(
-            f"{method.name} searches with beams and draws nothing: leave out the temperature, or use another method."
+            f"{method.name} uses beam search, not sampling: remove the temperature, or use another method."
         )
     limits = [decoding.max_new_tokens for decoding in decodings]
     seeds = list(range(len(decodings))) if seeds is None else seeds

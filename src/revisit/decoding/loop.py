@@ -124,16 +124,14 @@ def generate(
     """
     if not hasattr(model, "generate"):
         raise RevisitError(
-            f"The first argument must be a model with generate(), as revisit.load makes it, not {_kind(model)}."
+            f"The first argument must be a model with generate(), such as the one revisit.load returns, not {_kind(model)}."
         )
     if args and isinstance(args[0], Mapping):
-        raise RevisitError(
-            "The inputs are a mapping, whose entries generate() takes by name: write generate(model, **inputs, ...) with two stars."
-        )
+        raise RevisitError("Pass the inputs as keyword arguments, with two stars: generate(model, **inputs, ...).")
     if not isinstance(trace, (Trace, bool, NoneType)):
-        raise RevisitError(f"trace must be a revisit.Trace, or True to have one made, not {_kind(trace)}.")
+        raise RevisitError(f"trace must be a revisit.Trace, or True to create one, not {_kind(trace)}.")
     if "custom_generate" in kwargs:
-        raise RevisitError("custom_generate is how a method reaches transformers: give the method as method=… instead.")
+        raise RevisitError("revisit.generate sets custom_generate itself: pass the method as method=….")
     chosen = as_method(method, model)
     if chosen.name != "greedy" and families.of(getattr(model.config, "model_type", "")).refused:
         raise RevisitError(refusal(model.config, describe(model)))  # its own generate() would not ask the method
@@ -159,7 +157,8 @@ def generate(
         its_rule = places[-1].co_filename == logits_process.__file__  # such as a bias for tokens that there are not
         if "image tokens" in str(error).lower():
             raise RevisitError(
-                f"The prompt's image tokens do not fit the image ({str(error)[:200]}): use this model's own processor and all it returned."
+                f"The prompt's image tokens do not fit the image ({str(error)[:200]}): use this model's processor and pass "
+                "everything it returned."
             ) from error
         if "model_kwargs" in str(error) and (name := re.search(r"\['(\w+)'", str(error))):
             hint = did_you_mean(name[1], [*vars(GenerationConfig()), "generation_config", "logits_processor"])
@@ -360,7 +359,7 @@ def _check_context(model: Model, input_ids: Tensor, model_kwargs: dict[str, Any]
     stretched = isinstance(rope, dict) and "factor" in str(rope)  # then the limit is not stated
     if isinstance(limit, int) and limit > 0 and length > limit and not stretched:
         raise RevisitError(
-            f"The prompt has {length} tokens, its image included, and the context of {describe(model)} has {limit}: shorten the prompt, "
+            f"The prompt has {length} tokens, including its image, and the context of {describe(model)} has {limit}: shorten the prompt, "
             "or send fewer or smaller images."
         )
 
@@ -379,7 +378,7 @@ def _arguments_of_generate() -> dict[str, Any]:
             return dict(frame.f_locals)
         frame = frame.f_back  # type: ignore[assignment]
     raise RevisitError(
-        "A decoding method is not called directly: use model.generate(..., custom_generate=method) or revisit.generate(model, ..., "
+        "Do not call a decoding method directly: use model.generate(..., custom_generate=method) or revisit.generate(model, ..., "
         "method=method)."
     )
 
@@ -389,12 +388,11 @@ def _refuse(mode: GenerationMode, generation_config: GenerationConfig, caller: d
     if mode not in SUPPORTED_MODES:
         name = str(getattr(mode, "value", mode)).replace("_", " ")
         raise RevisitError(
-            f"Decoding methods work with greedy search, sampling and beams, not with {name} (assisted decoding included, whose "
-            "candidates come from another distribution): leave out the options that ask for it."
+            f"Decoding methods work with greedy search, sampling and beams, not with {name}: remove the options that enable it."
         )
     if getattr(generation_config, "prefill_chunk_size", None) is not None:
         raise RevisitError(
-            "prefill_chunk_size is not supported: with it, transformers loses the image between chunks; leave it out."
+            "prefill_chunk_size is not supported: with it, transformers loses the image between chunks; remove it."
         )
     if mode in (GenerationMode.BEAM_SEARCH, GenerationMode.BEAM_SAMPLE) and caller.get("streamer") is not None:
-        raise RevisitError("Beam search cannot be streamed: leave out the streamer, or decode without beams.")
+        raise RevisitError("Beam search cannot be streamed: remove the streamer, or decode without beams.")

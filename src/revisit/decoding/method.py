@@ -166,7 +166,7 @@ def checked(method: Method, refine: Refine) -> Refine:
         shape = getattr(scores, "shape", None)  # known without waiting for the device
         if shape != logits.shape:
             raise RevisitError(
-                f"The method {method.name!r} must return logits of the shape that it was given, {tuple(logits.shape)}, not "
+                f"The method {method.name!r} must return logits of the same shape, {tuple(logits.shape)}, not "
                 f"{type(scores).__name__ if shape is None else tuple(shape)}."
             )
         return scores

@@ -318,7 +318,7 @@ class Run:
         has_pixels = any(self.inputs.get(name) is not None for name in (*IMAGE_INPUTS, "inputs_embeds"))
         if not has_pixels and (cached is None or cached.get_seq_length() == 0):
             raise RevisitError(
-                "The prompt has placeholders for an image but no pixels came with it: pass everything the processor returned "
+                "The prompt has placeholders for an image but no pixels: pass everything the processor returned "
                 "(model.generate(**inputs))."
             )
         for row, count in zip(self.trace.rows, counts, strict=True):
@@ -345,7 +345,7 @@ class Run:
             if not required:
                 return self.input_ids.bool()
             raise RevisitError(
-                "The prompt is given as inputs_embeds, which do not say where the vision tokens are: pass vision_mask, a "
+                "The prompt was passed as inputs_embeds, so the positions of the vision tokens are unknown: pass vision_mask, a "
                 "(batch, length) mask that is True at their positions."
             )
         return vision_mask(self.input_ids, self.parts.vision_ids)
@@ -383,7 +383,7 @@ class Run:
         self.trace.layers = layers
         if self._exits:
             raise RevisitError(
-                "Only one method of a chain can look at early layers (DoLa, DeCo, VISTA): leave one of them out."
+                "Only one method of a chain can read early layers (DoLa, DeCo, VISTA): remove the others."
             )
         self._exits = True
         return EarlyExits(
@@ -400,8 +400,8 @@ class Run:
         capture.release()
         if capture.last is None:
             raise RevisitError(
-                f"The prefill of {describe(self.model)} did not pass through its decoder module, so no vision states were seen; "
-                "this way of running the model is not supported."
+                f"The prefill of {describe(self.model)} did not pass through its decoder module, so no vision states were captured; this "
+                "way of running the model is not supported."
             )
         raw = logits if self.raw is None else self.raw  # another method may have changed the logits before
         self.parts.head.calibrate(capture.last[0], raw[0], describe(self.model))
@@ -423,15 +423,13 @@ class Run:
         if not self._length:
             if not input_ids.shape[1]:
                 raise RevisitError(
-                    f"{type(self.method).__name__} decodes by a loop of its own, which needs the prompt as input_ids, not as inputs_embeds."
+                    f"{type(self.method).__name__} has its own decoding loop, which needs the prompt as input_ids, not as inputs_embeds."
                 )
             outputs = model._prefill(input_ids, self.generation_config, kwargs)
         else:
             new = input_ids.shape[1] - self._length
             if new < 1:
-                raise RevisitError(
-                    "run.forward needs at least one token that it has not run: append one, or crop first."
-                )
+                raise RevisitError("run.forward needs at least one new token: append one, or crop first.")
             kwargs = model._update_model_kwargs_for_generation({}, kwargs, num_new_tokens=new)
             ahead = new if kwargs.get("use_cache", True) else None
             outputs = model(
@@ -446,8 +444,8 @@ class Run:
         drop = self._length - length
         if drop < 0 or length < self.input_ids.shape[1]:
             raise RevisitError(
-                f"run.crop({length}): the length must be between that of the prompt, {self.input_ids.shape[1]}, and that of what was run, "
-                f"{self._length}."
+                f"run.crop({length}): the length must be between {self.input_ids.shape[1]} (the "
+                f"prompt) and {self._length} (all tokens run so far)."
             )
         cache: Cache | None = self.model_kwargs.get(CACHE)
         try:
@@ -457,8 +455,8 @@ class Run:
                 cache.crop(-drop)
         except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
             raise RevisitError(
-                f"{type(self.method).__name__} steps back, and the KV cache of {describe(self.model)} cannot ({error}): use the default "
-                "cache, or another method."
+                f"{type(self.method).__name__} goes back, which the KV cache of {describe(self.model)} does "
+                f"not support ({error}): use the default cache, or another method."
             ) from error
         for name in PER_TOKEN:
             if isinstance(value := self.model_kwargs.get(name), Tensor):

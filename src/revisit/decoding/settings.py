@@ -30,9 +30,9 @@ class Decoding(Drawing):
     @model_validator(mode="after")
     def _refuse_what_would_be_ignored(self) -> Self:
         if self.temperature is None and (self.top_p is not None or self.top_k is not None):
-            raise RevisitError("top_p and top_k act on sampling only: give a temperature as well, or leave them out.")
+            raise RevisitError("top_p and top_k need sampling: set a temperature, or remove them.")
         if self.temperature is not None and self.num_beams > 1:
-            raise RevisitError("Sampling with beams is not offered here: give either a temperature or num_beams.")
+            raise RevisitError("Beam sampling is not supported here: set either a temperature or num_beams.")
         return self
 
     @classmethod

@@ -135,7 +135,7 @@ class Trace:
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
-            why = error.strerror if path.parent.exists() else f"there is no folder {path.parent}; make it first"
+            why = error.strerror if path.parent.exists() else f"there is no folder {path.parent}; create it first"
             raise RevisitError(f"The trace could not be written to {path}: {why}.") from None
         return path
 
@@ -145,9 +145,7 @@ class Trace:
         import pandas
 
         if not self.record:
-            raise RevisitError(
-                "This trace has counters only: decode with Trace(record=True) to have a table of its steps."
-            )
+            raise RevisitError("This trace has counters only: decode with Trace(record=True) to record its steps.")
         lines = [_line(number, record) for number, row in enumerate(self.rows) for record in row.records]
         whole = ("token", "instead_of_token", "layer", "vision_token", "patch_row", "patch_col")
         return pandas.DataFrame(lines, columns=list(_line(0, _EMPTY))).astype(dict.fromkeys(whole, "Int64"))

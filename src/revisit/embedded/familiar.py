@@ -21,7 +21,7 @@ NOTICE = (
     "The embedded model `tiny` is a demonstration: it knows only generated scenes of cartoon objects (like those of `revisit demo`), "
     "not photographs."
 )
-# Small models that know photographs: hub id -> size of the download.
+# Small models that know photographs: Hub id -> size of the download.
 REAL_MODELS = {
     "HuggingFaceTB/SmolVLM-256M-Instruct": "0.5 GB",
     "HuggingFaceTB/SmolVLM-500M-Instruct": "1 GB",

@@ -88,7 +88,7 @@ def scene(split: str, seed: int, index: int, stream: str = "held-out") -> Scene:
     if split not in SPLITS:
         raise unknown("scene split", split, SPLITS)
     if index < 0:
-        raise RevisitError(f"A scene's index is 0 or more, not {index}.")
+        raise RevisitError(f"The index of a scene must be 0 or more, not {index}.")
     key = f"{stream}/{split}/{seed}/{index}"
     dice = Dice(key)
     place = dice.pick(PLACES)

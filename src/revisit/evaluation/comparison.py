@@ -127,7 +127,7 @@ def compare_folder(
     if not groups:
         missing = unfinished(results)
         todo = missing or "Run `revisit eval` with this --out."
-        raise RevisitError(f"{output} holds no finished method yet. {todo}")
+        raise RevisitError(f"{output} has no finished method yet. {todo}")
     if baseline is not None:
         known = {cell.label for cells in groups.values() for cell in cells}
         known |= {cell.entry["method"]["name"] for cells in groups.values() for cell in cells}
@@ -264,7 +264,7 @@ def _check_items(cells: Sequence[Scored]) -> None:
         changed = next((i for i in cell.items if cells[0].items.get(i, cell.items[i]) != cell.items[i]), None)
         if changed is not None:
             raise RevisitError(
-                f"{cells[0].label} and {cell.label} answered different questions under the same id {changed!r} of "
+                f"{cells[0].label} and {cell.label} answered different questions with the same id {changed!r} of "
                 f"{cell.entry['benchmark']['name']} (another prompt or picture): run both on the same data."
             )
     if any(set(cell.items) != common for cell in cells):

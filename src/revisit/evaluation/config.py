@@ -127,12 +127,12 @@ class EvalConfig(Settings):
             return given
         for name, value in given.items():
             if value is not None:
-                raise RevisitError(f"--{name} goes with --engine ray, not with --engine {self.engine}.")
+                raise RevisitError(f"--{name} needs --engine ray, not --engine {self.engine}.")
         return {}
 
     def _incomplete(self) -> dict[str, bool]:
         if self.allow_incomplete and self.engine == "vllm":
-            raise RevisitError("--allow-incomplete goes with --engine local or ray: vLLM loads whole weights only.")
+            raise RevisitError("--allow-incomplete needs --engine local or ray: vLLM only loads complete weights.")
         return {"allow_incomplete": True} if self.allow_incomplete else {}
 
     def _methods_and_benchmarks(self, model: Any) -> tuple[tuple[Method, ...], tuple[benchmarks.Benchmark, ...]]:
@@ -169,8 +169,8 @@ class EvalConfig(Settings):
         if given is None:
             if set(models) != {EMBEDDED}:
                 raise RevisitError(
-                    "--data is missing: --data download fetches the benchmark's files once, --data DIR reads your own, and "
-                    f"--data {DEFAULT_SCENES} generates scenes."
+                    "--data is missing: use --data download to download the benchmark's files "
+                    f"once, --data DIR for your own, or --data {DEFAULT_SCENES} for generated scenes."
                 )
             given = DEFAULT_SCENES
         return parse_data(given, names)
@@ -228,7 +228,7 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     if value is None:  # an empty file
         return {}
     if not isinstance(value, dict):
-        raise RevisitError(f"{path} must hold keys and values such as `model: tiny`, not a {type(value).__name__}.")
+        raise RevisitError(f"{path} must contain keys and values such as `model: tiny`, not a {type(value).__name__}.")
     return value
 
 

@@ -38,7 +38,7 @@ def foreign_code(method: object) -> dict[str, str]:
 
 
 def model_folder(name: str) -> Path:
-    """The folder with the model's files: itself, or the hub snapshot in the local cache, fetched if need be."""
+    """The folder with the model's files: itself, or the Hub snapshot in the local cache, fetched if need be."""
     if Path(name).is_dir():
         return Path(name)
     patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
@@ -47,14 +47,14 @@ def model_folder(name: str) -> Path:
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise RevisitError(
-            f"There is no model {name!r}: it is neither a local folder nor a hub id that can be reached ({reason})."
+            f"There is no model {name!r}: it is neither a local folder nor a reachable Hub id ({reason})."
         ) from error
 
 
 def fingerprint(folder: Path) -> str:
     """A hash of every file of a model folder that could change an answer.
 
-    The hub's cache names the files it links to by their own hash, so those need not be read again.
+    The Hub's cache names the files it links to by their own hash, so those need not be read again.
     """
     found = {}
     for path in sorted(folder.rglob("*")):
@@ -65,5 +65,5 @@ def fingerprint(folder: Path) -> str:
         hashed = target.parent.name == "blobs" and len(target.name) == 64
         found[relative] = target.name if hashed else file_digest(path)
     if not found:
-        raise RevisitError(f"{folder} holds no model files.")
+        raise RevisitError(f"{folder} contains no model files.")
     return digest(found)

@@ -37,7 +37,7 @@ def parse_data(given: Any, names: Sequence[str]) -> dict[str, str]:
             pairs.append((name, place) if equals and name in benchmarks.names() else ("*", text))
     places = dict(pairs)
     if len(places) != len(pairs):
-        raise RevisitError("--data gives two places for the same benchmark; give one folder, or name=folder for each.")
+        raise RevisitError("--data has two folders for the same benchmark; pass one folder, or NAME=FOLDER for each.")
     for name in places:
         if name != "*" and name not in names:
             raise unknown("benchmark in --data:", name, names)
@@ -56,7 +56,7 @@ def resolve_data(place: str, benchmark: str | None = None, limit: int | None = N
     path = Path(place).expanduser()
     if not path.is_dir():
         wrong = "is a file, not a folder" if path.exists() else "does not exist"
-        raise RevisitError(f"The data folder {place!r} {wrong}: give the folder that holds the benchmark's files.")
+        raise RevisitError(f"The data folder {place!r} {wrong}: pass the folder with the benchmark's files.")
     return path
 
 
@@ -111,12 +111,12 @@ def _downloaded_folder(text: str, benchmark: str | None, limit: int | None) -> P
     """The folder of `benchmark` from `download` or `download:SOURCE`, fetched on first use.
 
     Args:
-        text: SOURCE is what `revisit data get --from` takes: an address, a hub dataset OWNER/NAME, or a folder.
+        text: SOURCE is what `revisit data get --from` takes: an address, a Hub dataset OWNER/NAME, or a folder.
         benchmark: Its name.
         limit: Changes no item: the first items of the whole folder are those of the shorter one.
     """
     if benchmark is None:
-        raise RevisitError("`download` needs a benchmark; run `revisit data get BENCHMARK DIR` and give that folder.")
+        raise RevisitError("`download` needs a benchmark; run `revisit data get BENCHMARK DIR` and pass that folder.")
     cls = registry.find(benchmark)
     source = data.full_path(text.partition(":")[2] or None)
     tag = f"-{hashlib.sha256(source.encode()).hexdigest()[:12]}" if source else ""
@@ -125,7 +125,7 @@ def _downloaded_folder(text: str, benchmark: str | None, limit: int | None) -> P
     if first is not None:
         folder = folder.with_name(f"{folder.name}-first{first}")
     if not folder.is_dir():
-        place = source or ("its authors' servers" if cls.downloads else "its hub dataset")
-        log.warning("Fetching %s from %s into %s, once. License: %s.", cls.name, place, folder, cls.license)
+        place = source or ("its authors' servers" if cls.downloads else "its Hub dataset")
+        log.warning("Downloading %s from %s to %s. License: %s.", cls.name, place, folder, cls.license)
     data.get(cls.name, folder, source, None, first)
     return folder

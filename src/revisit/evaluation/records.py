@@ -60,7 +60,7 @@ class Answer(Record):
         if not isinstance(raw, dict):
             raise ValueError("not an answer")
         if raw.pop("check", None) != checksum({**raw, "cell": cell})[:CHECK]:
-            raise ValueError("its checksum does not fit")
+            raise ValueError("its checksum does not match")
         try:
             return cls.model_validate(raw, strict=False)
         except ValidationError as error:

@@ -288,8 +288,8 @@ def load_questions(
     fetched = data.fetched_items(folder)
     if fetched is not None and fetched < len(items):
         raise RevisitError(
-            f"{folder} was fetched with --limit {fetched} and has no pictures for the other items: give --limit {fetched}, or fetch "
-            f"all of it into a new folder with `revisit data get {benchmark.name} DIR`."
+            f"{folder} was downloaded with --limit {fetched} and has no pictures for other "
+            f"items: use --limit {fetched}, or download everything to a new folder with `revisit data get {benchmark.name} DIR`."
         )
     ids = [item.id for item in items]
     if len(set(ids)) != len(ids):
@@ -422,9 +422,7 @@ class Results:
         except Damaged as error:
             aside = self.path.with_name("results.damaged.json")
             self.path.replace(aside)
-            reporter.note(
-                f"{error} It was moved to {aside.name}; results of other commands appear again when those are run again."
-            )
+            reporter.note(f"{error} It was moved to {aside.name}; rerun other commands to restore their results.")
             return {"cells": []}
 
     def add(self, entry: dict[str, Any]) -> None:
@@ -446,7 +444,7 @@ class Results:
             more = f" and {len(unread) - 5} more" if len(unread) > 5 else ""
             raise RevisitError(
                 f"{len(unread)} image{'s' * (len(unread) > 1)} could not be read: {listed}{more}. All other answers are stored. "
-                "Put the files right and run the same command again, or add --skip-bad-images to score without those items."
+                "Fix the files and rerun the command, or add --skip-bad-images to score without those items."
             )
         return results
 

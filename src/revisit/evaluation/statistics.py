@@ -193,7 +193,7 @@ def _same_units(runs: Sequence[Terms]) -> Floats:
     for terms in runs[1:]:
         if odd := sorted(runs[0].keys() ^ terms.keys()):
             raise RevisitError(
-                f"A paired test needs the same units on both sides; {len(odd)} are on one side only, such as {odd[0]!r}."
+                f"A paired test needs the same units on both sides; {len(odd)} are only on one side, such as {odd[0]!r}."
             )
     return _arrays(runs, sorted(runs[0]))
 

@@ -128,7 +128,7 @@ def read_record(path: Path, kind: type[AnyRecord]) -> AnyRecord:
     if number != SCHEMA:
         raise RevisitError(f"{path} has format {number}; this version reads {SCHEMA}: {AGAIN}")
     if raw.get("checksum") != checksum(raw):
-        raise Damaged(f"{path} is damaged: its checksum does not fit; {AGAIN}")
+        raise Damaged(f"{path} is damaged: its checksum does not match; {AGAIN}")
     try:
         return kind.model_validate(raw)
     except ValidationError as error:
@@ -148,7 +148,7 @@ def read_results(output: Path) -> dict[str, Any]:
     path = output / "results.json"
     raw = read_json(path)
     if isinstance(raw, dict) and not {"schema", "cells"} & raw.keys():
-        raise RevisitError(f"{path} was not written by `revisit eval`: give another --out, or move that file away.")
+        raise RevisitError(f"{path} was not written by `revisit eval`: use another --out, or move that file.")
     results = read_record(path, RunRecord).model_dump(mode="json", by_alias=True)
     for cell in results["cells"]:
         if cell["status"] == "unfinished":  # its answers have grown since this file was written
@@ -206,7 +206,7 @@ def read_scores(folder: Path) -> ScoresRecord:
 def make_folder(path: Path) -> Path:
     """`path`, created if needed; raises RevisitError where that is not possible, or where nothing can be written into it."""
     if path.suffix.lower() in (".html", ".htm", ".json"):
-        raise RevisitError(f"--out names a folder: give {path.with_suffix('')}, not {path}.")
+        raise RevisitError(f"--out must be a folder: use {path.with_suffix('')}, not {path}.")
     try:
         path.mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.W_OK | os.X_OK):
@@ -230,7 +230,7 @@ def locked(output: Path) -> Iterator[None]:
         except OSError:
             name = ""
         raise RevisitError(
-            f"{output} is in use by {name or 'another process'}; wait until it ends, or give this run another --out."
+            f"{output} is in use by {name or 'another process'}; wait until it ends, or use another --out."
         ) from error
     except OSError as error:
         raise disk_error(error, path) from error
@@ -293,7 +293,7 @@ class Cell:
         if known is None:
             write_record(path, {"key": self.key, "identity": self.identity}, CellRecord)
         elif known != self.key:
-            raise RevisitError(f"{path} belongs to other settings; move the folder {self.path} away.")
+            raise RevisitError(f"{path} belongs to other settings; move the folder {self.path}.")
 
     def close(self) -> None:
         """Ends appending; what is stored stays readable."""

@@ -53,7 +53,7 @@ def ask(
         answer.save("page.html")
 
     Args:
-        model: A hub id, a folder, "tiny" (the embedded model), or the pair (model, processor) that `revisit.load` returns.
+        model: A Hub id, a folder, "tiny" (the embedded model), or the pair (model, processor) that `revisit.load` returns.
         image: A path, bytes, a PIL image or an array of pixels; or a list of them, which share one prompt (`ask_many` asks about
             each on its own).
         question: What to ask; by default, to describe the image.
@@ -136,10 +136,10 @@ def _ask(
     generate_kwargs: dict[str, Any],
 ) -> list[Answer]:
     if not isinstance(question, str) or not question.strip():
-        raise RevisitError(f"The question must be a text that asks something, not {question!r}.")
+        raise RevisitError(f"The question must be a non-empty text, not {question!r}.")
     given: list[list[Any]] = [list(entry) if isinstance(entry, (list, tuple)) else [entry] for entry in images]
     if not given or not all(given):
-        raise RevisitError("No image: give at least one.")
+        raise RevisitError("No image: pass at least one.")
     if objects is not None and (
         not isinstance(objects, (list, tuple, set, frozenset)) or not all(isinstance(name, str) for name in objects)
     ):
@@ -229,7 +229,7 @@ class Answer:
             need("matplotlib")
             return figure.save(figure.decode_figure(self.decode), path)
         if path.suffix.lower() not in (".html", ".htm"):
-            raise RevisitError(f"An answer is saved as .html, .png, .svg, .pdf or .json; {path} ends in none of them.")
+            raise RevisitError(f"Cannot save an answer as {path}: use .html, .png, .svg, .pdf or .json.")
         return page.write(path, self.decode)
 
     def __str__(self) -> str:

@@ -136,7 +136,7 @@ def check(
         checked.save("page.html")
 
     Args:
-        model: A hub id, a folder, "tiny", or the pair (model, processor) that `revisit.load` returns.
+        model: A Hub id, a folder, "tiny", or the pair (model, processor) that `revisit.load` returns.
         image: A path, bytes, a PIL image or an array of pixels; or a list of them, which go into one prompt.
         text: What is to be checked.
         prompt: The question that the text answers; by default, to describe the image.

@@ -84,7 +84,7 @@ def lens_figure(lens: Lens, reading: int = -1, layer: int = -1) -> Figure:
 
     read = lens.readings[reading]
     if read.maps is None:
-        raise RevisitError("Heat maps are drawn per word: name the words, for example --words dog,cat,cup.")
+        raise RevisitError("Heat maps need words, for example --words dog,cat,cup.")
     if not lens.layout.grids:
         raise RevisitError(f"Heat maps cannot be drawn: {lens.layout.reason}")
     columns = min(4, len(read.words) + 1)
@@ -111,7 +111,7 @@ def lens_figure(lens: Lens, reading: int = -1, layer: int = -1) -> Figure:
 def check_path(path: Path) -> Path:
     """The path, if its name says a format that figures can have."""
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise RevisitError(f"A picture is written as .png, .svg or .pdf; {path} ends in none of them.")
+        raise RevisitError(f"Cannot write a picture as {path}: use .png, .svg or .pdf.")
     return check_writable(path)
 
 

@@ -44,7 +44,9 @@ def force(model: Model, inputs: Inputs, texts: Sequence[Sequence[int]], layers: 
     length = start + len(texts[longest])
     most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if isinstance(most, int) and length > most:
-        raise RevisitError(f"Prompt, picture and text are {length} tokens, but the model reads {most}: split the text.")
+        raise RevisitError(
+            f"Prompt, picture and text have {length} tokens, but the model's limit is {most}: split the text."
+        )
     mask = torch.nn.functional.pad(vision_mask(inputs["input_ids"], parts.vision_ids), (0, len(texts[longest])))
     if layers and not bool(mask.any(-1).all()):
         raise no_image(model)

@@ -177,19 +177,15 @@ def explain_many(
         RevisitError: If there is no method, or the arguments ask for beams or several answers.
     """
     if not methods:
-        raise RevisitError("There is no decoding method, so there is nothing to explain.")
+        raise RevisitError("There is nothing to explain without a decoding method.")
     if beams_asked(model, generate_kwargs) > 1:
-        raise RevisitError(
-            "Beam search cannot be shown step by step, because beams change places; leave out num_beams."
-        )
+        raise RevisitError("Beam search cannot be shown step by step, because beams are reordered; remove num_beams.")
     if (generate_kwargs.get("num_return_sequences") or 1) != 1:
-        raise RevisitError(
-            "One answer is shown for each method: leave out num_return_sequences, and ask again for another."
-        )
+        raise RevisitError("Only one answer per method can be shown: remove num_return_sequences.")
     inputs = prepare(processor, [prompt] * len(pictures), [list(images) for images in pictures], model.device)
     for name in generate_kwargs:
         if name in ("method", "trace", "processor", "custom_generate", *inputs):
-            raise RevisitError(f"{name} is set by `explain` itself; leave it out (the trace is always kept).")
+            raise RevisitError(f"{name} is set by `explain`; remove it (the trace is always kept).")
     layers = sorted({0, settings_of(model)[0]["layer"], ModelParts.of(model).depth})
     with watch_prefill(model, inputs, layers) as seen:
         first = answers_with(model, processor, inputs, methods[0], **generate_kwargs)
@@ -222,7 +218,7 @@ def refuse_beams(method: Method) -> None:
     """Raises RevisitError for a method that searches with beams, whose answers have no steps to show."""
     if method.own_beams > 1:
         raise RevisitError(
-            f"{method.name} searches with beams, which change places, so its answer cannot be shown step by step: use another method."
+            f"{method.name} uses beam search, so its answer cannot be shown step by step: use another method."
         )
 
 

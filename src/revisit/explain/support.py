@@ -162,7 +162,7 @@ def encode_text(processor: Processor, before: str, text: str) -> tuple[list[int]
     refuse_image_tokens(processor, "text", text)
     tokenizer = processor.tokenizer
     if not getattr(tokenizer, "is_fast", False):
-        raise RevisitError("The model's tokenizer does not say which characters a token covers; load a fast tokenizer.")
+        raise RevisitError("The model's tokenizer has no character offsets; load a fast tokenizer.")
     # An answer begins with a space after "ASSISTANT:", but not after a line break or a special token.
     blank = "" if before[-1:] in ("", ">", "]") or before[-1].isspace() or text[0].isspace() else " "
     whole = tokenizer(before + blank + text, add_special_tokens=False, return_offsets_mapping=True)

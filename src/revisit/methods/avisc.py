@@ -112,7 +112,7 @@ class AvisC(Contrastive):
         """Positions to blank: vision tokens that are not blind.  layers × (rows, T), (rows, T) -> (rows, T)"""
         if len(seen) < depth:
             raise RevisitError(
-                "AvisC: this model computes its attention without transformers' attention interface, so it could not be seen: use "
+                "AvisC: this model computes its attention without transformers' attention interface, so it could not be read: use "
                 "another method."
             )
         import torch

@@ -68,7 +68,7 @@ class Chain(Method):
         links: list[tuple[Recorder, Refine]] = []
         for method in self.methods:
             if type(method).decode is not Method.decode:
-                raise RevisitError(f"Chain: {method.name} has a decoding loop of its own; use it alone.")
+                raise RevisitError(f"Chain: {method.name} has its own decoding loop; use it alone.")
             run.recorder = whole.link(method)
             links.append((run.recorder, checked(method, method.begin(run))))
             for mine, own in zip(whole.trace.rows, run.trace.rows, strict=True):

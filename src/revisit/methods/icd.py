@@ -60,8 +60,8 @@ class ICD(Boundaries, Contrastive):
 
         if run.inputs.get("qformer_input_ids") is not None:
             raise RevisitError(
-                "ICD: this model reads its instruction in a Q-Former, which is where the method disturbs it; that is not supported, "
-                "use a model that has its image in the prompt, such as LLaVA, Qwen-VL or InternVL."
+                "ICD: this model reads its instruction in a Q-Former, which is not supported; use a model with its "
+                "image in the prompt, such as LLaVA, Qwen-VL or InternVL."
             )
         mask = run.find_vision_tokens()
         edit = self._after_image(run) if self.place == "image" else self._as_system(run)

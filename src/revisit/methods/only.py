@@ -126,9 +126,7 @@ class Shortcut:
         run.stack.enter_context(watching(run.parts, self._attention_hook, "ONLY"))
         self.project = getattr(self._attention(layer), "o_proj", None)
         if self.project is None:
-            raise RevisitError(
-                "ONLY: this model's attention has no output projection that could be found; use another method."
-            )
+            raise RevisitError("ONLY: no output projection was found in this model's attention; use another method.")
         run.check_sliding_windows("ONLY")
         hooks = Hooks(run.stack)
         hooks.state(run.parts, run.parts.depth - 1, lambda states: self._keep("last", states))

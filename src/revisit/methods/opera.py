@@ -98,13 +98,9 @@ class OPERA(Method):
 
     def decode(self, run: Run, loop: Loop) -> GenerateOutput | Tensor:
         if not run.beams:
-            raise RevisitError(
-                "OPERA compares beams, and this call has one: pass num_beams=5, or use revisit.generate, which does."
-            )
+            raise RevisitError("OPERA needs beams: pass num_beams=5, or use revisit.generate, which does.")
         if run.generation_config.do_sample:
-            raise RevisitError(
-                "OPERA searches for the best beam and draws nothing: leave out sampling, or use another method."
-            )
+            raise RevisitError("OPERA uses beam search and cannot sample: turn sampling off, or use another method.")
         return Search(self, run, loop).answers()
 
 

@@ -66,7 +66,7 @@ class PAI(Boundaries, Contrastive):
     @model_validator(mode="after")
     def _check_that_something_is_left(self) -> Self:
         if self.gamma is None and self.alpha == 0:
-            raise RevisitError("PAI: with alpha 0 and gamma none there is nothing left to do; set one of them.")
+            raise RevisitError("PAI: alpha 0 and gamma none do nothing; set one of them.")
         return self
 
     @classmethod
@@ -128,5 +128,5 @@ def _check(seen: set[int], step: int) -> None:
     if step > 0 and not seen:
         raise RevisitError(
             "PAI: this model computes its attention without transformers' attention interface, so it could not be changed: use "
-            "PAI.guidance(), which leaves attention alone."
+            "PAI.guidance(), which does not change attention."
         )

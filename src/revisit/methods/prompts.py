@@ -39,7 +39,7 @@ class Boundaries(Method):
         if family.image_edges is None:
             raise RevisitError(
                 f"{type(self).__name__} needs to know which tokens open and close an image in the prompts of {type(run.model).__name__}, "
-                "and for this family they are not known: list their ids as around, or pass an empty list if there are none."
+                "which are unknown for this family: pass their ids as around, or an empty list if there are none."
             )
         return tuple(sorted(families.edge_ids(run.processor.tokenizer, family))) if family.image_edges else ()
 
@@ -49,7 +49,7 @@ class Boundaries(Method):
         for token in ids:
             if not 0 <= token < size or token in run.parts.vision_ids:
                 raise RevisitError(
-                    f"{type(self).__name__}: its words hold token {token}, which is not a text token of this model (0 to {size - 1})."
+                    f"{type(self).__name__}: its words contain token {token}, which is not a text token of this model (0 to {size - 1})."
                 )
         return run.input_ids.new_tensor(ids)
 
@@ -59,7 +59,7 @@ def word_ids(processor: Processor, words: str) -> tuple[int, ...]:
     tokenizer = processor.tokenizer
     ids = tokenizer(words, add_special_tokens=False)["input_ids"]
     if not ids:
-        raise RevisitError(f"The processor's tokenizer makes no tokens of {words!r}.")
+        raise RevisitError(f"The processor's tokenizer returns no tokens for {words!r}.")
     return tuple(int(i) for i in ids)
 
 

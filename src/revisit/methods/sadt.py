@@ -92,7 +92,7 @@ class ObjectTokens:
                     if tokens and tokenizer.unk_token_id not in tokens:
                         begun[tokens[0]] = begun.get(tokens[0], frozenset()) | forms(word)
         if not begun:
-            raise RevisitError("SADT: this model's tokenizer can write none of the words: list others.")
+            raise RevisitError("SADT: this model's tokenizer has none of the words: list others.")
         kinds = {found: number for number, found in enumerate(dict.fromkeys(begun.values()))}
         kind = torch.full((size,), -1)
         agrees = torch.zeros(len(kinds), size, dtype=torch.bool)
@@ -168,8 +168,8 @@ class SADT(Attending):
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
             if not attention:
                 raise RevisitError(
-                    "SADT: this model computes its attention without transformers' attention interface, so it could not be seen: "
-                    "use another method."
+                    "SADT: this model computes its attention without transformers' attention interface, so it could "
+                    "not be read: use another method."
                 )
             if not reader:
                 run.finish_capture(capture, logits)

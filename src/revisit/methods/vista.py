@@ -77,7 +77,7 @@ class VISTA(Boundaries):
     @model_validator(mode="after")
     def _check_that_something_is_left(self) -> Self:
         if self.strength == 0 and self.share == 0:
-            raise RevisitError("VISTA: with strength 0 and share 0 there is nothing left to do; set one of them.")
+            raise RevisitError("VISTA: strength 0 and share 0 do nothing; set one of them.")
         return self
 
     @classmethod

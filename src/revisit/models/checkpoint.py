@@ -18,9 +18,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise RevisitError(f"{str(path)!r} is damaged: it is not JSON ({brief(error)}); get a whole copy.") from None
+        raise RevisitError(f"{str(path)!r} is damaged: it is not JSON ({brief(error)}); get a complete copy.") from None
     if not isinstance(value, dict):
-        raise RevisitError(f"{str(path)!r} is damaged: it must hold a JSON object.")
+        raise RevisitError(f"{str(path)!r} is damaged: it must be a JSON object.")
     return value
 
 
@@ -49,7 +49,7 @@ def check_index(index: Path) -> None:
     for file in files.values():
         if not file.endswith(".safetensors") or file != Path(file).name or "\\" in file:
             raise RevisitError(
-                f"{str(index)!r} names {file[:200]!r}: only .safetensors files of its own folder are read."
+                f"{str(index)!r} names {file[:200]!r}: only .safetensors files in its own folder are allowed."
             )
 
 

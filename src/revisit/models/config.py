@@ -26,12 +26,12 @@ def embedded_folder() -> Path:
 
 
 def resolve(name_or_path: str | Path) -> str:
-    """The local path or hub id that a name stands for.
+    """The local path or Hub id that a name stands for.
 
     The strings "tiny" and "photo" always mean the embedded models; a folder of that name is written "./tiny", or as a Path.
     """
     if not isinstance(name_or_path, (str, Path)) or "\0" in str(name_or_path):
-        raise RevisitError(f"A model is named by a path or a hub id, not by {name_or_path!r}.")
+        raise RevisitError(f"A model must be a path or a Hub id, not {name_or_path!r}.")
     if name_or_path == EMBEDDED:
         return str(embedded_folder())
     if name_or_path == photo.NAME:  # put together at its first use
@@ -48,7 +48,7 @@ def is_embedded(name_or_path: str | Path) -> bool:
 
 
 def name_of(model: Model) -> str:
-    """What to call a loaded model: its hub id, or the name of its folder, never the folder's place on this machine."""
+    """What to call a loaded model: its Hub id, or the name of its folder, never the folder's place on this machine."""
     where = str(getattr(model.config, "_name_or_path", ""))
     if not where or not Path(where).is_dir():
         return where or type(model).__name__
@@ -93,13 +93,13 @@ def _raw(name: str, hub: dict[str, Any]) -> dict[str, Any]:
         if isinstance(error.__cause__, LocalEntryNotFoundError):
             raise _unreachable(name) from None
         raise RevisitError(
-            f"There is no model {name!r}, neither as a local folder nor on the hub: {brief(error)}{_meant(name)}"
+            f"There is no model {name!r}, neither as a local folder nor on the Hub: {brief(error)}{_meant(name)}"
         ) from None
     return found
 
 
 def _hub_answers(name: str, hub: dict[str, Any]) -> bool:
-    """Whether the hub answers at all, where it has to be asked: one request, while a download is tried for minutes."""
+    """Whether the Hub answers at all, where it has to be asked: one request, while a download is tried for minutes."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
     wanted: dict[str, Any] = {"repo_id": name, "filename": "config.json", "revision": hub.get("revision")}
@@ -109,15 +109,15 @@ def _hub_answers(name: str, hub: dict[str, Any]) -> bool:
         get_hf_file_metadata(hf_hub_url(**wanted), token=hub.get("token"))
     except (OSError, ValueError):  # an answer, though a refusal; the download says which
         return True
-    except Exception:  # of the HTTP library below the hub's, which is not ours to know
+    except Exception:  # of the HTTP library below the Hub's, which is not ours to know
         return False
     return True
 
 
 def _unreachable(name: str) -> RevisitError:
     return RevisitError(
-        f"There is no model {name!r} on this machine, and the hub cannot be reached: check the network, or give the folder of a "
-        f"model.{_meant(name)}"
+        f"There is no model {name!r} on this machine, and the Hub cannot be reached: check the network, or "
+        f"use a local folder.{_meant(name)}"
     )
 
 
@@ -133,21 +133,19 @@ def _check_type(name: str, raw: dict[str, Any], trust_remote_code: bool) -> None
 
     kind = raw.get("model_type")
     if not isinstance(kind, str) or not kind:
-        raise RevisitError(
-            f"The config.json of {name!r} names no model_type, so it is not known what kind of model this is."
-        )
+        raise RevisitError(f"The config.json of {name!r} has no model_type.")
     family = families.of(kind)
     if family.native_suffix:
         raise RevisitError(
-            f"{name!r} is a checkpoint of type {kind}, which decodes by code of its own: load {name.rstrip('/') + family.native_suffix!r} "
+            f"{name!r} is a checkpoint of type {kind}, which needs custom code: load {name.rstrip('/') + family.native_suffix!r} "
             "instead, the same weights for transformers."
         )
     if kind in CONFIG_MAPPING or (trust_remote_code and "auto_map" in raw):
         return
     if "auto_map" in raw:
         raise RevisitError(
-            f"{name!r} is of type {kind[:60]!r}, which runs code from its repository: read that code, then allow it by "
-            "trust_remote_code=True (--trust-remote-code)."
+            f"{name!r} is of type {kind[:60]!r}, which runs code from its repository: read that code, then "
+            "allow it with trust_remote_code=True (--trust-remote-code)."
         )
     raise RevisitError(f"{name!r} is of type {kind[:60]!r}, which transformers {__version__} does not know.")
 

@@ -47,8 +47,8 @@ def model_facts(
 
     if min(image_size) < 1 or max(image_size) > 20_000 or batch < 1:
         raise RevisitError(
-            f"An image of {image_size[0]}×{image_size[1]} pixels in a batch of {batch} cannot be: give sizes from 1 to 20000 and a "
-            "batch of at least 1."
+            f"An image of {image_size[0]}×{image_size[1]} pixels in a batch of {batch} is not possible: use sizes "
+            "from 1 to 20000 and a batch of at least 1."
         )
     about = describe_model(str(name), trust_remote_code)
     config, text = about.config, about.config.get_text_config()

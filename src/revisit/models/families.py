@@ -64,7 +64,7 @@ class Family:
         """Why there is no patch map."""
         if self.learned_queries:
             return f"{self.model_type} reads an image through a fixed set of learned queries, which lie nowhere on the image."
-        return f"where the vision tokens of a {self.model_type} model lie on the image is not known here."
+        return f"the positions of vision tokens on the image are unknown for {self.model_type} models."
 
 
 _EMBEDDED = "passes its prompt to a language model as embeddings, in which nothing marks the image"

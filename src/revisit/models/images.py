@@ -61,13 +61,13 @@ def open_image(source: ImageLike, *, max_pixels: int = MAX_PIXELS) -> Image:
         try:
             source = source.read(MAX_BYTES + 1)
         except (OSError, ValueError) as error:
-            raise RevisitError(f"The file that was given as an image cannot be read: {error}.") from error
+            raise RevisitError(f"The image file cannot be read: {error}.") from error
         if isinstance(source, str):
-            raise RevisitError("The file that was given as an image holds text: open it as bytes, with mode 'rb'.")
+            raise RevisitError("The image file was opened as text: open it with mode 'rb'.")
     if isinstance(source, (bytes, bytearray, memoryview)):
         return read_image(bytes(source), "given as bytes", max_pixels=max_pixels)
     raise RevisitError(
-        f"An image must be a path, bytes, an array or a PIL.Image, not {type(source).__name__}; a list goes where several are asked for."
+        f"An image must be a path, bytes, an array or a PIL.Image, not {type(source).__name__}; pass one image."
     )
 
 
@@ -75,17 +75,19 @@ def _open_file(name: str, max_pixels: int) -> Image:
     if name.startswith("data:"):
         return image_from_data_uri(name, max_pixels=max_pixels)
     if name.startswith(("http://", "https://")):
-        raise RevisitError(f"{name[:200]!r} is a URL, and nothing is fetched here: save the picture first.")
+        raise RevisitError(f"{name[:200]!r} is a URL, which is not downloaded here: save the picture first.")
     path = Path(name).expanduser()
     try:
         if not path.exists():
             raise RevisitError(f"There is no image file {name[:200]!r}; check the path.")
         if not path.is_file():
-            raise RevisitError(f"{name!r} is {'a folder' if path.is_dir() else 'no regular file'}, not an image file.")
+            raise RevisitError(
+                f"{name!r} is {'a folder' if path.is_dir() else 'not a regular file'}, not an image file."
+            )
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise RevisitError(f"The image file {name[:200]!r} may not be read: {error.strerror}.") from None
+        raise RevisitError(f"The image file {name[:200]!r} cannot be read: {error.strerror}.") from None
     return read_image(data, repr(name), max_pixels=max_pixels)
 
 
@@ -109,8 +111,8 @@ def _from_array(array: Any, max_pixels: int) -> Image:
         values = values // 257
     if values.dtype.kind not in "buif" or not bool(((values >= 0) & (values <= 255)).all()):  # false for NaN, too
         raise RevisitError(
-            f"An image array must hold integers from 0 to 255 (16-bit: to 65535) or real numbers from 0 to 1; this one, of {values.dtype}, "
-            "holds others."
+            f"An image array must contain integers from 0 to 255 (16-bit: to 65535) or "
+            f"real numbers from 0 to 1; this one ({values.dtype}) has other values."
         )
     if values.dtype.kind in "bf":
         values = (values * (255.0 if values.max() <= 1 else 1.0)).round()
@@ -140,7 +142,7 @@ def _check_scans(data: bytes, what: str) -> None:
     while (found := marker.search(data, at)) and found[0][-1] != 0xD9:  # the picture's end
         scans += found[0][-1] == 0xDA
         if scans > MAX_SCANS:
-            raise RevisitError(f"The image {what} is a JPEG of more than {MAX_SCANS} scans; save it again.")
+            raise RevisitError(f"The image {what} is a JPEG with more than {MAX_SCANS} scans; save it again.")
         at = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
 
 
@@ -161,14 +163,14 @@ def read_image(data: bytes, what: str, *, max_pixels: int = MAX_PIXELS, formats:
         raise
     except UnidentifiedImageError:
         raise RevisitError(
-            f"The file {what} is not an image in a format that can be read; convert it to PNG or JPEG."
+            f"The file {what} is not an image in a supported format; convert it to PNG or JPEG."
         ) from None
     except pil.DecompressionBombError:
         raise RevisitError(
             f"The image {what} has more than the {max_pixels:,} pixels allowed; make it smaller first."
         ) from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:
-        raise RevisitError(f"The image {what} is truncated or damaged ({error}); get a whole copy.") from None
+        raise RevisitError(f"The image {what} is truncated or damaged ({error}); get a complete copy.") from None
 
 
 def upright(image: Image) -> Image:
@@ -184,7 +186,7 @@ def _to_rgb(image: Image) -> Image:
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         values = np.asarray(image).astype("float32")
         if not np.isfinite(values).all():
-            raise RevisitError("The image holds values that are no numbers, or infinite.")
+            raise RevisitError("The image contains NaN or infinite values.")
         top = 65535.0 if image.mode.startswith("I;16") else max(float(values.max(initial=0.0)), 255.0)
         values.clip(0, top, out=values)  # in place: large pictures are many megabytes
         values /= top
@@ -200,7 +202,7 @@ def find_images(arguments: Sequence[str]) -> list[str]:
         if Path(argument).is_dir():
             inside = sorted(str(p) for p in Path(argument).iterdir() if p.suffix.lower() in SUFFIXES)
             if not inside:
-                raise RevisitError(f"The folder {argument!r} holds no image files.")
+                raise RevisitError(f"The folder {argument!r} contains no image files.")
             found.extend(inside)
         elif Path(argument).exists() or not glob.has_magic(argument):
             found.append(argument)

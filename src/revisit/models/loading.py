@@ -42,7 +42,7 @@ def load(
     Only safetensors weights are read.
 
     Args:
-        name_or_path: A hub id, a folder, or the name of an embedded model ("tiny", "photo").
+        name_or_path: A Hub id, a folder, or the name of an embedded model ("tiny", "photo").
         dtype: Precision of the weights. By default float32 on a CPU, where half precision is slow, and the checkpoint's own
             on an accelerator.
         device_map: Where the model goes. By default the GPU if there is one.
@@ -88,7 +88,7 @@ def loaded_pair(
         return load(str(model))
     if isinstance(model, (list, tuple)):
         if len(model) != 2 or not hasattr(model[0], "generate"):
-            raise RevisitError("A loaded model is given as the pair (model, processor), as revisit.load returns it.")
+            raise RevisitError("Pass a loaded model as the pair (model, processor) that revisit.load returns.")
         return model[0], model[1]
     if hasattr(model, "generate"):
         return model, processor_of(model, needed_by)
@@ -128,7 +128,7 @@ def check_device(place: object, what: str, such_as: str) -> None:
     try:
         device = torch.device(place)  # type: ignore[call-overload]
     except (RuntimeError, TypeError, ValueError):
-        raise RevisitError(f"There is no device {str(place)[:60]!r}: give {such_as} as the {what}.") from None
+        raise RevisitError(f"There is no device {str(place)[:60]!r}: use {such_as} as the {what}.") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         have = f"has {torch.cuda.device_count()} GPU(s)" if torch.cuda.is_available() else "sees no GPU"
         raise RevisitError(
@@ -142,7 +142,7 @@ def _check_takes_images(name: str, config: Any, trust_remote_code: bool) -> None
     own_code = trust_remote_code and hasattr(config, "auto_map")
     if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not own_code:
         raise RevisitError(
-            f"{name!r} is a {config.model_type} model, which takes no images; use a vision-language model such as LLaVA, "
+            f"{name!r} is a {config.model_type} model, which does not take images; use a vision-language model such as LLaVA, "
             "Qwen-VL or InternVL."
         )
 
@@ -163,8 +163,8 @@ def _check_weights(name: str, model: Model, loading: dict[str, Any]) -> None:
             first, *others = sorted(found)
             names = first[:200] + (f" and {len(others)} more tensors" if others else "")
             raise RevisitError(
-                f"The checkpoint {name!r} {kind} {names}: its answers would mean nothing. Get a whole copy, or load it as it "
-                "is with allow_incomplete=True (--allow-incomplete)."
+                f"The checkpoint {name!r} {kind} {names}: its answers would be meaningless. Get a complete copy, or load it "
+                "anyway with allow_incomplete=True (--allow-incomplete)."
             )
 
 
@@ -201,7 +201,7 @@ def _from_pretrained(name: str, *, device_map: Any, **kwargs: Any) -> tuple[Any,
             raise RevisitError(f"load has no argument {wrong[1]!r}.{did_you_mean(wrong[1], ARGUMENTS)}") from error
         why = brief(error)
         if "ignore_mismatched_sizes" in str(error):
-            why = "tensors have other shapes than its config.json declares; get a whole copy."
+            why = "tensors have other shapes than its config.json declares; get a complete copy."
         raise RevisitError(f"The weights of {name!r} could not be loaded: {why}") from error
     model, loading = loaded
     return model if move_to is None else model.to(move_to), loading

@@ -162,7 +162,7 @@ class Head:
         if not len(ids):
             raise RevisitError(
                 f"No logit of {what} is finite: its weights or its image processor's settings (mean, scale) are damaged, or "
-                "half precision overflows; get a whole copy, or load it in float32."
+                "half precision overflows; get a complete copy, or load it in float32."
             )
         self.transform = None
         raw = self.logits(state[None].to(self.device), ids)[0].float()
@@ -241,7 +241,7 @@ class ModelParts:
             module = getattr(self.decoder, name, None)
             if isinstance(module, nn.Module):
                 return module
-        raise RevisitError(f"{describe(self.model)} has no final norm that could be found; use norm='none'.")
+        raise RevisitError(f"{describe(self.model)} has no final norm that we can find; use norm='none'.")
 
     def check_state(self, layer: int, hidden: Tensor) -> None:
         """Refuses hidden states that are not one vector a token, as between the layers of models with several streams."""
@@ -258,7 +258,7 @@ class ModelParts:
         found = [next((getattr(layer, n) for n in families.MLPS if hasattr(layer, n)), None) for layer in self.layers]
         if not all(isinstance(module, nn.Module) for module in found):
             raise RevisitError(
-                f"Not every decoder layer of {describe(self.model)} has a feed-forward network that could be found: use another method."
+                f"Not every decoder layer of {describe(self.model)} has a feed-forward network that we can find: use another method."
             )
         return cast("list[nn.Module]", found)
 
@@ -279,7 +279,7 @@ class ModelParts:
             raise RevisitError(reason)
         head = _head(model)
         if head is None:
-            raise RevisitError(f"{what} has no LM head that could be found (get_output_embeddings() is None).")
+            raise RevisitError(f"{what} has no LM head (get_output_embeddings() is None).")
         decoder = _decoder(model)
         layers = _layers(decoder)
         if layers is None:

@@ -270,7 +270,7 @@ def assembled_folder() -> Path:
         draft = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=target.parent))
     except OSError as error:
         raise RevisitError(
-            f"{NAME!r} cannot be put together in {str(target.parent)!r}: {error.strerror}; set REVISIT_CACHE."
+            f"{NAME!r} cannot be built in {str(target.parent)!r}: {error.strerror}; set REVISIT_CACHE."
         ) from None
     try:
         assemble(language, tower, own, draft)

@@ -39,7 +39,7 @@ def load_processor(name_or_path: str | Path, *, trust_remote_code: bool = False,
     tokenizer, images = getattr(processor, "tokenizer", None), getattr(processor, "image_processor", None)
     if tokenizer is None or images is None:
         lacks = "tokenizer" if tokenizer is None else "image processor"
-        raise RevisitError(f"The model {name!r} comes without {lacks}; get a whole copy of its folder.")
+        raise RevisitError(f"The model {name!r} has no {lacks}; get a complete copy of its folder.")
     _check_sizes(name, images)
     tokenizer.padding_side = "left"
     if tokenizer.pad_token_id is None:
@@ -57,7 +57,7 @@ def _check_sizes(name: str, images: object) -> None:
 
 
 def processor_of(model: Model, needed_by: str = "This") -> Processor:
-    """The processor of a model: the one `load` put there, or else the one in the folder or hub id it was loaded from.
+    """The processor of a model: the one `load` put there, or else the one in the folder or Hub id it was loaded from.
 
     It is kept as `model.revisit_processor`, so it lives as long as the model. No remote code runs.
 
@@ -124,8 +124,8 @@ def images_only(cls: Any) -> Any:
 
         def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
             raise RevisitError(
-                "This processor was built without its video processor because torchvision is missing, so it would be saved "
-                "incomplete; install torchvision to save it."
+                "This processor was built without its video processor because torchvision is missing, so it cannot be "
+                "saved completely; install torchvision first."
             )
 
     ImagesOnly.__name__ = ImagesOnly.__qualname__ = cls.__name__

@@ -71,15 +71,15 @@ def _paired(processor: Processor, prompts: object, images: object) -> tuple[list
         return [prompts], [own]
     if not isinstance(prompts, (list, tuple)) or not all(isinstance(prompt, str) for prompt in prompts):
         raise RevisitError(
-            "The prompt must be a text, or a list of texts; images come after it: prepare(processor, prompt, image)."
+            "The prompt must be a text or a list of texts, followed by the images: prepare(processor, prompt, image)."
         )
     if not prompts:
-        raise RevisitError("There is no prompt in the list.")
+        raise RevisitError("The list of prompts is empty.")
     batch = [None] * len(prompts) if images is None else images
     if not isinstance(batch, (list, tuple)) or len(batch) != len(prompts):
         count = len(batch) if isinstance(batch, (list, tuple)) else 1
         raise RevisitError(
-            f"{len(prompts)} prompts came with images for {count}: give a list with an image, or a list of images, for each prompt."
+            f"{len(prompts)} prompts came with images for {count}: pass a list with an image, or a list of images, for each prompt."
         )
     return list(prompts), [_images_of_one(own) for own in batch]
 
@@ -110,7 +110,7 @@ def encode(
     except RevisitError:
         raise
     except Exception as error:  # processors raise many kinds
-        raise RevisitError(f"The model's processor cannot make inputs of this prompt: {brief(error)}") from error
+        raise RevisitError(f"The model's processor cannot encode this prompt: {brief(error)}") from error
     return inputs if device is None else inputs.to(device)  # type: ignore[no-any-return]
 
 
@@ -136,8 +136,8 @@ def new_tokens(output: Any, inputs: Inputs) -> Tensor:
     sequences = output if not hasattr(output, "sequences") else output.sequences
     if not hasattr(sequences, "shape") or not hasattr(inputs, "keys") or "input_ids" not in inputs:
         raise RevisitError(
-            "Generated texts are read from what generate returned and the inputs it was given: answers(processor, output, inputs), not "
-            f"from {type(output).__name__} and {type(inputs).__name__}."
+            "answers(processor, output, inputs) needs the output "
+            f"of generate and its inputs, not {type(output).__name__} and {type(inputs).__name__}."
         )
     return sequences[:, inputs["input_ids"].shape[1] :]  # type: ignore[no-any-return]
 

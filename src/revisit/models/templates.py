@@ -27,7 +27,7 @@ def render(processor: Processor, messages: Sequence[Message]) -> str:
     try:
         written = processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     except Exception as error:  # a template may raise anything
-        raise RevisitError(f"The chat template of this model cannot write this conversation: {brief(error)}") from None
+        raise RevisitError(f"The chat template of this model cannot format this conversation: {brief(error)}") from None
     if not isinstance(written, str) or len(written) > MAX_TEXT:
         raise RevisitError(f"The chat template of this model wrote more than {MAX_TEXT:,} characters.")
     return written

@@ -100,16 +100,16 @@ def check_writable(path: str | Path) -> Path:
     """The path, if a file can be written there; raises RevisitError if not, before any work is done for it."""
     path = Path(path)
     if path.is_dir():
-        raise RevisitError(f"{path} is a folder: give the name of a file in it, such as {path / 'page.html'}.")
+        raise RevisitError(f"{path} is a folder: use a file in it, such as {path / 'page.html'}.")
     if path.parent.is_file():
         raise RevisitError(f"{path} cannot be written: {path.parent} is a file.")
     if not path.absolute().parent.is_dir():
-        raise RevisitError(f"{path} cannot be written: there is no folder {path.parent}; make it first.")
+        raise RevisitError(f"{path} cannot be written: there is no folder {path.parent}; create it first.")
     try:  # a trial: rights alone do not tell what a file system allows
         with path.open("ab") if path.exists() else tempfile.TemporaryFile(dir=path.absolute().parent):
             pass
     except OSError as error:
-        raise RevisitError(f"{path} cannot be written: {error.strerror}; give another place.") from error
+        raise RevisitError(f"{path} cannot be written: {error.strerror}; use another path.") from error
     return path
 
 
@@ -124,7 +124,7 @@ def check_page(path: Path, inputs: Iterable[str | Path]) -> None:
 def check_apart(path: Path, inputs: Iterable[str | Path]) -> None:
     """Raises RevisitError if a file written there would replace one of the inputs."""
     if path.exists() and any(Path(name).exists() and path.samefile(name) for name in inputs):
-        raise RevisitError(f"{path} is the input itself, and would be lost: give another name for what is written.")
+        raise RevisitError(f"{path} is the input file and would be overwritten: use another output name.")
 
 
 def write_page(path: str | Path, text: str) -> Path:

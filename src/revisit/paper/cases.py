@@ -28,7 +28,7 @@ def case_studies(subject: Subject, reporter: Reporter) -> Result:
     model, processor = subject.loaded
     method = as_method(subject.methods[0], model)
     if not isinstance(method, ReVisiT):
-        raise RevisitError(f"A case study shows what ReVisiT changed, not {method.name}.")
+        raise RevisitError(f"A case study needs ReVisiT, not {method.name}.")
     vocabulary = subject.vocabulary
     changes: Counter[str] = Counter()
     steps = 0

@@ -33,7 +33,7 @@ EVERY_METHOD = (
 
 @dataclass(frozen=True)
 class PaperModel:
-    """A model of the paper: its hub id and billions of parameters."""
+    """A model of the paper: its Hub id and billions of parameters."""
 
     name: str
     hub: str

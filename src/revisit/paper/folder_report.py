@@ -41,7 +41,7 @@ def gather(folder: Path) -> ReportInputs:
     studies = [{**read_study(path), "name": name} for path, name in zip(files, names, strict=True)]
     if not runs and not studies:
         raise RevisitError(
-            f"There is nothing to report in {folder}: no results.json of `revisit eval` or `ablate`, no studies of `revisit analyze`."
+            f"Nothing to report in {folder}: no results.json of `revisit eval` or `ablate`, no studies of `revisit analyze`."
         )
     return ReportInputs(runs, ablations, studies)
 

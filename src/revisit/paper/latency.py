@@ -289,6 +289,6 @@ def draw(result: Stored, name: str) -> list[Block]:
     ]
     caption = (
         f"Milliseconds per token without the prefill, mean ± deviation over {result['images']} pictures "
-        f"({protocol['warmups']} warm-ups, {protocol['repeats']} repeats of each; methods take turns)."
+        f"({protocol['warmups']} warm-ups, {protocol['repeats']} repeats of each; methods alternate)."
     )
     return [Table(("Method", "ms/token", "to greedy", "first token, ms"), lines, caption)]

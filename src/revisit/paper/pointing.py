@@ -149,7 +149,7 @@ def check_settings(settings: Sequence[str]) -> None:
     """Raises RevisitError unless every setting names ReVisiT: other methods select no patch."""
     for text in settings:
         if as_method(text).name != "revisit":
-            raise RevisitError(f"Pointing measures ReVisiT alone, which selects a patch at every step, not {text!r}.")
+            raise RevisitError(f"Pointing needs ReVisiT, which selects a patch at every step, not {text!r}.")
 
 
 def read_boxes(folder: Path) -> dict[str, Boxes]:
@@ -171,7 +171,7 @@ def read_boxes(folder: Path) -> dict[str, Boxes]:
 def _instances(folder: Path) -> dict[Path, Result]:
     found = sorted([*folder.glob("instances_*.json"), *folder.glob("annotations/instances_*.json")])
     if not found:
-        raise RevisitError(f"{folder} has no instances_*.json, which holds the objects' boxes; pointing needs it.")
+        raise RevisitError(f"{folder} has no instances_*.json, which pointing needs for the objects' boxes.")
     files = {path: read_json(path) for path in found}
     for path, notes in files.items():
         if not isinstance(notes, dict) or not {"images", "annotations", "categories"} <= set(notes):

@@ -36,7 +36,7 @@ class Setup:
     """What a row is reproduced with: models by their names in the paper, data, and where results go."""
 
     out: Path
-    models: Mapping[str, str]  # name in the paper -> folder or hub id
+    models: Mapping[str, str]  # name in the paper -> folder or Hub id
     data: Mapping[str, str]  # benchmark -> folder, generated scenes, `download` or `hub`
     stand_in: bool = False  # one model in the place of all of the paper's
     limit: int | None = None

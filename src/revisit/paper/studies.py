@@ -42,7 +42,7 @@ STUDIES = {
     "gt-vs-hal": Study("GT and Hal probabilities, with and without the image", grounding.gt_vs_hal, grounding.draw),
     "projection": Study("What single vision tokens say", projection.projection, projection.draw, ()),
     "pointing": Study(
-        "Does the selected patch lie on the object?",
+        "Is the selected patch on the object?",
         pointing.pointing,
         pointing.draw,
         pointing.SETTINGS,

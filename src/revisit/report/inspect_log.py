@@ -49,7 +49,7 @@ def export(run: Path, out: Path) -> tuple[list[Path], list[str]]:
         write_eval_log(_log(results, cell, samples), str(path), format="eval")
         written.append(path)
     if not written:
-        raise RevisitError(f"{run} holds no answers yet; run `revisit eval` with this --out to the end.")
+        raise RevisitError(f"{run} contains no answers yet; finish `revisit eval` with this --out.")
     return written, notes
 
 

@@ -95,7 +95,7 @@ def build(run: Path, out: Path) -> Path:
     """Write the browser of a run's samples below `out`; returns the page."""
     columns, samples, notes = read_samples(run)
     if not samples:
-        raise RevisitError(f"{run} holds no answers yet; run `revisit eval` with this --out to the end.")
+        raise RevisitError(f"{run} contains no answers yet; finish `revisit eval` with this --out.")
     return write("/".join(run.resolve().parts[-2:]), columns, samples, out, notes)
 
 

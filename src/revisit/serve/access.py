@@ -32,7 +32,7 @@ def check_exposure(host: str, api_key: str | None, anonymous: bool) -> None:
     """Raises RevisitError for a server that others can reach without a key, unless that is wanted."""
     if not is_loopback(host) and not api_key and not anonymous:
         raise RevisitError(
-            f"On {host!r} others could use this server: set REVISIT_API_KEY (or --api-key), or use --anonymous."
+            f"On {host!r} other machines could use this server: set REVISIT_API_KEY (or --api-key), or pass --anonymous."
         )
 
 
@@ -56,7 +56,7 @@ def check_host(request: Request, allowed: Collection[str]) -> None:
     if "*" not in allowed and name not in allowed:
         raise ApiError(
             403,
-            f"This server does not answer to the name {quoted(header)}; its operator can add it with --allow-host.",
+            f"This server does not accept the host {quoted(header)}; its operator can add it with --allow-host.",
             code="unknown_host",
         )
 
@@ -92,7 +92,7 @@ class Bodies:
         """The request's body, which counts as held until the block ends."""
         size = self._declared(request)
         if self.held and self.held + size > self.limits.held_bytes:
-            raise ApiError(429, "The requests that are being read fill the memory; try again later.", code="queue_full")
+            raise ApiError(429, "Too much data in requests being read; try again later.", code="queue_full")
         self.held += size
         try:
             yield await self._receive(request)

@@ -126,7 +126,7 @@ class Service:
         except Exception as error:  # templates raise anything about unknown roles
             text = shorten(str(error))
             raise ApiError(
-                400, f"The model's chat template refuses this conversation: {text}", param="messages"
+                400, f"The model's chat template rejects this conversation: {text}", param="messages"
             ) from None
         if length > self.limits.prompt_tokens:
             raise ApiError(

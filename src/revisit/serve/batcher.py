@@ -120,13 +120,11 @@ class Batcher:
                 raise ApiError(503, "The server is shutting down.")
             if len(self._waiting) >= self.limits.queue:
                 raise ApiError(
-                    429, f"{len(self._waiting)} requests are waiting already; try again later.", code="queue_full"
+                    429, f"{len(self._waiting)} requests are already waiting; try again later.", code="queue_full"
                 )
             held = sum(other.pixels for other in (*self._waiting, *self._batch))
             if held and held + ticket.pixels > self.limits.held_pixels:
-                raise ApiError(
-                    429, "The images of the waiting requests fill the memory; try again later.", code="queue_full"
-                )
+                raise ApiError(429, "Too many image pixels in waiting requests; try again later.", code="queue_full")
             self._waiting.append(ticket)
             self._ready.notify()
 

@@ -28,7 +28,7 @@ class ApiError(Exception):
 
 def server_error() -> ApiError:
     """The error for a failure that is not the client's; the details are only logged."""
-    return ApiError(500, "The server failed on this request; its log says why.")
+    return ApiError(500, "Internal error on this request; see the server's log.")
 
 
 def shorten(text: str, length: int = ECHO) -> str:
@@ -66,7 +66,7 @@ def from_validation(error: ValidationError, fields: Collection[str] = ()) -> Api
             return ApiError(400, sentence, param=where)
         if len(first["loc"]) == 1 and fields:
             return ApiError(400, str(unknown("request field", name, fields)), param=where)
-        return ApiError(400, f"{shorten(where)} is not a field of this request; leave it out.", param=where)
+        return ApiError(400, f"{shorten(where)} is not a field of this request; remove it.", param=where)
     if kind == "value_error":
         return ApiError(400, f"{where}: {first['ctx']['error']}".removeprefix(": "), param=where)
     if kind == "missing":

@@ -163,13 +163,13 @@ def read_request(
     if chat.check is not None and not sources:
         raise ApiError(400, "A check needs an image and this conversation has none: send one.", param="check")
     if chat.check is not None and choice.record:
-        raise ApiError(400, "A recorded answer is not checked: leave out 'check' or 'record'.", param="check")
+        raise ApiError(400, "A recorded answer cannot be checked: remove 'check' or 'record'.", param="check")
     if choice.record and not (chat.stream and sources):
-        raise ApiError(400, "Steps are recorded in streamed answers about an image only.", param="decoding")
+        raise ApiError(400, "Steps can only be recorded in streamed answers about an image.", param="decoding")
     if choice.record and method.own_beams > 1:
         raise ApiError(
             400,
-            f"{method.name} searches with beams, so its steps cannot be recorded: leave out 'record'.",
+            f"{method.name} uses beam search, so its steps cannot be recorded: remove 'record'.",
             param="decoding",
         )
     images: list[Image] = []

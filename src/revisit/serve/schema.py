@@ -98,7 +98,7 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant"] = Field(description="developer means system.")
     content: Parts
     name: object = Field(None, description="Of no effect.")
-    refusal: None = Field(None, description="As answers have it.")
+    refusal: None = Field(None, description="As in answers.")
 
     @property
     def parts(self) -> list[Part]:
@@ -159,12 +159,12 @@ class ChatBody(Body):
     max_tokens: int | None = Field(
         None, ge=1, description="Longest answer, in tokens; the server's limit if it is lower."
     )
-    max_completion_tokens: int | None = Field(None, ge=1, description="The same, and beats max_tokens.")
-    temperature: float | None = Field(None, ge=0, le=2, description="0 or nothing: the likeliest token is taken.")
+    max_completion_tokens: int | None = Field(None, ge=1, description="The same; overrides max_tokens.")
+    temperature: float | None = Field(None, ge=0, le=2, description="0 or unset: greedy decoding.")
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=1, le=1 << 20)
-    seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 63) - 1, description="Repeats a sampled answer.")
-    stop: Stop | None = Field(None, description="Texts before which the answer ends, four at most.")
+    seed: int | None = Field(None, ge=-(1 << 63), le=(1 << 63) - 1, description="Makes a sampled answer reproducible.")
+    stop: Stop | None = Field(None, description="The answer ends before any of these texts; at most four.")
     stream: bool | None = Field(None, description="Send the answer as server-sent events.")
     stream_options: StreamOptions | None = None
     decoding: DecodingChoice | None = Field(None, description="The decoding method; the server's own if left out.")

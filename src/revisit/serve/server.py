@@ -86,7 +86,7 @@ def serve(
     """Load a model and serve it; returns after SIGTERM or Ctrl-C, when all accepted requests are answered.
 
     Args:
-        model: Local folder or hub id.
+        model: Local folder or Hub id.
         host: Address to listen on.
         port: Port to listen on.
         page: Also serve the interactive page. Beyond this machine it gets a random key unless there is one.

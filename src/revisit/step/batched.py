@@ -85,8 +85,8 @@ def _check_shapes(items: Sequence[Tensor], head: Projection, logits: Tensor) -> 
     vocabulary, width = head.weight.shape if isinstance(head, LinearHead) else (logits.shape[1], items[0].shape[-1])
     if any(item.ndim != 2 or item.shape[1] != width for item in items) or logits.shape[1] > vocabulary:
         raise RevisitError(
-            f"refine_logits: a head of shape ({vocabulary}, {width}) goes with states (n, {width}) and at most {vocabulary} logits a row, "
-            f"not with states {', '.join(str(tuple(item.shape)) for item in items[:8])} and {logits.shape[1]} logits."
+            f"refine_logits: a head of shape ({vocabulary}, {width}) needs states (n, {width}) and at most {vocabulary} logits per row, "
+            f"not states {', '.join(str(tuple(item.shape)) for item in items[:8])} and {logits.shape[1]} logits."
         )
 
 

@@ -93,8 +93,8 @@ class Call:
         total = self.key.shape[2]
         if total < shift + prompt.shape[1]:
             raise RevisitError(
-                f"Decoder layer {self.layer} no longer sees the whole prompt (a sliding window), so the image's place in its attention "
-                "is not known: use a shorter prompt, or a method that leaves attention alone."
+                f"Decoder layer {self.layer} no longer sees the whole prompt (a sliding window), so the image's position in its attention "
+                "is unknown: use a shorter prompt, or a method that does not use attention."
             )
         return nn.functional.pad(prompt.to(self.key.device), (shift, total - shift - prompt.shape[1]))
 

@@ -89,8 +89,8 @@ class EarlyExits:
         """
         if self.logits is None or self._final is None:
             raise RevisitError(
-                f"The forward of {describe(self.parts.model)} did not pass through its layers and its LM head as modules, so its "
-                "early exits were not seen; this way of running the model is not supported."
+                f"The forward of {describe(self.parts.model)} did not pass through its layers and its LM head as modules, so its early "
+                "exits were not captured; this way of running the model is not supported."
             )
         head = self.parts.head
         if head.transform is None:

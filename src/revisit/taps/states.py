@@ -356,5 +356,5 @@ class Capture:
 def no_image(model: Model) -> RevisitError:
     return RevisitError(
         f"There is no image in the prompt: none of its tokens is a vision token of {describe(model)}; pass an image (with its "
-        "placeholder in the text, which the processor's chat template writes), or decode plainly with method='greedy'."
+        "placeholder in the text, which the processor's chat template writes), or use method='greedy'."
     )

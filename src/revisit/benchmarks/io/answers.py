@@ -41,7 +41,7 @@ class Answer:
         """The answer's id; raises RevisitError if it has none."""
         found = self.key(fields)
         if found is None:
-            raise RevisitError(f"{self.where} has none of {', '.join(map(repr, fields))} to say which item it answers.")
+            raise RevisitError(f"{self.where} has none of {', '.join(map(repr, fields))} to identify its item.")
         return found
 
 
@@ -54,7 +54,7 @@ def read_answers(path: Path, field: str | None = None) -> list[Answer]:
     """
     if path.is_dir():
         if not (path / "answers.jsonl").exists():
-            raise RevisitError(f"{path} holds no answers.jsonl; give a file, or one of the folders below RUN/cells.")
+            raise RevisitError(f"{path} contains no answers.jsonl; pass a file, or a folder in RUN/cells.")
         path = path / "answers.jsonl"
     whole = files.read_map(path) if ".json" in path.suffixes else None
     if whole is not None and not {*TEXTS, field} & whole.keys():
@@ -63,7 +63,7 @@ def read_answers(path: Path, field: str | None = None) -> list[Answer]:
     else:
         answers = [_answer(row, field or _text_field(row)) for row in files.read_records(path)]
     if not answers:
-        raise RevisitError(f"{path} holds no answers.")
+        raise RevisitError(f"{path} contains no answers.")
     return answers
 
 

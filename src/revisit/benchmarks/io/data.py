@@ -1,4 +1,4 @@
-"""`revisit data get`: a benchmark's data folder, from its authors' servers or from a hub dataset; whole or not there."""
+"""`revisit data get`: a benchmark's data folder, from its authors' servers or from a Hub dataset; whole or not there."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def get(
     Args:
         name: The benchmark.
         folder: A new or empty folder; one that the same request filled is left as it is.
-        source: A hub dataset OWNER/NAME, a folder with a dataset's files, or the address of a copy of the authors' servers.
-        split: Splits of the hub dataset, separated by commas; the benchmark's own by default.
+        source: A Hub dataset OWNER/NAME, a folder with a dataset's files, or the address of a copy of the authors' servers.
+        split: Splits of the Hub dataset, separated by commas; the benchmark's own by default.
         limit: Only the first items.
         progress: Called with the number of files or rows so far.
         **options: Options of the benchmark.
@@ -44,9 +44,9 @@ def get(
     benchmark = registry.get(name, **options)
     on_hub = from_hub(type(benchmark), source)
     if on_hub and source is not None and "://" in source:
-        raise RevisitError(f"{benchmark.title} is fetched from the hub: give --from OWNER/NAME or a folder.")
+        raise RevisitError(f"{benchmark.title} comes from the Hub: use --from OWNER/NAME or a folder.")
     if split is not None and not on_hub:
-        raise RevisitError(f"{benchmark.title}'s files have no splits to choose from; leave --split out.")
+        raise RevisitError(f"{benchmark.title}'s files have no splits; remove --split.")
     source = full_path(source)
     folder = folder.expanduser().resolve()
     asked = {"from": source, "split": split, "limit": limit, **({"set": options} if options else {})}
@@ -65,7 +65,7 @@ def get(
 
 
 def from_hub(cls: type[Benchmark], source: str | None) -> bool:
-    """Whether the data comes from a hub dataset, or a folder with one, instead of the authors' servers or a copy of them."""
+    """Whether the data comes from a Hub dataset, or a folder with one, instead of the authors' servers or a copy of them."""
     return not cls.downloads or (source is not None and not source.startswith(("http://", "https://")))
 
 

@@ -80,7 +80,7 @@ def fetch(remote: Remote, folder: Path) -> None:
     part = target.with_name(f"{target.name}.part")
     if not any(_download(url, part) for url in remote.urls):
         raise RevisitError(
-            f"{' or '.join(remote.urls)} is not there (status 404); the server may have moved its files."
+            f"{' or '.join(remote.urls)} was not found (status 404); the server may have moved its files."
         )
     try:
         _check(remote, part)
@@ -121,7 +121,7 @@ def _download(url: str, part: Path) -> bool:
                 if error.code == 416:  # what is there is longer than the file: not its beginning
                     part.unlink(missing_ok=True)
                 elif error.code not in BUSY:
-                    raise RevisitError(f"{url} was refused with status {error.code}.") from error
+                    raise RevisitError(f"{url} failed with status {error.code}.") from error
                 problem = f"status {error.code}"
         except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
             problem = str(getattr(error, "reason", error)) or type(error).__name__

@@ -32,7 +32,7 @@ class Draft:
     def once(self, key: Hashable, where: str) -> None:
         """Raises if a row with this key came before."""
         if key in self._seen:
-            raise RevisitError(f"{where}: {key!r} is there a second time; this is not the dataset as published.")
+            raise RevisitError(f"{where}: {key!r} is a duplicate; this is not the published dataset.")
         self._seen.add(key)
 
     def text(self, path: str, content: str) -> None:
@@ -60,9 +60,7 @@ class Draft:
     def _target(self, path: str) -> Path:
         parts = PurePosixPath(path).parts
         if path.startswith("/") or ".." in parts or not parts or "\\" in path or "\0" in path:
-            raise RevisitError(
-                f"The dataset asks for a file {path!r}, which would not stay in its folder; not written."
-            )
+            raise RevisitError(f"The dataset names a file {path!r} outside its folder; it was not written.")
         target = self.root.joinpath(*parts)
         target.parent.mkdir(parents=True, exist_ok=True)
         return target
@@ -76,12 +74,12 @@ def picture_bytes(value: object, where: str) -> tuple[bytes, str]:
         import fsspec  # slow to import
 
         try:
-            with fsspec.open(value, "rb") as file:  # on the hub, or next to the dataset
+            with fsspec.open(value, "rb") as file:  # on the Hub, or next to the dataset
                 value = file.read()
         except Exception as error:  # every file system has its own kinds
             raise RevisitError(f"{where}: its picture {value} cannot be read ({type(error).__name__}).") from error
     if not isinstance(value, bytes) or not value:
-        raise RevisitError(f"{where} has no picture where one is needed.")
+        raise RevisitError(f"{where} has no picture.")
     return value, picture_ending(io.BytesIO(value), where)
 
 

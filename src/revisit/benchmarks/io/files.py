@@ -104,7 +104,7 @@ def _parse(text: str, where: str, one_line: bool = False) -> Any:
         place = f"{where} is" if one_line else f"{where} line {error.lineno} is"
         raise RevisitError(f"{place} not valid JSON ({error.msg} at column {error.colno}).") from error
     except (ValueError, RecursionError) as error:  # thousands of digits, thousands of brackets, a key twice
-        raise RevisitError(f"{where} is JSON that cannot be read ({error}).") from error
+        raise RevisitError(f"{where} is JSON that cannot be parsed ({error}).") from error
 
 
 def read_records(path: Path) -> list[Record]:
@@ -112,7 +112,7 @@ def read_records(path: Path) -> list[Record]:
     suffixes = [s.lower() for s in path.suffixes]
     if suffixes[-1:] in ([".xlsx"], [".xls"], [".pkl"], [".pickle"]):
         raise RevisitError(
-            f"{path} is a {suffixes[-1]} file, which is not read here; save it as .tsv, .csv, .json or .jsonl first."
+            f"{path} is a {suffixes[-1]} file, which is not supported; save it as .tsv, .csv, .json or .jsonl first."
         )
     text = read_text(path)
     if ".csv" in suffixes or ".tsv" in suffixes:
@@ -128,7 +128,7 @@ def _table(path: Path, text: str, delimiter: str) -> list[Record]:
     names = reader.fieldnames or []
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise RevisitError(f"{path} has the column {twice!r} twice; keep one of them.")
+        raise RevisitError(f"{path} has a duplicate column {twice!r}.")
     records = []
     for row in reader:
         columns = len([value for value in row.values() if value is not None]) + len(row.get(None, [])) - (None in row)

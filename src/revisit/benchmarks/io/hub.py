@@ -27,7 +27,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Place:
-    """A hub repository at one revision, or a folder with a dataset's files (`revision` None)."""
+    """A Hub repository at one revision, or a folder with a dataset's files (`revision` None)."""
 
     source: str
     revision: str | None = None
@@ -48,12 +48,12 @@ def write(
     """Writes the rows of the benchmark's dataset as official files; returns what source.json says about them."""
     dataset = benchmark.hub
     if dataset is None:
-        raise RevisitError(f"{benchmark.title} has no hub dataset; leave --from out, or give an http(s) address.")
+        raise RevisitError(f"{benchmark.title} has no Hub dataset; leave --from out, or give an http(s) address.")
     library = _library()
     splits = tuple(split.split(",")) if split else dataset.splits
     place = _locate(dataset.repos, source)
     copy = place
-    if place.revision is not None and limit is None:  # all of it into the hub's cache; a few rows are streamed
+    if place.revision is not None and limit is None:  # all of it into the Hub's cache; a few rows are streamed
         with _reading(place):
             copy = Place(snapshot_download(place.source, repo_type="dataset", revision=place.revision))
     rows = 0
@@ -84,7 +84,7 @@ def _library() -> Any:
         import datasets
     except ImportError as error:
         raise RevisitError(
-            "Fetching from the hub needs the `datasets` package: pip install 'revisit-decoding[hub]'."
+            "Downloading from the Hub needs the `datasets` package: pip install 'revisit-decoding[hub]'."
         ) from error
     if int(datasets.__version__.split(".")[0]) < 4:  # older ones can run code from a repository
         raise RevisitError(f"datasets {datasets.__version__} is too old: pip install 'datasets>=4'.")
@@ -92,12 +92,12 @@ def _library() -> Any:
 
 
 def _locate(repos: Iterable[str], given: str | None) -> Place:
-    """The place `given`, or the first of `repos` that the hub has."""
+    """The place `given`, or the first of `repos` that the Hub has."""
     if given is not None:
         if Path(given).is_dir():
             return Place(given)
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", given):
-            raise RevisitError(f"{given!r} is neither a folder nor a hub dataset OWNER/NAME.")
+            raise RevisitError(f"{given!r} is neither a folder nor a Hub dataset OWNER/NAME.")
         repos = (given,)
     repos = tuple(repos)
     for repo in repos:
@@ -107,11 +107,11 @@ def _locate(repos: Iterable[str], given: str | None) -> Place:
             continue
         except Exception as error:  # every transport has its own kinds
             raise RevisitError(
-                f"The hub dataset {repo} cannot be reached ({_reason(error)}); check the connection, or run `hf download {repo} "
-                "--repo-type dataset --local-dir FOLDER` where there is one and give --from FOLDER."
+                f"The Hub dataset {repo} cannot be reached ({_reason(error)}); check the connection, or run `hf download {repo} "
+                "--repo-type dataset --local-dir FOLDER` on a machine with a connection and use --from FOLDER."
             ) from error
     raise RevisitError(
-        f"The hub has no dataset {' or '.join(repos)}, or not for you; name another with --from OWNER/NAME, or a folder "
+        f"The Hub has no dataset {' or '.join(repos)}, or you have no access; use --from OWNER/NAME, or a folder "
         "with its files (if it is private, log in with `hf auth login` first)."
     )
 
@@ -132,7 +132,7 @@ def _reading(place: Place) -> Iterator[None]:
     except Exception as error:
         raise RevisitError(
             f"{place.source} cannot be read as a dataset ({_reason(error)}); nothing was written. "
-            "If the connection broke, run the same command again; else name the right place with --from."
+            "If the connection broke, run the same command again; otherwise check --from."
         ) from error
 
 
@@ -172,7 +172,7 @@ def _read_back(benchmark: Benchmark, root: Path, rows: int, place: Place, *, who
     items = type(benchmark)().load(root)  # with its default options
     assert benchmark.hub is not None
     if whole and len(items) != rows * benchmark.hub.items_per_row:
-        raise RevisitError(f"{place.source}: {rows} rows make {len(items)} questions; nothing was written.")
+        raise RevisitError(f"{place.source}: {rows} rows contain {len(items)} questions; nothing was written.")
     for item in items:
         for image in item.images:
             if not image.is_file():

@@ -93,8 +93,8 @@ class RayEngine(Engine):
                 done, _ = ray.wait(list(pending), num_returns=1, timeout=WAIT)
                 if not done:
                     raise RevisitError(
-                        f"No worker has done anything for {WAIT:.0f} seconds: the cluster may lack free CPUs, GPUs or memory for them; "
-                        "ask for fewer workers."
+                        f"No worker has answered for {WAIT:.0f} seconds: the cluster "
+                        "may lack free CPUs, GPUs or memory; use fewer workers."
                     )
                 worker, batch = pending.pop(done[0])
                 try:

@@ -42,9 +42,7 @@ class VllmEngine(Engine):
         **options: Any,
     ) -> None:
         if device_map is not None:
-            raise RevisitError(
-                "--device-map is transformers' way to place a model; vLLM places it itself: leave it out."
-            )
+            raise RevisitError("--device-map cannot be used with --engine vllm.")
         need("vllm")
         self.name, self.dtype, self.trust_remote_code, self.options = model, dtype or "auto", trust_remote_code, options
 
@@ -111,16 +109,16 @@ class VllmEngine(Engine):
         """Raises RevisitError for what vLLM cannot do here."""
         if method.name not in ("greedy", "revisit"):
             raise RevisitError(
-                f"--engine vllm decodes with greedy and revisit, not with {method.name!r}; use --engine local or ray."
+                f"--engine vllm supports greedy and revisit, not {method.name!r}; use --engine local or ray."
             )
         if decoding.num_beams > 1:
-            raise RevisitError("--engine vllm has no beam search with ReVisiT: leave out --beams.")
+            raise RevisitError("--engine vllm does not support beam search with ReVisiT: remove --beams.")
         if isinstance(method, ReVisiT):
             from revisit.integrations.vllm.request import check, kept_layers
 
             if not self.known:
                 raise RevisitError(
-                    f"ReVisiT's vLLM plug-in does not know models of type {self.about.config.model_type}; use --engine local or ray."
+                    f"ReVisiT's vLLM plug-in does not support models of type {self.about.config.model_type}; use --engine local or ray."
                 )
             check(method, kept_layers(self.about))
 
@@ -173,7 +171,7 @@ class VllmEngine(Engine):
         failed = [job.id for job, end in zip(jobs, ends, strict=True) if end == "error"]
         if failed:
             raise RevisitError(
-                f"vLLM ended {len(failed)} of {len(jobs)} items with an error, {failed[0]} first; its log says why."
+                f"vLLM ended {len(failed)} of {len(jobs)} items with an error, {failed[0]} first; see its log."
             )
         return list(outputs)
 

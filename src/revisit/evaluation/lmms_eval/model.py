@@ -89,11 +89,11 @@ class Revisit(lmms):
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
         """Not offered: a decoding method changes what is generated, not how a given text is rated."""
-        raise RevisitError("The lmms-eval model `revisit` generates; tasks that compare likelihoods do not fit it.")
+        raise RevisitError("The lmms-eval model `revisit` does not support likelihood tasks.")
 
     def generate_until_multi_round(self, requests: Sequence[Any]) -> list[str]:
         """Not offered."""
-        raise RevisitError("The lmms-eval model `revisit` answers single questions; multi-round tasks do not fit it.")
+        raise RevisitError("The lmms-eval model `revisit` does not support multi-round tasks.")
 
     def _batches(self, requests: Sequence[Any]) -> list[tuple[list[int], dict[str, Any]]]:
         """(request numbers, their generation arguments): equal arguments, similar prompt length, longest first."""
@@ -135,5 +135,5 @@ def cut(text: str, until: Any) -> str:
 def _upright(picture: Any) -> Any:
     """A picture as `open_image` would give it."""
     if not isinstance(picture, Image.Image):
-        raise RevisitError(f"The model `revisit` answers about images; this task gave a {type(picture).__name__}.")
+        raise RevisitError(f"The model `revisit` supports images only; this task has a {type(picture).__name__}.")
     return upright(picture).convert("RGB")

@@ -77,15 +77,15 @@ def build_worker(model: Any, config: VllmConfig) -> Worker:
         )
     if not isinstance(owner.lm_head.quant_method, (UnquantizedEmbeddingMethod, UnquantizedLinearMethod)):
         raise RevisitError(
-            "ReVisiT's vLLM plug-in looks up rows of the LM head, and this one is quantized: use a checkpoint with a plain head, or "
-            "leave the plug-in out."
+            "ReVisiT's vLLM plug-in does not support quantized LM heads: "
+            "use another checkpoint, or disable the plug-in."
         )
     plan = make_plan(config)
     layers = tuple(sorted({*resolve_layers(plan.kept, plan.depth, plan.tied), plan.depth}))
     if layers != (plan.depth,):
         if not isinstance(decoder, EagleModelMixin):
             raise RevisitError(
-                f"{type(decoder).__name__} does not give out intermediate states in vLLM; use {LAYERS_SWITCH}=last."
+                f"{type(decoder).__name__} does not return intermediate states in vLLM; use {LAYERS_SWITCH}=last."
             )
         SupportsEagle3.set_aux_hidden_state_layers(model, layers[:-1])
     norm = next((getattr(decoder, name) for name in FINAL_NORMS if hasattr(decoder, name)), None)
@@ -144,9 +144,7 @@ def refuse(config: VllmConfig) -> None:
     }
     for what, asked in reasons.items():
         if asked:
-            raise RevisitError(
-                f"ReVisiT's vLLM plug-in does not work with {what}: switch it off, or leave the plug-in out."
-            )
+            raise RevisitError(f"ReVisiT's vLLM plug-in does not support {what}: turn it off, or disable the plug-in.")
 
 
 def replays_prefills(config: VllmConfig) -> bool:

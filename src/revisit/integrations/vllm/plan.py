@@ -159,13 +159,13 @@ def check_model(architecture: str) -> None:
 
     if architecture not in vllm_architectures():
         raise RevisitError(
-            f"ReVisiT's vLLM plug-in knows {', '.join(sorted(vllm_architectures()))}, not {architecture}; leave the plug-in out for "
-            "this model (REVISIT_VLLM=0)."
+            f"ReVisiT's vLLM plug-in knows {', '.join(sorted(vllm_architectures()))}, not {architecture}; disable the plug-in "
+            "for this model (REVISIT_VLLM=0)."
         )
     if getattr(ModelRegistry.models[architecture], "module_name", None) != "revisit.integrations.vllm.models":
         raise RevisitError(
-            f"Something else took the place of vLLM's {architecture} after ReVisiT's plug-in did, so the model would not show its "
-            "vision states; leave out the other plug-in (VLLM_PLUGINS=revisit)."
+            f"Another plug-in replaced vLLM's {architecture} after ReVisiT's plug-in, so vision states cannot be "
+            "captured; disable the other plug-in (VLLM_PLUGINS=revisit)."
         )
 
 

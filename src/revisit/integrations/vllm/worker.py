@@ -354,6 +354,6 @@ def _draws(rule: Rule, group: Sequence[Row], like: Tensor) -> Tensor | float:
 def _missing(request: Request) -> RevisitError:
     return RevisitError(
         f"the states of {int((~request.seen).sum())} of its {request.tokens} vision tokens never passed through the model (a cache or "
-        "a captured graph skipped them), and decoding without them would be something else; run vLLM with enforce_eager=True "
+        "a captured graph skipped them), so the request cannot be decoded; run vLLM with enforce_eager=True "
         "and without KV transfer."
     )

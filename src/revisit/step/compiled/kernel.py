@@ -52,7 +52,7 @@ def _load(folder: str) -> Any | None:
     except (OSError, AttributeError) as error:
         reason = str(error).split("\n")[0][:200]
         warnings.warn(
-            f"The compiled step of revisit cannot be used ({reason}), so torch takes its place: install the package again "
+            f"The compiled step of revisit cannot be used ({reason}), so torch is used instead: reinstall the package "
             "(pip install -e . in a clone), or set REVISIT_KERNEL=0.",
             stacklevel=2,
         )
