@@ -52,7 +52,7 @@ COMMANDS = [
     ("generate empty.png", "is not an image in a supported format"),
     ("generate half.png", "truncated or damaged"),
     ("generate *.jpg", "No file matches '*.jpg'"),
-    ("generate https://example.org/a.png", "is a URL, and nothing is fetched here: save the picture first"),
+    ("generate https://example.org/a.png", "is a URL, which is not downloaded here: save the picture first"),
     ("generate photo.png --model ./nope", "nope"),
     ("generate photo.png --model nothing", "has no config.json"),
     ("generate photo.png --model broken", "broken"),
@@ -122,7 +122,7 @@ COMMANDS = [
     ("compare nowhere", "nowhere"),
     ("report nowhere", "nowhere is not a folder"),
     ("eval --benchmark pope --data scenes:odd", "Unknown scene split 'odd'"),
-    ("analyze pointing --method vcd", "Pointing measures ReVisiT alone"),
+    ("analyze pointing --method vcd", "Pointing needs ReVisiT"),
     ("demo --out photo.png", "photo.png"),
     ("serve --host 0.0.0.0", "key"),
 ]

@@ -218,7 +218,7 @@ ART = {"id": "validation_Art_1", "question": "?", "images": []}
 @pytest.mark.parametrize(
     ("file", "truth", "said"),
     [
-        (RANDOM, POPE_QUESTIONS[:1] * 2, "'.*/1' twice"),
+        (RANDOM, POPE_QUESTIONS[:1] * 2, "Duplicate item '.*/1'"),
         (RANDOM, [{**POPE_QUESTIONS[0], "label": None}], "'label' must"),
         (RANDOM, [], "list of items is empty"),
         (ANNOTATIONS, {"annotations": [{"question_id": 0, "answers": "aaaaaaaaaa"}]}, "must be a list"),

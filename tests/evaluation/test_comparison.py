@@ -193,7 +193,7 @@ def test_the_same_id_with_another_question_is_refused(tmp_path: Path) -> None:
     run(make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(0),)), engine_for=HashEngine)
     (data / "items.txt").write_text((data / "items.txt").read_text().replace("prompt 3", "PROMPT 3"))
     run(make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(1),)), engine_for=HashEngine)
-    with pytest.raises(RevisitError, match="different questions under the same id 'q3'"):
+    with pytest.raises(RevisitError, match="different questions with the same id 'q3'"):
         compare_folder(tmp_path / "out")
 
 

@@ -229,7 +229,7 @@ def test_what_is_refused() -> None:
         revisit.ask((model, families.build("llava")[1]), families.picture(1), "what is it", method="opera")
     with pytest.raises(RevisitError, match="use the default cache"):
         revisit.generate(model, **inputs, method="opera", max_new_tokens=3, cache_implementation="static")
-    with pytest.raises(RevisitError, match="decodes by a loop of its own, whose steps are not timed here"):
+    with pytest.raises(RevisitError, match="has its own decoding loop, whose steps are not timed here"):
         latency.measure(model, inputs, {"opera": OPERA(beams=2)}, new_tokens=4, repeats=1)  # type: ignore[arg-type]
     embeds = model.get_input_embeddings()(inputs["input_ids"])
     mask = inputs["input_ids"] == model.config.image_token_id

@@ -43,7 +43,9 @@ def test_an_images_only_processor_is_never_saved_incomplete(tmp_path: Path) -> N
 
 
 def test_clear_refusals(tmp_path: Path) -> None:
-    with pytest.raises(RevisitError, match=r"neither a local folder nor a (reachable )?Hub id|the Hub cannot be reached"):
+    with pytest.raises(
+        RevisitError, match=r"neither a local folder nor a (reachable )?Hub id|the Hub cannot be reached"
+    ):
         revisit.load("nobody/has-this-model")
     with pytest.raises(RevisitError, match=r"no config\.json"):
         revisit.load(tmp_path)

@@ -128,7 +128,7 @@ def measure(
     for method in methods.values():
         if type(method).decode is not Method.decode:
             raise RevisitError(
-                f"{method.name} decodes by a loop of its own, whose steps are not timed here: leave it out."
+                f"{method.name} has its own decoding loop, whose steps are not timed here: leave it out."
             )
     timings = {label: Timing(label) for label in methods}
     for repeat in range(-warmups, repeats):

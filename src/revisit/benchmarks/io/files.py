@@ -104,7 +104,7 @@ def _parse(text: str, where: str, one_line: bool = False) -> Any:
         place = f"{where} is" if one_line else f"{where} line {error.lineno} is"
         raise RevisitError(f"{place} not valid JSON ({error.msg} at column {error.colno}).") from error
     except (ValueError, RecursionError) as error:  # thousands of digits, thousands of brackets, a key twice
-        raise RevisitError(f"{where} is JSON that cannot be parsed ({error}).") from error
+        raise RevisitError(f"{where} is JSON that cannot be read ({error}).") from error
 
 
 def read_records(path: Path) -> list[Record]:
