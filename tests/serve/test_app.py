@@ -569,7 +569,7 @@ def test_given_texts_are_checked_together_in_one_pass(running: Running) -> None:
         ({"image": []}, "image"),
         ({"image": ["nowhere.jpg"]}, "data URI"),
         ({"image": "data:image/png;base64,AAAA"}, "image"),
-        ({"image": "https://example.com/a.png"}, "does not download images"),
+        ({"image": "https://example.com/a.png"}, "nothing is fetched"),
         ({"threshold": 2}, "threshold"),
         ({"words": []}, "words"),
         ({"words": [" "]}, "is empty"),
