@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import io
 import math
 import os
 import shutil
@@ -118,7 +119,8 @@ def read_language(path: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast
 
     try:
         own = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        model = LlamaForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+        with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that nothing else switches off
+            model = LlamaForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     except Exception as error:  # transformers and gguf raise many kinds
         raise RevisitError(f"The language model in {str(path)!r} cannot be read: {brief(error)}") from error
     vars(model.config).pop("quantization_config", None)  # the weights are unpacked now
