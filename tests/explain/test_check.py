@@ -14,8 +14,8 @@ import families
 import revisit
 from revisit.embedded.samples import sample
 from revisit.errors import RevisitError
-from revisit.explain.check import THRESHOLD, check_many, is_content, settings_of
-from revisit.explain.support import encode_text, first_tokens, word_places
+from revisit.explain.check import THRESHOLD, check_many, is_content, is_object, settings_of
+from revisit.explain.support import WORD, encode_text, first_tokens, word_places
 from revisit.models import DESCRIBE
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import chat_text, prepare
@@ -146,8 +146,15 @@ def test_tokens_are_joined_to_words(pair: Any) -> None:
     assert pair[1].tokenizer.decode(tokens).strip() == text
 
 
+def test_names_of_two_words_are_one_word() -> None:
+    words = WORD.findall("A hot dog, two Teddy bears and a dog.")
+    assert words == ["A", "hot dog", "two", "Teddy bears", "and", "a", "dog"]
+    assert [is_object(word) for word in words] == [False, True, False, True, False, False, True]
+
+
 @pytest.mark.parametrize(
-    ("word", "content"), [("dog", True), ("The", False), ("3", False), ("t-shirt", True), ("x", False), ("犬", True)]
+    ("word", "content"),
+    [("dog", True), ("The", False), ("3", False), ("t-shirt", True), ("x", False), ("犬", True), ("hot dog", True)],
 )
 def test_content_words(word: str, content: bool) -> None:
     assert is_content(word) is content

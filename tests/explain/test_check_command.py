@@ -99,7 +99,7 @@ def test_a_broken_picture_half_way_loses_nothing(folder: Path) -> None:
     broken = folder / "images" / f"COCO_val2014_{3:012d}.png"
     good = broken.read_bytes()
     broken.write_bytes(good[:200])
-    with pytest.raises(Incomplete, match="1 texts could not be checked"):
+    with pytest.raises(Incomplete, match="1 text could not be checked"):
         run(*options(folder), "--batch-size", "4")
     assert [line["number"] for line in lines(folder)] == [1, 2, 4, 5]
     broken.write_bytes(good)

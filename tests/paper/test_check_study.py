@@ -62,7 +62,7 @@ def test_a_small_run(tmp_path: Path) -> None:
         file = scenes / "val2014" / scene["file_name"]
         (tmp_path / "val2014" / file.with_suffix(".jpg").name).symlink_to(file)
     (tmp_path / "ground_truth.json").write_text(json.dumps(truth))
-    found = check_study(Checked(data=str(tmp_path), max_new_tokens=60), Reporter())
+    found = check_study(Checked(data=str(tmp_path), max_new_tokens=60, writer="tiny"), Reporter())
     assert [row["name"] for row in found["rows"]] == [*CANDIDATES, CHECK]
     assert found["chosen"] in CANDIDATES
     by_name = {row["name"]: row["foils"]["auroc"] for row in found["rows"]}

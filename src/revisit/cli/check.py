@@ -128,7 +128,8 @@ def _one(pair: Pair, image: Image, text: str, asked: CheckOptions, html: Path | 
                 chance = "" if word.probability is None else f"{word.probability:.2f}"
                 doubtful = "yes" if word in flagged else ""
                 rows.append((word.text, f"{word.support:.2f}", chance, place, word.instead or "", doubtful))
-        print_table(Table(heads, rows, ""))
+        if rows:
+            print_table(Table(heads, rows, ""))
         for note in found.notes:
             print(note)
     if html is not None:
@@ -139,6 +140,7 @@ def _one(pair: Pair, image: Image, text: str, asked: CheckOptions, html: Path | 
 def _file(pair: Pair, rows: list[Row], output: Path, asked: CheckOptions, batch_size: int, quiet: bool) -> bool:
     """Check a file of texts; returns whether any word is flagged."""
     from revisit.cli.progress import progress_bar
+    from revisit.evaluation.plan import plural
     from revisit.explain.check_files import check_rows, write_summary
 
     with progress_bar() as bar:
@@ -148,13 +150,15 @@ def _file(pair: Pair, rows: list[Row], output: Path, asked: CheckOptions, batch_
         )
     write_summary(output, lines, rows)
     flagged = [line for line in lines if line["flagged"]]
-    print(f"{len(lines)} texts checked, {len(flagged)} with doubtful words.")
+    print(f"{plural(len(lines), 'text')} checked, {len(flagged)} with doubtful words.")
     for line in flagged[:10]:
         print(f"{line['id']} ({line['image']}): {', '.join(line['flagged'])}")
     print(f"Wrote {output}")
     if failures:
         listed = " ".join(failures[:3])
-        raise Incomplete(f"{len(failures)} texts could not be checked; run the command again to retry them. {listed}")
+        raise Incomplete(
+            f"{plural(len(failures), 'text')} could not be checked; run the command again to retry. {listed}"
+        )
     return bool(flagged)
 
 
