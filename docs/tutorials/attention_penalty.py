@@ -46,9 +46,7 @@ class AttentionPenalty(Method):
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
             price = self.weight * peak.maximum(paid) - self.weight * paid  # only what is new
             paid.copy_(peak.maximum(paid))
-            scores = logits - price[:, None]
-            run.recorder.note_scores(input_ids, logits, scores)
-            return scores
+            return logits - price[:, None]
 
         return refine
 

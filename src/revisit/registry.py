@@ -117,6 +117,9 @@ class Settings(BaseModel):
             f"{cls.__name__} has no setting {name!r}: declare it in the class, as in {name}: {kind} = ..."
         )
 
+    def __str__(self) -> str:
+        return repr(self)
+
     def replace(self, **changes: Any) -> Self:
         """These settings with some changed; all are validated again."""
         return type(self)(**{**dict(self), **changes})

@@ -321,7 +321,7 @@ class Loop:
             self.run.loop_model,
             self.run.input_ids,
             logits_processor=LogitsProcessorList(
-                [MethodProcessor(self.run, checked(self.run.method, refine)), *self._others, *last]
+                [MethodProcessor(self.run, checked(self.run.method, self.run, refine)), *self._others, *last]
             ),
             stopping_criteria=self._criteria,
             generation_config=self.run.generation_config,

@@ -153,8 +153,11 @@ class Method(Settings):
         return {name: list(value) if isinstance(value, tuple) else value for name, value in self}
 
 
-def checked(method: Method, refine: Refine) -> Refine:
-    """What `begin` returned, as a function whose results have the logits' shape; raises RevisitError otherwise."""
+def checked(method: Method, run: Run, refine: Refine) -> Refine:
+    """What `begin` returned, as a function whose results have the logits' shape and whose steps are counted.
+
+    Raises RevisitError for another shape. A step that the method has noted itself is not counted twice.
+    """
     if not callable(refine):
         raise RevisitError(
             f"The method {method.name!r} cannot decode: its begin(run) must return a function of (input_ids, logits), not "
@@ -162,6 +165,7 @@ def checked(method: Method, refine: Refine) -> Refine:
         )
 
     def step(input_ids: Tensor, logits: Tensor) -> Tensor:
+        run.recorder.noted = False
         scores = refine(input_ids, logits)
         shape = getattr(scores, "shape", None)  # known without waiting for the device
         if shape != logits.shape:
@@ -169,6 +173,8 @@ def checked(method: Method, refine: Refine) -> Refine:
                 f"The method {method.name!r} must return logits of the same shape, {tuple(logits.shape)}, not "
                 f"{type(scores).__name__ if shape is None else tuple(shape)}."
             )
+        if not run.recorder.noted:
+            run.recorder.note_scores(input_ids, logits, scores)
         return scores
 
     return step
@@ -222,6 +228,8 @@ def refuse_settings(method: Method, arguments: Mapping[str, Any]) -> None:
     own = vars(GenerationConfig())
     for field in type(method).model_fields:
         if field in arguments and field not in own:
+            if field == "seed":
+                raise RevisitError("generate takes no seed: call transformers.set_seed before it.")
             text = f"{method.name}:{field}={arguments[field]}"
             raise RevisitError(
                 f"{field} is a setting of the method, not an argument of generate: write method={text!r}."

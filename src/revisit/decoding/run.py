@@ -63,6 +63,7 @@ class Recorder:
         trace.method = {"name": method.name, **method.settings()}
         trace.rows = [RowTrace() for _ in range(rows)]
         trace.layers, trace.links = (), []
+        self.noted = False  # whether the step at hand has been counted
         self._unread: list[tuple[Tensor | None, ...]] = []  # of each step: sizes, applied, changed, seen, ended
         stack.callback(self.flush)
 
@@ -97,6 +98,7 @@ class Recorder:
 
         No set is counted where the size is 0 or the row has not `seen` an image.
         """
+        self.noted = True
         self._unread.append((sizes, applied, changed, seen, self.ended.before(input_ids)))
         if len(self._unread) == FLUSH_STEPS:
             self.flush()
@@ -111,6 +113,7 @@ class Recorder:
         record: StepRecord | None = None,
     ) -> None:
         """Count one step of one row."""
+        self.noted = True
         counters = self.trace.rows[row]
         counters.step_count += 1
         counters.applied += applied

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MIN_CONFIDENCE = 0.009
 NOTICE = (
     "The embedded model `tiny` is a demonstration: it knows only generated scenes of cartoon objects (like those of `revisit demo`), "
-    "not photographs."
+    "not photographs. The model `photo` does."
 )
 # Small models that know photographs: Hub id -> size of the download.
 REAL_MODELS = {

@@ -179,7 +179,9 @@ def explain_many(
     if not methods:
         raise RevisitError("There is nothing to explain without a decoding method.")
     if beams_asked(model, generate_kwargs) > 1:
-        raise RevisitError("Beam search cannot be shown step by step, because beams are reordered; remove num_beams.")
+        raise RevisitError(
+            "Beam search cannot be shown step by step, because beams are reordered; remove num_beams, or use revisit.generate."
+        )
     if (generate_kwargs.get("num_return_sequences") or 1) != 1:
         raise RevisitError("Only one answer per method can be shown: remove num_return_sequences.")
     inputs = prepare(processor, [prompt] * len(pictures), [list(images) for images in pictures], model.device)

@@ -39,9 +39,6 @@ class APC(Method):
 
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
             scores = cut(logits, logits, self.alpha)
-            if run.beams:
-                scores = scores.log_softmax(-1)
-            run.recorder.note_scores(input_ids, logits, scores)
-            return scores
+            return scores.log_softmax(-1) if run.beams else scores
 
         return refine

@@ -70,7 +70,7 @@ class Chain(Method):
             if type(method).decode is not Method.decode:
                 raise RevisitError(f"Chain: {method.name} has its own decoding loop; use it alone.")
             run.recorder = whole.link(method)
-            links.append((run.recorder, checked(method, method.begin(run))))
+            links.append((run.recorder, checked(method, run, method.begin(run))))
             for mine, own in zip(whole.trace.rows, run.trace.rows, strict=True):
                 mine.vision_tokens = max(mine.vision_tokens, own.vision_tokens)
             whole.trace.layers = whole.trace.layers or run.trace.layers
@@ -82,7 +82,6 @@ class Chain(Method):
                 run.recorder = recorder
                 scores = link(input_ids, scores)
             run.recorder = whole
-            whole.note_scores(input_ids, logits, scores)
             return scores
 
         return refine

@@ -116,7 +116,7 @@ class BatchedStep:
     def take(
         self, logits: Tensor, states: RowStates, uniform: float | Tensor = 0.0, ended: Tensor | None = None
     ) -> Refined:
-        """One step of all rows; see `choose.Step`."""
+        """One step of all rows; see `interface.Step`."""
         blocks, counts = states.blocks(), states.counts
         room = self.room or room_for(sum(counts), blocks.states.shape[-1])
         most = room // max(1, sum(counts))

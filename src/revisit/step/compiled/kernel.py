@@ -126,7 +126,7 @@ class CompiledStep:
     def take(
         self, logits: Tensor, states: RowStates, uniform: float | Tensor = 0.0, ended: Tensor | None = None
     ) -> Refined:
-        """One step of all rows; see `choose.Step`."""
+        """One step of all rows; see `interface.Step`."""
         over = [False] * len(logits) if ended is None else ended.tolist()
         logits = logits.float().contiguous()
         scores = logits.clone()
