@@ -95,9 +95,9 @@ def test_compare_in_every_form(grid: tuple[Path, str], tmp_path: Path) -> None:
         "t.tex": r"\toprule",
         "t.html": "<!doctype html>",
     }.items():
-        assert "Wrote" in revisit("compare", output, "--out", tmp_path / name, "--resamples", 99)
+        assert "Wrote" in revisit("compare", output, "--out", tmp_path / name)
         assert words in (tmp_path / name).read_text()
-    assert "accuracy" in revisit("compare", output, "--metric", "accuracy", "--format", "csv", "--resamples", 99)
+    assert "accuracy" in revisit("compare", output, "--metric", "accuracy")
     with pytest.raises(RevisitError, match="is unknown: use a name that ends in"):
         revisit("compare", output, "--out", tmp_path / "table.doc")
 

@@ -101,7 +101,7 @@ def table() -> Table:
 
 
 def test_markdown(table: Table) -> None:
-    text = WRITERS["markdown"]([table])
+    text = WRITERS[".md"]([table])
     assert "| Method | F1 ↑ | CHAIR_i ↓ |" in text
     assert "| greedy | <u>80.0</u> [78.0, 82.0] | <u>10.0</u> |" in text
     assert "| revisit | **85.0** | **7.0** [6.0, 8.0] |" in text
@@ -146,7 +146,7 @@ def test_csv_is_unrounded(table: Table) -> None:
 
 
 def test_latex(table: Table) -> None:
-    text = WRITERS["latex"]([table])
+    text = WRITERS[".tex"]([table])
     assert r"org/m\&m" in text
     assert r"revisit & \textbf{85.0} & \textbf{7.0} {\footnotesize [6.0, 8.0]} \\" in text
     assert r"revisit & – & -3.0 {\footnotesize [-4.0, -2.0], p (Holm) 8.00e-04***} \\" in text
@@ -168,7 +168,7 @@ def test_html_is_whole_and_needs_nothing(table: Table) -> None:
         def handle_endtag(self, tag: str) -> None:
             assert self.open.pop() == tag
 
-    text = WRITERS["html"]([table])
+    text = WRITERS[".html"]([table])
     check = Check()
     check.feed(text)
     assert check.open == []
@@ -287,13 +287,11 @@ def test_seeds_in_every_form_of_output(sampled: Path) -> None:
     tables = compare_folder(sampled, resamples=99)
     vowels = tables[0].rows[0].values["vowels"]
     shown = f"{100 * vowels.value:.1f} ± {100 * vowels.std:.1f}"
-    markdown = WRITERS["markdown"](tables)
+    markdown = WRITERS[".md"](tables)
     assert shown in markdown
-    assert "| shift | 5 | " in markdown
-    assert shown in WRITERS["html"](tables)
-    latex = WRITERS["latex"](tables)
+    assert shown in WRITERS[".html"](tables)
+    latex = WRITERS[".tex"](tables)
     assert shown.replace("±", r"$\pm$") in latex
-    assert latex.count(r"shift & 5 & ") == 1
     assert r"Mean $\pm$ standard deviation over the seeds 0, 1, 5" in latex
     rows = list(csv.DictReader(io.StringIO(to_csv(tables))))
     assert [row["seed"] for row in rows if row["method"] == "shift" and row["metric"] == "vowels"] == [

@@ -14,8 +14,6 @@ def report(
     out: Path = typer.Option(
         None, "--out", "-o", help="Where to write report.html, report.md and figures/; by default the folder itself."
     ),
-    title: str = typer.Option("ReVisiT: results", help="Heading of the report."),
-    resamples: int = typer.Option(4999, min=99, help="Resamples of the statistical tests."),
 ) -> None:
     """Write a report of everything measured in a folder, as HTML and markdown with figures.
 
@@ -27,7 +25,7 @@ def report(
     from revisit.report.document import write
     from revisit.report.run_report import read_runs
 
-    document = build(folder, title=title, resamples=resamples, out=out)
+    document = build(folder, out=out)
     for run in read_runs(folder):
         if notice := unfinished(run.results):
             print(f"{run.name}: {notice}")

@@ -46,12 +46,11 @@ def gather(folder: Path) -> ReportInputs:
     return ReportInputs(runs, ablations, studies)
 
 
-def build(folder: Path, *, title: str = "ReVisiT: results", resamples: int = 4999, out: Path | None = None) -> Document:
+def build(folder: Path, *, resamples: int = 4999, out: Path | None = None) -> Document:
     """The report of a folder.
 
     Args:
         folder: Where `revisit eval`, `ablate`, `analyze` or `reproduce` wrote.
-        title: The heading.
         resamples: Draws of the paired tests.
         out: Where the report will be written; the folder itself by default.
     """
@@ -69,7 +68,7 @@ def build(folder: Path, *, title: str = "ReVisiT: results", resamples: int = 499
     models = {cell["model"]["name"] for run in found.runs for cell in run.results["cells"]}
     models = models or {study["settings"]["model"] for study in found.studies}
     lead = f"Models: {', '.join(sorted(models))}. Everything was measured by the commands printed below each table."
-    return Document(title, lead, sections)
+    return Document("ReVisiT: results", lead, sections)
 
 
 def _captions_only(place: Path) -> bool:

@@ -204,33 +204,9 @@ def difference_tables(tables: Sequence[Compared]) -> list[Table]:
     return found
 
 
-def seed_tables(tables: Sequence[Compared]) -> list[Table]:
-    """The values of every seed, where there are several."""
-    found = []
-    for table in tables:
-        if not table.seeds:
-            continue
-        names = short_names(row.method for row in table.rows)
-        lines = [
-            [names[row.method], str(seed), *(metric.text(values[metric.name]) for metric in table.metrics)]
-            for row in table.rows
-            for seed, values in row.runs.items()
-        ]
-        found.append(
-            Table(
-                ("Method", "Seed", *(heading(m) for m in table.metrics)),
-                lines,
-                f"{registry.title(table.benchmark)}, {table.title}: every seed.",
-                left=2,
-                folded=len(lines) > 12,
-            )
-        )
-    return found
-
-
 def comparison_section(table: Compared) -> Section:
     """The verdict and all tables of one model and benchmark."""
-    tables: list[Block] = [value_table([table]), *difference_tables([table]), *seed_tables([table])]
+    tables: list[Block] = [value_table([table]), *difference_tables([table])]
     return Section(f"{table.benchmark} · {table.title}", [Text(verdict(table), kind="verdict"), *tables])
 
 
@@ -281,9 +257,8 @@ def _number(value: float) -> str:
 
 
 WRITERS: dict[str, Callable[[Sequence[Compared]], str]] = {
-    "markdown": lambda tables: to_markdown(document(tables)),
-    "csv": to_csv,
-    "latex": lambda tables: to_latex(document(tables)),
-    "html": lambda tables: to_html(document(tables)),
+    ".md": lambda tables: to_markdown(document(tables)),
+    ".csv": to_csv,
+    ".tex": lambda tables: to_latex(document(tables)),
+    ".html": lambda tables: to_html(document(tables)),
 }
-SUFFIXES = {".md": "markdown", ".csv": "csv", ".tex": "latex", ".html": "html"}

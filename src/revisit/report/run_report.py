@@ -21,7 +21,6 @@ from revisit.report.comparisons import (
     difference_tables,
     footnotes,
     ranked,
-    seed_tables,
     short_names,
     value_table,
     verdict,
@@ -85,7 +84,7 @@ def main_sections(runs: Sequence[Run], resamples: int, out: Path) -> list[Sectio
                 same = [table for table in tables if (table.version, table.variant) == protocol]
                 wide = sum(len(table.metrics) for table in same) > MOST_COLUMNS
                 blocks += [value_table(part) for part in ([[table] for table in same] if wide else [same])]
-                blocks += [*difference_tables(same), *seed_tables(same)]
+                blocks += [*difference_tables(same)]
             blocks += [
                 *detail_tables(cells, benchmark),
                 _samples(runs[number], cells, out),
