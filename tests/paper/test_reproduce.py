@@ -25,7 +25,7 @@ from revisit.methods.revisit import ReVisiT
 from revisit.methods.vcd import VCD
 from revisit.paper import catalog, published
 from revisit.paper.published import Measured, comparison_table, verdict
-from revisit.paper.reproduce import _parts, _values
+from revisit.paper.reproduce import _parts, _study_verdicts, _values
 
 
 def command(*arguments: str) -> list[str]:
@@ -92,6 +92,17 @@ def test_a_table_counts_its_verdicts() -> None:
     assert table.caption == "Made up. 1 inside, 1 not run, 1 outside."
     assert [str(getattr(cell, "text", cell)) for cell in table.rows[1]] == ["ReVisiT", "81.00", "90.00", "+9.00"]
     assert table.rows[2][-1] == "not run"
+
+
+def test_latency_is_compared_method_by_method() -> None:
+    (table,) = _study_verdicts(
+        catalog.ROWS["latency"],
+        "LLaVA-1.5-7B",
+        {"rows": [{"method": "greedy", "ms": 30.0}, {"method": "vcd", "ms": None}]},
+    )
+    assert len(table.rows) == 7
+    assert [str(getattr(cell, "text", cell)) for cell in table.rows[0]][::2] == ["Greedy", "30.00"]
+    assert sum(row[-1] == "not run" for row in table.rows) == 6
 
 
 def test_the_last_printed_digit_is_that_of_the_column() -> None:

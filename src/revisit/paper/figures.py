@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from revisit.report.document import Figure
@@ -27,7 +27,6 @@ class Series:
     x: Sequence[float]
     low: Sequence[float] = ()
     high: Sequence[float] = ()
-    style: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,6 @@ def curves(name: str, caption: str, panels: Sequence[Plot]) -> Figure:
                     "marker": MARKERS[number % 7],
                     "linestyle": LINES[number % 7],
                 }
-                style.update(series.style)
                 if series.low:
                     color = style["color"]
                     place.fill_between(series.x, series.low, series.high, color=color, alpha=0.15, linewidth=0)

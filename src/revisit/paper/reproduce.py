@@ -17,14 +17,13 @@ from revisit.evaluation.records import Stored
 from revisit.evaluation.runner import Reporter, run
 from revisit.evaluation.store import digest, read_json, read_results, slug, write_json
 from revisit.methods.revisit import ReVisiT
-from revisit.paper import catalog, figures, published
+from revisit.paper import catalog, published
 from revisit.paper.ablation import Panel, ablate, ablation_sections, paper_panels, read_ablation
 from revisit.paper.catalog import Row
-from revisit.paper.figures import Plot, Series
 from revisit.paper.grounding import COLUMNS
 from revisit.paper.latency import time_answers
 from revisit.paper.projection import last_layer
-from revisit.paper.published import NAMES, Measured, comparison_table
+from revisit.paper.published import Measured, comparison_table
 from revisit.paper.studies import STUDIES, read_study, run_study, study_section
 from revisit.paper.study import Subject, command
 from revisit.report.comparisons import heading, ranked
@@ -49,7 +48,7 @@ class Setup:
 
     def limit_of(self, row: Row) -> int | None:
         """How many items are asked: --limit, and never more than the row has where it takes a part of a benchmark."""
-        partial = row.kind in ("study", "ablation", "latency") or row.benchmark == "vqav2"
+        partial = row.kind in ("study", "ablation") or row.benchmark == "vqav2"
         limits = [n for n in (self.limit, row.items if partial else None) if n is not None]
         return min(limits, default=None)
 
@@ -248,32 +247,6 @@ def _share(row: Mapping[str, float]) -> Measured:
     return Measured(100 * row["recall"], 100 * row["low"], 100 * row["high"])
 
 
-# -- latency -------------------------------------------------------------------------------------------------------
-
-
-def _run_latency(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
-    paper, chair = published.table("latency"), published.table("chair")
-    sections, panels = [], []
-    for name in setup.names(row):
-        study, section = setup.study(row, name, reporter)
-        sections.append(section)
-        cells = _cells(setup.plan(row, name), reporter)
-        f1 = {m: own.value for m, cell in cells.items() if (own := _values(cell, ["F1"]).get("F1")) is not None}
-        panels.append(_against_f1(f"{name}, measured", {r["method"]: r["ms"] for r in study["result"]["rows"]}, f1))
-        times = {method: values["mean"] for method, values in paper[name].items()}
-        panels.append(_against_f1(f"{name}, published", times, {m: v["F1"] for m, v in chair[name].items()}))
-    caption = "Time per token as a multiple of plain decoding's against F1 on CHAIR."
-    sections.append(Section("Latency against F1", [figures.curves("latency-f1", caption, panels)], level=3))
-    return sections
-
-
-def _against_f1(title: str, times: Mapping[str, float | None], f1: Mapping[str, float]) -> Plot:
-    base = times["greedy"]
-    points = {m: (ms / base, f1[m]) for m, ms in times.items() if m in f1 and ms is not None and base}
-    series = [Series(NAMES.get(m, m), [y], [x], style={"linestyle": ""}) for m, (x, y) in points.items()]
-    return Plot(series, title, "time per token, × greedy", "CHAIR F1 (%)")
-
-
 # -- every method --------------------------------------------------------------------------------------------------
 
 CHOOSING = {
@@ -353,6 +326,5 @@ RUNNERS = {
     "grid": _run_grid,
     "ablation": _run_ablation,
     "study": _run_study,
-    "latency": _run_latency,
     "methods": _run_methods,
 }
