@@ -50,7 +50,7 @@ def test_clear_refusals(tmp_path: Path) -> None:
     with pytest.raises(RevisitError, match=r"no config\.json"):
         revisit.load(tmp_path)
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**families.TEXT)).save_pretrained(tmp_path / "text")
-    with pytest.raises(RevisitError, match="takes no images"):
+    with pytest.raises(RevisitError, match="does not take images"):
         revisit.load(tmp_path / "text")
 
 
