@@ -148,7 +148,9 @@ class Shortcut:
         weights = call.last_attention()[: self.rows]  # (rows, heads, n)
         image = call.columns(self.mask, self.run.clean_shift)
         first = call.columns(self.first, self.run.clean_shift)
-        seen = call.visible()[: self.rows, 0, -1, : image.shape[-1]]  # (rows or 1, n): not padding, nor places still empty
+        seen = call.visible()[
+            : self.rows, 0, -1, : image.shape[-1]
+        ]  # (rows or 1, n): not padding, nor places still empty
         text = seen & ~image & ~first
         kept = textual(weights, text, image)
         value = call.value[: self.rows].float()  # (rows, key heads, n, d)

@@ -40,7 +40,9 @@ class Call:
     query: Tensor  # (rows, heads, q, d)
     key: Tensor  # (rows, key heads, columns, d)
     value: Tensor
-    mask: Tensor | None  # (rows or 1, 1, q, columns): True or 0 where visible; None: all for one query, else causal from column 0 on
+    mask: (
+        Tensor | None
+    )  # (rows or 1, 1, q, columns): True or 0 where visible; None: all for one query, else causal from column 0 on
     scaling: float
     softcap: float | None
 
