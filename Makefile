@@ -33,7 +33,7 @@ test-browser: $(VENV)/.installed  ## the pages in a real browser; needs a Chromi
 # inspect_ai brings a large tree of its own.
 .venv-kits/.installed: $(BUILD) constraints.txt
 	test -x .venv-kits/bin/python || $(PYTHON) -m venv .venv-kits
-	.venv-kits/bin/pip install -q -c constraints.txt -e ".[tiny,eval,serve,inspect]" pytest pytest-timeout
+	.venv-kits/bin/pip install -q -c constraints.txt -e ".[tiny,eval,serve,inspect]" pytest pytest-timeout hypothesis
 	touch $@
 
 test-kits: .venv-kits/.installed  ## runs exported for inspect_ai, read by inspect_ai itself
