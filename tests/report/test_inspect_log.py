@@ -29,7 +29,8 @@ def test_a_run_is_read_by_inspect(tmp_path: Path) -> None:
     for file in files:
         cell, found = cells[file.stem], log.read_eval_log(str(file))
         assert found.status == "success"
-        assert found.eval.model_args["method"] == cell["method"]["label"]
+        assert found.eval.model == f"revisit/m1:{cell['method']['label']}"
+        assert found.stats.started_at <= found.stats.completed_at
         assert len(found.samples) == 5
         metrics = found.results.scores[0].metrics
         assert metrics["vowels"].value == pytest.approx(100 * cell["metrics"]["vowels"]["value"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,7 @@ def _log(results: Stored, cell: Stored, samples: list[EvalSample]) -> Any:
     )
 
     complete = cell["status"] == "complete"
+    ended = datetime.fromisoformat(results["written"])
     spec = EvalSpec(
         run_id=cell["key"][:22],
         eval_id=cell["key"][:22],
@@ -74,7 +76,7 @@ def _log(results: Stored, cell: Stored, samples: list[EvalSample]) -> Any:
         task=cell["benchmark"]["label"],
         task_args={**cell["benchmark"]["options"]},
         dataset=EvalDataset(name=cell["benchmark"]["label"], samples=cell["items"]),
-        model=f"revisit/{cell['model']['name']}",
+        model=f"revisit/{cell['model']['name']}:{cell['method']['label']}",  # the viewer's list has no column for the method
         model_args={"method": cell["method"]["label"], "settings": cell["method"]["settings"]},
         config=EvalConfig(limit=cell["provenance"]["limit"]),
         packages={"revisit-decoding": str(results["environment"].get("revisit", ""))},
@@ -90,7 +92,9 @@ def _log(results: Stored, cell: Stored, samples: list[EvalSample]) -> Any:
         status="success" if complete else "cancelled",
         eval=spec,
         results=EvalResults(total_samples=cell["items"], completed_samples=cell["answers"], scores=[score]),
-        stats=EvalStats(),
+        stats=EvalStats(
+            started_at=(ended - timedelta(seconds=cell["seconds"])).isoformat(), completed_at=ended.isoformat()
+        ),
         samples=samples,
     )
 
@@ -104,7 +108,7 @@ def _sample(line: Answer, item: Item | None, scores: ScoresRecord | None, cell: 
     question = ChatMessageUser(content=[*pictures, ContentText(text=line.prompt)])
     terms = {m: units[line.id] for m, units in (scores.per_item if scores else {}).items() if line.id in units}
     shown = {
-        name: a / b * cell["metrics"].get(name.rpartition("/")[2], {"show": 1})["show"]
+        name: round(a / b * cell["metrics"].get(name.rpartition("/")[2], {"show": 1})["show"], 2)
         for name, (a, b) in terms.items()
         if b
     }
