@@ -139,14 +139,15 @@ def consistent(word: str, token: str, groups: dict[str, list[str]]) -> bool:
     return bool(said) and any(said in form or form in said for form in forms)
 
 
-def beginnings(tokenizer: Any, words: tuple[str, ...]) -> dict[int, list[str]]:
-    """The words that each token begins, after a blank or at the start of a text."""
+def beginnings(tokenizer: Any, words: tuple[str, ...], *, start: bool) -> dict[int, list[str]]:
+    """The words that each token begins, after a blank; at the start of an answer also without one."""
     found: dict[int, list[str]] = {}
     blank = len(tokenizer.encode("a", add_special_tokens=False))
     for word in words:
         for form in (word, sadt.plural(word)):
             alone, after = (tokenizer.encode(text, add_special_tokens=False) for text in (form, f"a {form}"))
-            for tokens in (alone, after[blank:]):
+            own = tokenizer.convert_ids_to_tokens(after[blank]) == "Ġ"  # a blank that is a token of its own
+            for tokens in (alone, after[blank + own :]) if start else (after[blank + own :],):
                 if tokenizer.unk_token_id not in tokens:
                     found.setdefault(tokens[0], []).append(word)
     return found
@@ -196,14 +197,14 @@ def test_flagged_words_are_decided_by_the_most_attended_patch(name: str) -> None
     depth = len(setup[0].get_decoder().layers)
     options: dict[str, Any] = {} if name == "tiny" else {"words": words}
     method = SADT(alpha=0.25, layers=(depth - 2, depth - 1), patches=2, evidence=depth - 1, **options)
-    flagged, begun = 0, beginnings(setup[1].tokenizer, words)
+    flagged, begun = 0, [beginnings(setup[1].tokenizer, words, start=start) for start in (False, True)]
     setup[0].set_attn_implementation("eager")
     try:
         for inputs in setup[2]:
             output = generate(setup, inputs, method, max_new_tokens=24)
             answer = output.sequences[0, inputs["input_ids"].shape[1] :]
             for step, scores in enumerate(output.scores):
-                want, did = sadt_scores(setup, inputs, answer[:step], begun, method)
+                want, did = sadt_scores(setup, inputs, answer[:step], begun[step == 0], method)
                 torch.testing.assert_close(scores[0], want, atol=2e-4, rtol=1e-4)
                 flagged += did
     finally:
@@ -317,8 +318,8 @@ def test_sadt_flags_what_the_release_flags(frequency: float, word: str, patch: i
     forms = {"dog": ["dog", "dogs", "pup", "pups"], "cat": ["cat", "cats", "kitten", "kittens"]}
     favorite, step = texts.index(word), {"dog": 1, "cat": 3}[word]
     head = 2 * wave(8, 3, f=0.9)
-    kind = torch.full((8,), -1)
-    kind[favorite] = 0
+    kind = torch.full((2, 8), -1)
+    kind[0, favorite] = 0
     agrees = torch.zeros(1, 8, dtype=torch.bool)
     agrees[0, sadt.agreeing(texts, forms[word])] = True
     # states 1, 2 are read, state 3 speaks; vision tokens are positions 1 to 6
@@ -337,7 +338,7 @@ def test_sadt_flags_what_the_release_flags(frequency: float, word: str, patch: i
         for layer in (1, 2)
     }
     logits = torch.nn.functional.one_hot(torch.tensor([favorite]), 8).double()
-    scores, flagged = reader.fuse(logits, attention, 0.0)
+    scores, flagged = reader.fuse(logits, attention, 0.0, start=False)
     assert flagged.tolist() == [evidence is not None]
     assert int((attention[1] + attention[2])[0, 1:7].argmax()) == patch
     assert scores[0].tolist() == pytest.approx(logits[0].tolist() if evidence is None else evidence, abs=1e-4)
@@ -362,10 +363,14 @@ def test_object_words_are_found_in_a_vocabulary() -> None:
     tokenizer = processor.tokenizer
     found = sadt.ObjectTokens.of(tokenizer, ("cat", "oven"), len(tokenizer))
     cat, oven, car = (tokenizer.encode(f"a {word}", add_special_tokens=False)[-1] for word in ("cat", "oven", "car"))
-    assert found.kind[[cat, oven]].min() >= 0
-    assert found.kind[cat] != found.kind[oven]
-    assert found.kind[car] == -1
-    assert found.agrees[found.kind[cat], [cat, oven]].tolist() == [True, False]
+    within, at_start = found.kind
+    assert within[[cat, oven]].min() >= 0
+    assert within[cat] != within[oven]
+    assert within[car] == -1
+    assert found.agrees[within[cat], [cat, oven]].tolist() == [True, False]
+    part = tokenizer.encode("oven", add_special_tokens=False)[0]  # of other words too, such as "No" without its N
+    assert within[part] == -1
+    assert at_start[part] == at_start[oven] >= 0
 
 
 def test_the_released_program_looks_for_categories() -> None:

@@ -72,34 +72,38 @@ def agreeing(texts: Sequence[str], forms: Iterable[str]) -> list[int]:
 class ObjectTokens:
     """Which tokens of a vocabulary begin an object word, and which tokens agree with it."""
 
-    kind: Tensor  # (V,) the row of `agrees` for a token that begins an object word, -1 for others
+    kind: Tensor  # (2, V) the row of `agrees` for a token that begins an object word, -1 for others; within and at the start of an answer
     agrees: Tensor  # (kinds, V) bool
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, words: Sequence[str], size: int) -> ObjectTokens:
-        """Of a tokenizer's vocabulary, padded to `size`; a word begins with or without a blank before it."""
+        """Of a tokenizer's vocabulary, padded to `size`; a word begins with its blank, or at the start of an answer without one."""
         import torch
 
         known: list[str | None] = tokenizer.convert_ids_to_tokens(range(min(size, len(tokenizer))))  # type: ignore[arg-type]
         texts = [normal(token or "") for token in known]
-        begun: dict[int, frozenset[str]] = {}  # token -> the forms of all words that it begins
+        begun: tuple[dict[int, frozenset[str]], ...] = ({}, {})  # token -> the forms of all words that it begins
         blank = tokenizer.encode("a", add_special_tokens=False)
         for word in words:
             for written in (word, plural(word)):
                 after = tokenizer.encode(f"a {written}", add_special_tokens=False)
+                after = after[len(blank) :] if after[: len(blank)] == blank else []
+                after = after[int(bool(after) and not texts[after[0]]) :]  # a blank may be a token of its own
                 alone = tokenizer.encode(written, add_special_tokens=False)
-                for tokens in (alone, after[len(blank) :] if after[: len(blank)] == blank else []):
+                for starts, tokens in ((begun[0], after), (begun[1], after), (begun[1], alone)):
                     if tokens and tokenizer.unk_token_id not in tokens:
-                        begun[tokens[0]] = begun.get(tokens[0], frozenset()) | forms(word)
-        if not begun:
+                        starts[tokens[0]] = starts.get(tokens[0], frozenset()) | forms(word)
+        if not begun[1]:
             raise RevisitError("SADT: this model's tokenizer has none of the words: list others.")
-        kinds = {found: number for number, found in enumerate(dict.fromkeys(begun.values()))}
-        kind = torch.full((size,), -1)
+        found = [*begun[0].values(), *begun[1].values()]
+        kinds = {one: number for number, one in enumerate(dict.fromkeys(found))}
+        kind = torch.full((2, size), -1)
         agrees = torch.zeros(len(kinds), size, dtype=torch.bool)
-        for token, found in begun.items():
-            kind[token] = kinds[found]
-        for found, number in kinds.items():
-            agrees[number, agreeing(texts, found)] = True
+        for row, starts in enumerate(begun):
+            for token, one in starts.items():
+                kind[row, token] = kinds[one]
+        for one, number in kinds.items():
+            agrees[number, agreeing(texts, one)] = True
         return cls(kind, agrees)
 
     def to(self, device: Any) -> ObjectTokens:
@@ -174,7 +178,7 @@ class SADT(Attending):
             if not reader:
                 run.finish_capture(capture, logits)
                 reader.append(Reader(capture, layers, evidence, self.patches, self._objects(run, logits)))
-            scores, flagged = reader[0].fuse(logits, attention, self.alpha)
+            scores, flagged = reader[0].fuse(logits, attention, self.alpha, start=input_ids.shape[1] == length)
             if run.beams:
                 scores = scores.log_softmax(-1)
             run.recorder.note_scores(input_ids, logits, scores, acted=flagged)
@@ -209,12 +213,17 @@ class Reader:
         self.columns = capture.index(device)[1]  # (items, N) positions of the vision tokens
         self.inside = capture.padded()[1][:, : self.columns.shape[1]]  # (items, N)
 
-    def fuse(self, logits: Tensor, attention: dict[int, Tensor], alpha: float) -> tuple[Tensor, Tensor]:
-        """The scores, and which rows are flagged; the host waits once.  (rows, V), layers × (rows, T) -> (rows, V), (rows,)"""
+    def fuse(
+        self, logits: Tensor, attention: dict[int, Tensor], alpha: float, *, start: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The scores, and which rows are flagged; `start` is for an answer's first token. The host waits once.
+
+        (rows, V), layers × (rows, T) -> (rows, V), (rows,)
+        """
         import torch
 
         device = self.states.device
-        kind = self.objects.kind[logits.argmax(-1)]  # (rows,)
+        kind = self.objects.kind[int(start)][logits.argmax(-1)]  # (rows,)
         has_image = self.inside.any(-1).repeat_interleave(self.copies).to(kind.device)
         flagged = torch.zeros_like(has_image)
         rows = ((kind >= 0) & has_image).nonzero().squeeze(-1)  # (n,) rows that are about to say an object word
