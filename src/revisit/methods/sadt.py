@@ -213,9 +213,7 @@ class Reader:
         self.columns = capture.index(device)[1]  # (items, N) positions of the vision tokens
         self.inside = capture.padded()[1][:, : self.columns.shape[1]]  # (items, N)
 
-    def fuse(
-        self, logits: Tensor, attention: dict[int, Tensor], alpha: float, *, start: bool
-    ) -> tuple[Tensor, Tensor]:
+    def fuse(self, logits: Tensor, attention: dict[int, Tensor], alpha: float, *, start: bool) -> tuple[Tensor, Tensor]:
         """The scores, and which rows are flagged; `start` is for an answer's first token. The host waits once.
 
         (rows, V), layers × (rows, T) -> (rows, V), (rows,)
