@@ -22,7 +22,7 @@ from revisit.explain.forcing import force
 from revisit.explain.prefill import logit_slices
 from revisit.explain.tokens import Span, token_spans, token_text, word_tokens, writers
 from revisit.models.geometry import Layout, layout
-from revisit.models.parts import Head, ModelParts
+from revisit.models.parts import Head, vision_token_ids
 from revisit.models.prompts import refuse_image_tokens
 from revisit.taps.states import vision_mask
 
@@ -145,7 +145,7 @@ def read_texts(
         texts: What follows each prompt.
         layers: Hidden states to keep.
     """
-    vision_ids = ModelParts.of(model).vision_ids
+    vision_ids = vision_token_ids(model.config)
     encoded = [encode_text(processor, before, text) for before, text in zip(prompts, texts, strict=True)]
     if any(bool(vision_mask(torch.tensor(tokens), vision_ids).any()) for tokens, _ in encoded):
         raise RevisitError("The text contains this model's image token; leave it out.")
