@@ -58,7 +58,7 @@ VLLM_TEST := $(VLLM_VENV)/bin/python -m pytest -o addopts= -W default
 
 test-vllm: $(VLLM_VENV)/.installed  ## the vLLM plug-in in real engines and servers (CPU), on vLLM's V2 and V1 model runners
 	VLLM_USE_V2_MODEL_RUNNER=1 $(VLLM_TEST) tests/integrations/test_vllm_*.py
-	VLLM_USE_V2_MODEL_RUNNER=0 $(VLLM_TEST) $(addprefix tests/integrations/test_vllm_,engine.py eval.py server.py)
+	VLLM_USE_V2_MODEL_RUNNER=0 $(VLLM_TEST) $(addprefix tests/integrations/test_vllm_,engine.py eval.py families.py server.py)
 
 test-vllm-previous:  ## the same with the minor version of vLLM before
 	$(MAKE) test-vllm VLLM=0.31.0 VLLM_VENV=.venv-vllm-previous

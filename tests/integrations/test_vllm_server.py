@@ -33,6 +33,7 @@ from revisit import ReVisiT, generate
 
 pytestmark = pytest.mark.timeout(3000)
 TEXT = "What is this?"
+RECOMMENDED = {"alpha": 1e-2, "fusion": "interpolation", "weight": 0.3}  # by the model, in its generation_config.json
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
     """The api_server module in a process of its own (the `vllm` command of the CPU build cannot start it)."""
     folder = tmp_path_factory.mktemp("served")
     model, processor = vllm_models.build("llava")
+    model.generation_config.revisit = RECOMMENDED
     vllm_models.save(model, processor, folder / "model")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -97,12 +99,24 @@ def expected(server: dict[str, Any], method: Any, seed: int = 1) -> list[int]:
     return list(output[0, inputs["input_ids"].shape[1] :].tolist())
 
 
+def refined() -> ReVisiT:
+    """What `{"alpha": 1e-3}` asks for."""
+    return ReVisiT(**{**RECOMMENDED, "alpha": 1e-3})
+
+
 def test_the_official_client_opts_in_and_out_per_request(server: dict[str, Any]) -> None:
     for settings in ({"alpha": 1e-3}, {"alpha": 0.1, "divergence": "official"}):
-        assert ask(server, {"revisit": json.dumps(settings)}) == expected(server, ReVisiT(**settings))
-    assert ask(server, {"revisit": 1}, seed=2) == expected(server, ReVisiT(), seed=2)
+        assert ask(server, {"revisit": json.dumps(settings)}) == expected(
+            server, ReVisiT(**{**RECOMMENDED, **settings})
+        )
     assert ask(server, None) == expected(server, "greedy")
-    assert expected(server, "greedy") != expected(server, ReVisiT(alpha=1e-3))
+    assert expected(server, "greedy") != expected(server, refined())
+
+
+@pytest.mark.parametrize("yes", [True, 1, "revisit"])
+def test_true_means_what_the_model_recommends(server: dict[str, Any], yes: Any) -> None:
+    assert ask(server, {"revisit": yes}, seed=2) == expected(server, ReVisiT(**RECOMMENDED), seed=2)
+    assert expected(server, ReVisiT(), seed=2) != expected(server, ReVisiT(**RECOMMENDED), seed=2)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +134,7 @@ def test_bad_settings_are_a_400_with_a_sentence_and_the_server_lives_on(
 ) -> None:
     with pytest.raises(openai.BadRequestError, match=part):
         ask(server, {"revisit": value})
-    assert ask(server, {"revisit": '{"alpha": 1e-3}'}) == expected(server, ReVisiT(alpha=1e-3))
+    assert ask(server, {"revisit": '{"alpha": 1e-3}'}) == expected(server, refined())
 
 
 def test_images_that_can_never_fit_are_a_400_while_others_finish(server: dict[str, Any]) -> None:
@@ -135,7 +149,7 @@ def test_images_that_can_never_fit_are_a_400_while_others_finish(server: dict[st
             large.result()
         assert len(plain.result()) == 10  # without ReVisiT the same pictures are welcome
         for i, other in enumerate(others):
-            assert other.result() == expected(server, ReVisiT(alpha=1e-3), seed=i % 5)
+            assert other.result() == expected(server, refined(), seed=i % 5)
 
 
 def test_an_error_inside_one_request_leaves_the_engine_alive(server: dict[str, Any]) -> None:
@@ -145,5 +159,5 @@ def test_an_error_inside_one_request_leaves_the_engine_alive(server: dict[str, A
         with pytest.raises(openai.InternalServerError):
             broken.result()
         for i, other in enumerate(others):
-            assert other.result() == expected(server, ReVisiT(alpha=1e-3), seed=i)
-    assert ask(server, {"revisit": 1}) == expected(server, ReVisiT())
+            assert other.result() == expected(server, refined(), seed=i)
+    assert ask(server, {"revisit": '{"alpha": 1e-3}'}) == expected(server, refined())
