@@ -334,9 +334,9 @@ def test_what_a_server_keeps_is_logged_when_it_starts(
 
     deep = Plan((IMAGE,), 28, True, 3584, torch.bfloat16, 146, 1024, described("qwen2_5_vl"), "all")
     monkeypatch.setattr(hooks, "make_plan", lambda config: deep)
-    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    monkeypatch.setattr(hooks, "log", logging.getLogger("revisit"))  # vLLM's does not propagate
     hooks.extend(InputProcessor, "__init__", hooks.wrap_start)
-    with caplog.at_level(logging.INFO, "vllm.revisit"):
+    with caplog.at_level(logging.INFO, "revisit"):
         InputProcessor(None, renderer=None)
     assert caplog.messages == [
         "ReVisiT keeps vision states of layers 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28 of 28: 1,022 MB in each worker, "

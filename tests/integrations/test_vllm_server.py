@@ -42,6 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
     folder = tmp_path_factory.mktemp("served")
     model, processor = vllm_models.build("llava")
     model.generation_config.revisit = RECOMMENDED
+    model.generation_config._from_model_config = False  # else transformers reads nothing of it that it does not know
     vllm_models.save(model, processor, folder / "model")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -134,6 +134,48 @@ def qwen3_5(text: dict[str, Any]) -> tuple[Any, Any]:
     return _qwen("Qwen3_5", {**text, **LINEAR}, {"num_position_embeddings": 64}, "Qwen3VL")
 
 
+# Four experts, of which a token takes two, by the names that configurations have for them.
+EXPERTS = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
+QWEN_EXPERTS = {**EXPERTS, "num_experts": 4, "norm_topk_prob": True}
+
+
+def qwen3_vl_moe(text: dict[str, Any]) -> tuple[Any, Any]:
+    return _qwen("Qwen3VLMoe", {**text, **QWEN_EXPERTS}, DEEPSTACK, "Qwen3VL")
+
+
+def qwen3_5_moe(text: dict[str, Any]) -> tuple[Any, Any]:
+    text = {**text, **LINEAR, **QWEN_EXPERTS, "shared_expert_intermediate_size": 32}
+    return _qwen("Qwen3_5Moe", text, {"num_position_embeddings": 64}, "Qwen3VL")
+
+
+def _glm(name: str, text: dict[str, Any]) -> tuple[Any, Any]:
+    """A model of the GLM-4.xV families, named as their classes begin."""
+    patches = {"patch_size": 7, "merge_size": 2, "temporal_patch_size": 2}
+    size = {"shortest_edge": 2 * 28 * 28, "longest_edge": 2 * 56 * 56}
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6], "partial_rotary_factor": 1.0}
+    config = getattr(transformers, f"{name}Config")(
+        text_config={**text, "rope_parameters": rope},
+        vision_config={
+            **{"depth": 2, "hidden_size": 64, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64},
+            **{"patch_size": 7, "spatial_merge_size": 2, "temporal_patch_size": 2, "image_size": 56},
+        },
+        tie_word_embeddings=False,
+        **families._glm_ids(),
+    )
+    images = transformers.Glm4vImageProcessor(**patches, size=size)
+    videos = transformers.Glm4vVideoProcessor(**patches, size=size)
+    processor = transformers.Glm4vProcessor(images, families.tokenizer(), videos)
+    return getattr(transformers, f"{name}ForConditionalGeneration")(config), processor
+
+
+def glm4v(text: dict[str, Any]) -> tuple[Any, Any]:
+    return _glm("Glm4v", text)
+
+
+def glm4v_moe(text: dict[str, Any]) -> tuple[Any, Any]:
+    return _glm("Glm4vMoe", {**text, **EXPERTS, "n_routed_experts": 4, "use_qk_norm": False})
+
+
 def internvl(text: dict[str, Any]) -> tuple[Any, Any]:
     config = transformers.InternVLConfig(
         vision_config={**TOWER, "image_size": [28, 28], "patch_size": [7, 7]},
@@ -152,8 +194,12 @@ def internvl(text: dict[str, Any]) -> tuple[Any, Any]:
     return transformers.InternVLForConditionalGeneration(config), processor
 
 
-def idefics3(text: dict[str, Any]) -> tuple[Any, Any]:
-    config = transformers.Idefics3Config(
+SPLIT = {"size": {"longest_edge": 56}, "max_image_size": {"longest_edge": 28}}
+
+
+def _split(name: str, text: dict[str, Any]) -> Any:
+    """A model of the Idefics 3 families, named as their classes begin."""
+    config = getattr(transformers, f"{name}Config")(
         vision_config=TOWER,
         text_config={"model_type": "llama", **text},
         image_token_id=families.token_id("<image>"),
@@ -161,9 +207,43 @@ def idefics3(text: dict[str, Any]) -> tuple[Any, Any]:
         pad_token_id=0,
         tie_word_embeddings=False,
     )
-    images = transformers.Idefics3ImageProcessor(size={"longest_edge": 56}, max_image_size={"longest_edge": 28})
-    processor = transformers.Idefics3Processor(images, families.tokenizer(), image_seq_len=4)
-    return transformers.Idefics3ForConditionalGeneration(config), processor
+    return getattr(transformers, f"{name}ForConditionalGeneration")(config)
+
+
+def idefics3(text: dict[str, Any]) -> tuple[Any, Any]:
+    images = transformers.Idefics3ImageProcessor(**SPLIT)
+    return _split("Idefics3", text), transformers.Idefics3Processor(images, families.tokenizer(), image_seq_len=4)
+
+
+def smolvlm(text: dict[str, Any]) -> tuple[Any, Any]:
+    images, videos = transformers.SmolVLMImageProcessor(**SPLIT), transformers.SmolVLMVideoProcessor(**SPLIT)
+    return _split("SmolVLM", text), transformers.SmolVLMProcessor(images, families.tokenizer(), videos, image_seq_len=4)
+
+
+def minicpmv4_6(text: dict[str, Any]) -> tuple[Any, Any]:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6], "mrope_interleaved": True}
+    config = transformers.MiniCPMV4_6Config(
+        vision_config=TOWER,
+        text_config={
+            "model_type": "qwen3_5_text",
+            **{**text, **LINEAR},
+            "rope_parameters": {**rope, "partial_rotary_factor": 1.0},
+        },
+        insert_layer_id=0,
+        image_token_id=families.token_id("<|image_pad|>"),
+        video_token_id=families.token_id("<|video_pad|>"),
+        tie_word_embeddings=False,
+    )
+    tokenizer = families.tokenizer(
+        **{"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"},
+        **{"image_start_token": "<image>", "image_end_token": "</image>"},
+        **{"slice_start_token": "<slice>", "slice_end_token": "</slice>"},
+        **{"image_id_start_token": "<image_id>", "image_id_end_token": "</image_id>"},
+    )
+    sizes = {"patch_size": 7, "scale_resolution": 56}
+    images = transformers.MiniCPMV4_6ImageProcessor(**sizes, max_slice_nums=4)
+    processor = transformers.MiniCPMV4_6Processor(images, transformers.MiniCPMV4_6VideoProcessor(**sizes), tokenizer)
+    return transformers.MiniCPMV4_6ForConditionalGeneration(config), processor
 
 
 def mistral3(text: dict[str, Any]) -> tuple[Any, Any]:
@@ -178,6 +258,28 @@ def mistral3(text: dict[str, Any]) -> tuple[Any, Any]:
     images = transformers.PixtralImageProcessor(size={"longest_edge": 56}, patch_size=7)
     processor = transformers.PixtralProcessor(images, families.tokenizer(), patch_size=7, spatial_merge_size=2)
     return transformers.Mistral3ForConditionalGeneration(config), processor
+
+
+def gemma3(text: dict[str, Any]) -> tuple[Any, Any]:
+    config = transformers.Gemma3Config(
+        vision_config=SIGLIP,
+        text_config={
+            **{key: value for key, value in text.items() if key != "rope_parameters"},
+            "sliding_window": 512,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+        mm_tokens_per_image=4,
+        image_token_id=families.token_id("<image_soft_token>"),
+        boi_token_id=families.token_id("<start_of_image>"),
+        eoi_token_id=families.token_id("<end_of_image>"),
+        tie_word_embeddings=False,
+    )
+    tokenizer = families.tokenizer(
+        boi_token="<start_of_image>", eoi_token="<end_of_image>", image_token="<image_soft_token>"
+    )
+    tokenizer.add_tokens(["\n" * count for count in range(1, 5)])  # each of these is one token, on which vLLM relies
+    processor = transformers.Gemma3Processor(transformers.Gemma3ImageProcessor(**SMALL), tokenizer, image_seq_length=4)
+    return transformers.Gemma3ForConditionalGeneration(config), processor
 
 
 def gemma4(text: dict[str, Any]) -> tuple[Any, Any]:
@@ -221,6 +323,7 @@ def gemma4(text: dict[str, Any]) -> tuple[Any, Any]:
 
 
 _QWEN_PLACE = "<|vision_start|><|image_pad|><|vision_end|>"
+_GLM_PLACE = "<|begin_of_image|><|image|><|end_of_image|>"
 # How each family's prompt marks one image.
 PLACE = {
     "llava": "<image>",
@@ -229,9 +332,16 @@ PLACE = {
     "qwen2_vl": _QWEN_PLACE,
     "qwen2_5_vl": _QWEN_PLACE,
     "qwen3_vl": _QWEN_PLACE,
+    "qwen3_vl_moe": _QWEN_PLACE,
     "qwen3_5": _QWEN_PLACE,
+    "qwen3_5_moe": _QWEN_PLACE,
+    "glm4v": _GLM_PLACE,
+    "glm4v_moe": _GLM_PLACE,
     "internvl": "<IMG_CONTEXT>",
     "idefics3": "<image>",
+    "smolvlm": "<image>",
+    "minicpmv4_6": "<|image_pad|>",
+    "gemma3": "<start_of_image>",
     "gemma4": "<|image|>",
     "mistral3": "[IMG]",
 }
@@ -258,18 +368,17 @@ def save(model: Any, processor: Any, folder: Path) -> Path:
     """The checkpoint as vLLM reads it."""
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
-    if model.config.model_type in (
-        "llava",
-        "llava_next",
-        "llava_onevision",
-        "gemma3",
-    ):  # vLLM wants the vision tower under the name it had before transformers 5.19
-        file = folder / "model.safetensors"
-        tensors = {
-            name.replace("vision_tower.", "vision_tower.vision_model.")
-            if "vision_tower." in name and "vision_model" not in name
-            else name: tensor
-            for name, tensor in load_file(file).items()
-        }
-        save_file(tensors, file, metadata={"format": "pt"})
+    file = folder / "model.safetensors"
+    tensors = dict(as_published(model.config.model_type, *item) for item in load_file(file).items())
+    save_file(tensors, file, metadata={"format": "pt"})
     return folder
+
+
+def as_published(kind: str, name: str, tensor: torch.Tensor) -> tuple[str, torch.Tensor]:
+    """A tensor by the name and with the shape that it has in published checkpoints, which are older than transformers 5.19."""
+    old = kind in ("llava", "llava_next", "llava_onevision", "gemma3")
+    if old and "vision_tower." in name and "vision_model" not in name:
+        name = name.replace("vision_tower.", "vision_tower.vision_model.")
+    if kind == "qwen3_vl_moe" and ".experts." in name:
+        tensor = tensor.transpose(1, 2).contiguous()
+    return name, tensor

@@ -121,8 +121,16 @@ FAMILIES = {
         ),
         Family("git", refused="puts the image before the text without a token for it"),
         Family("glm46v", "GLM-4.6V", patch_map=maps.merged, image_edges=_GLM_EDGES),
-        Family("glm4v", "GLM-4.1V", patch_map=maps.merged, image_edges=_GLM_EDGES),
-        Family("glm4v_moe", "GLM-4.5V", patch_map=maps.merged, image_edges=_GLM_EDGES),
+        Family(
+            "glm4v", "GLM-4.1V", patch_map=maps.merged, image_edges=_GLM_EDGES, vllm="Glm4vForConditionalGeneration"
+        ),
+        Family(
+            "glm4v_moe",
+            "GLM-4.5V",
+            patch_map=maps.merged,
+            image_edges=_GLM_EDGES,
+            vllm="Glm4vMoeForConditionalGeneration",
+        ),
         Family("idefics2", learned_queries=True),
         Family(
             "idefics3",
@@ -169,7 +177,7 @@ FAMILIES = {
             vllm="LlavaOnevisionForConditionalGeneration",
             image_edges=(),
         ),
-        _newer("minicpmv4_6", "MiniCPM-V 4.6", patch_map=maps.slices),
+        _newer("minicpmv4_6", "MiniCPM-V 4.6", patch_map=maps.slices, vllm="MiniCPMV4_6ForConditionalGeneration"),
         Family(
             "mistral3",
             "Mistral 3, Pixtral",
@@ -189,12 +197,18 @@ FAMILIES = {
         _qwen("qwen2_5_vl", "Qwen2.5-VL", vllm="Qwen2_5_VLForConditionalGeneration"),
         _qwen("qwen2_vl", "Qwen2-VL", vllm="Qwen2VLForConditionalGeneration"),
         _qwen("qwen3_5", "Qwen3.5, 3.6", vllm="Qwen3_5ForConditionalGeneration"),
-        _qwen("qwen3_5_moe", "Qwen3.5, 3.6 (MoE)"),
+        _qwen("qwen3_5_moe", "Qwen3.5, 3.6 (MoE)", vllm="Qwen3_5MoeForConditionalGeneration"),
         _omni("qwen3_omni_moe_thinker"),
         _qwen("qwen3_vl", "Qwen3-VL", vllm="Qwen3VLForConditionalGeneration"),
-        _qwen("qwen3_vl_moe", "Qwen3-VL (MoE)"),
+        _qwen("qwen3_vl_moe", "Qwen3-VL (MoE)", vllm="Qwen3VLMoeForConditionalGeneration"),
         Family("shieldgemma2", patch_map=maps.pan_and_scan, image_edges=_GEMMA_EDGES),
-        Family("smolvlm", "SmolVLM", patch_map=maps.splits, image_edges=_SPLIT_EDGES),
+        Family(
+            "smolvlm",
+            "SmolVLM",
+            patch_map=maps.splits,
+            image_edges=_SPLIT_EDGES,
+            vllm="SmolVLMForConditionalGeneration",
+        ),
         Family("vipllava", "ViP-LLaVA", patch_map=maps.llava, sid_share=100 / 576, image_edges=()),
     )
 }
