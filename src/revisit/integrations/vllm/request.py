@@ -40,7 +40,7 @@ def parse(extra_args: Mapping[str, object] | None, model: Configured) -> ReVisiT
         except json.JSONDecodeError as error:
             raise RevisitError(
                 f"revisit: {value!r} is not JSON ({error.msg} at character {error.pos}); send an object in a string such as "
-                '"{\\"alpha\\": 1e-5}", or 1 for what is recommended for the model.'
+                '"{\\"alpha\\": 1e-5}", or true for what is recommended for the model.'
             ) from None
     if value is None or value is False or value == 0:
         return None
@@ -49,7 +49,7 @@ def parse(extra_args: Mapping[str, object] | None, model: Configured) -> ReVisiT
     if not isinstance(value, Mapping):
         raise RevisitError(
             f'revisit: {value!r} is not a set of settings; send an object such as {{"alpha": 1e-5, "layers": "last"}} (over HTTP: as '
-            "a JSON string), or 1 for what is recommended for the model."
+            "a JSON string), or true for what is recommended for the model."
         )
     return ReVisiT.recommended(model, **value)
 
