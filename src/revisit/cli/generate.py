@@ -105,7 +105,7 @@ def generate(
 
     from revisit import Trace, load
     from revisit import generate as decode
-    from revisit.cli.notices import print_unfamiliar
+    from revisit.cli.tables import print_unfamiliar
     from revisit.explain import figure as figures
     from revisit.explain import page, record
     from revisit.explain.prefill import unfamiliar_images, watch_prefill

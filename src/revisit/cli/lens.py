@@ -53,8 +53,7 @@ def lens(
     pictures = [open_image(path) for path in images]
 
     from revisit import load
-    from revisit.cli.notices import print_unfamiliar
-    from revisit.cli.tables import patches_table, words_table
+    from revisit.cli.tables import patches_table, print_unfamiliar, words_table
     from revisit.explain import figure, lens_page
     from revisit.report.terminal import print_table
 

@@ -1,10 +1,12 @@
-"""A decode, a lens, and plain facts as commands print them."""
+"""A decode, a lens, facts and notices as commands print them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from revisit.embedded.familiar import NOTICE, advice
 from revisit.explain.record import own_settings
 from revisit.explain.tokens import printable
 from revisit.report.document import Cell, Table
@@ -22,6 +24,13 @@ def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     print(f"{title}\n")
     for name, value in facts:
         print(f"{name}: {value}")
+
+
+def print_unfamiliar(pictures: Sequence[str]) -> None:
+    """Name pictures that are not like what the embedded model knows on stderr, and say what it knows."""
+    if pictures:
+        more = f" (and {len(pictures) - 1} more)" if len(pictures) > 1 else ""
+        print(f"note: {NOTICE} {advice(pictures[0] + more)}", file=sys.stderr)
 
 
 def steps_table(answer: MethodOutput, layout: Layout | None = None) -> Table:

@@ -73,3 +73,5 @@ BY_NOUN = {category.noun: category for category in CATEGORIES}
 COLORS: dict[str, Rgb] = {name: tuple(color) for name, color in _DATA["colors"].items()}
 PLACES = tuple(Place(**{name: _frozen(value) for name, value in entry.items()}) for entry in _DATA["places"])
 PLACE_BY_NAME = {place.name: place for place in PLACES}
+# Graphics of ours, shape by shape in the order in which they are drawn: the pen's method, where, and the color.
+SHAPES: dict[str, list[tuple[str, list[int], Rgb]]] = _DATA["shapes"]

@@ -26,8 +26,6 @@ REAL_MODELS = {
     "HuggingFaceTB/SmolVLM-256M-Instruct": "0.5 GB",
     "HuggingFaceTB/SmolVLM-500M-Instruct": "1 GB",
     "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": "1.8 GB",
-    "Qwen/Qwen2.5-VL-3B-Instruct": "7.5 GB",
-    "llava-hf/llava-1.5-7b-hf": "14 GB",
 }
 
 
@@ -54,7 +52,7 @@ def unlike_scenes(head: Head, states: Tensor, images: int) -> tuple[int, ...]:
 
 def advice(what: str, flag: str = "--model ") -> str:
     """The sentence for a picture that is not like scenes; `flag` precedes the names of other models."""
-    listed = ", ".join(f"{flag}{name} ({size})" for name, size in list(REAL_MODELS.items())[:3])
+    listed = ", ".join(f"{flag}{name} ({size})" for name, size in REAL_MODELS.items())
     return (
         f"{what} is not like those scenes, so the answer will be about something else. For photographs try "
         f"{'' if flag else 'the model '}{listed}; `revisit models` lists the families that work."
