@@ -48,12 +48,13 @@ def test_random_steps_are_the_references(seed: int) -> None:
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("count", [1, 3, 4, 31, 32, 33, 130])
 @pytest.mark.parametrize("width", [1, 7, 8, 33, 64])
-def test_sizes_that_do_not_divide_evenly(count: int, width: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sizes_that_do_not_divide_evenly(count: int, width: int, dtype: torch.dtype) -> None:
     """Over many steps, with room for few columns, so that most are forgotten and projected again."""
     generator = torch.Generator().manual_seed(count * width)
     states, head = (
-        torch.randn(count, width, generator=generator),
-        LinearHead(torch.randn(300, width, generator=generator)),
+        torch.randn(count, width, generator=generator).to(dtype),
+        LinearHead(torch.randn(300, width, generator=generator).to(dtype)),
     )
     rule = Rule(alpha=1e-2)
     step, rows = kernel.CompiledStep(head, rule), PaddedStates.of_items([states])
@@ -85,6 +86,22 @@ def test_the_number_of_threads_changes_nothing() -> None:
 
 
 @built
+def test_large_sets_are_taken_too() -> None:
+    """A weak model finds thousands of tokens plausible."""
+    generator = torch.Generator().manual_seed(0)
+    states, head = torch.randn(9, 8, generator=generator), LinearHead(torch.randn(20000, 8, generator=generator))
+    logits, rule = torch.randn(1, 20000, generator=generator), Rule(alpha=0.015)
+    rows = PaddedStates.of_items([states])
+    got, expected = kernel.CompiledStep(head, rule).take(logits, rows), reference.refine(logits[0], states, head, rule)
+    assert expected is not None
+    assert 8192 < expected.size < kernel.COLUMNS
+    columns = rows.item(0).columns
+    assert columns is not None
+    assert columns.slot_of.count_nonzero() == expected.size
+    torch.testing.assert_close(got.scores[0], reference.scatter(expected, logits[0]), atol=2e-4, rtol=2e-4)
+
+
+@built
 def test_columns_are_projected_once_while_they_fit() -> None:
     generator = torch.Generator().manual_seed(0)
     states, head = torch.randn(20, 8, generator=generator), LinearHead(torch.randn(300, 8, generator=generator))
@@ -106,7 +123,8 @@ def test_columns_are_projected_once_while_they_fit() -> None:
     ("rule", "dtype", "usual"),
     [
         (Rule(), torch.float32, True),
-        (Rule(), torch.bfloat16, False),
+        (Rule(), torch.bfloat16, True),
+        (Rule(), torch.float16, False),
         (Rule(select="max", neighbors=8, weight="agreement"), torch.float32, True),
         (Rule(select="soft"), torch.float32, False),
         (Rule(divergence="kl"), torch.float32, False),

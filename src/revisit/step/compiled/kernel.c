@@ -37,7 +37,7 @@ const char *revisit_source(void) { return SOURCE; }
 
 /* -- the plausible set -------------------------------------------------------------------------------------------- */
 
-enum { MOST = 4096, GROUP = 128, GROUPS = 8192 }; /* plausible tokens; tokens in a group; groups */
+enum { GROUP = 128, GROUPS = 8192 }; /* tokens in a group; groups */
 
 /* Whether any number is NaN; the largest of each group of 128, and of all. */
 FAST static int maxima(const float *logits, long count, float *groups, float *best)
@@ -184,10 +184,23 @@ FAST static void project(const float *states, long width, const float *heads, lo
                  height, slots + t, states, 0);
 }
 
+/* Numbers of a head from some place on: float32, or bfloat16, whose bits are the upper half of float32's. */
+INLINE void widen(const void *head, int bfloat16, long from, long count, float *to)
+{
+    if (!bfloat16) {
+        memcpy(to, (const float *)head + from, count * sizeof *to);
+        return;
+    }
+    for (long i = 0; i < count; i++) {
+        uint32_t bits = (uint32_t)((const uint16_t *)head)[from + i] << 16;
+        memcpy(to + i, &bits, sizeof bits);
+    }
+}
+
 /* Logits of all states (height, width) for some tokens of a head (vocabulary, width), into the rows `slots` of a store
  * whose rows are `height` long; `scratch` has room for 96 head rows whose width is a multiple of 8. */
-static void project_columns(const float *states, long height, long width, const float *head, const int64_t *ids, long count,
-                     float *store, const int64_t *slots, float *scratch, int threads)
+static void project_columns(const float *states, long height, long width, const void *head, int bfloat16, const int64_t *ids,
+                            long count, float *store, const int64_t *slots, float *scratch, int threads)
 {
     long panels = (count + PANEL - 1) / PANEL, share = panels ? (count + panels - 1) / panels : 0, wide = (width + 7) / 8 * 8;
     share = (share + TOKENS - 1) / TOKENS * TOKENS;
@@ -197,10 +210,9 @@ static void project_columns(const float *states, long height, long width, const 
         {
 #pragma omp for schedule(static)
             for (long t = 0; t < tokens; t++) {
-                const float *from = head + ids[start + t] * width;
                 float *to = scratch + t / TOKENS * TOKENS * wide + t % TOKENS * 8;
                 for (long i = 0; i < width; i += 8)
-                    memcpy(to + i * TOKENS, from + i, (width - i < 8 ? width - i : 8) * sizeof *to);
+                    widen(head, bfloat16, ids[start + t] * width + i, width - i < 8 ? width - i : 8, to + i * TOKENS);
             }
 #pragma omp for schedule(static)
             for (long part = 0; part < parts; part++) {
@@ -405,21 +417,25 @@ static double adaptive_weight(const float *log_p, const float *log_q, long count
 /* One step: Jensen-Shannon divergence, product of experts. The number of plausible tokens; -1 if it must be taken another way.
  *
  * logits, scores: (vocabulary); the scores are -inf outside the plausible set. states: (height, width). head: (vocabulary,
- * width). largest: whether the largest divergences are selected. adaptive: name of the weight, 0 for the given one.
+ * width), float32 or bfloat16. largest: whether the largest divergences are selected. adaptive: name of the weight, 0 for the given one.
  * store (capacity, height), slot_of (vocabulary) and slot_table (3 capacity + 2) keep columns from step to step; the latter two
  * begin as zeros. out: the selected state (-1 for none), whether the likeliest token changed, the weight. With several
  * plausible tokens, divergences (height) of all states; with a selected state, log Q in vision (vocabulary), unless NULL. */
 long revisit_step(const float *logits, long vocabulary, double log_alpha, const float *states, long height, long width,
-                  const float *head, int largest, long neighbors, int adaptive, double weight, int normalized, long capacity,
-                  float *store, int32_t *slot_of, int32_t *slot_table, float *scores, int threads, double *out,
+                  const void *head, int bfloat16, int largest, long neighbors, int adaptive, double weight, int normalized,
+                  long capacity, float *store, int32_t *slot_of, int32_t *slot_table, float *scores, int threads, double *out,
                   float *divergences, float *vision)
 {
-    int64_t ids[MOST], slots[MOST], new_ids[MOST], new_slots[MOST];
-    long count = plausible(logits, vocabulary, log_alpha, ids, capacity < MOST ? capacity : MOST);
-    if (count < 1) return -1;
+    long room = capacity < vocabulary ? capacity : vocabulary;
+    int64_t *ids = malloc(4 * room * sizeof *ids), *slots = ids + room, *new_ids = slots + room, *new_slots = new_ids + room;
+    long count = ids ? plausible(logits, vocabulary, log_alpha, ids, room) : -1;
     long panel = PANEL * ((width + 7) / 8 * 8), compared = (1 + threads * BLOCK) * count;
-    int64_t *chosen = malloc(neighbors * sizeof *chosen + (4 * count + (panel > compared ? panel : compared)) * 4);
-    if (!chosen) return -1;
+    int64_t *chosen = NULL;
+    if (count > 0) chosen = malloc(neighbors * sizeof *chosen + (4 * count + (panel > compared ? panel : compared)) * 4);
+    if (!chosen) {
+        free(ids);
+        return -1;
+    }
     float *log_p = (float *)(chosen + neighbors), *log_q = log_p + count, *one = log_q + count, *result = one + count;
     float *scratch = result + count;
     for (long i = 0; i < count; i++) log_p[i] = logits[ids[i]];
@@ -429,7 +445,7 @@ long revisit_step(const float *logits, long vocabulary, double log_alpha, const 
     long found = 0;
     if (count > 1) {
         long missing = find_columns(slot_of, slot_table, capacity, ids, count, slots, new_ids, new_slots);
-        project_columns(states, height, width, head, new_ids, missing, store, new_slots, scratch, threads);
+        project_columns(states, height, width, head, bfloat16, new_ids, missing, store, new_slots, scratch, threads);
         divergences_of(store, height, slots, log_p, count, scratch, divergences, threads);
         found = select_states(divergences, height, largest ? -1.0f : 1.0f, neighbors, chosen);
     }
@@ -446,5 +462,6 @@ long revisit_step(const float *logits, long vocabulary, double log_alpha, const 
     for (long i = 0; i < vocabulary; i++) scores[i] = -INFINITY;
     for (long i = 0; i < count; i++) scores[ids[i]] = result[i];
     free(chosen);
+    free(ids);
     return count;
 }

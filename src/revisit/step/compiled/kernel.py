@@ -1,4 +1,4 @@
-"""The usual step as one call of compiled code (kernel.c), for float32 states on a CPU.
+"""The usual step as one call of compiled code (kernel.c), for float32 and bfloat16 models on a CPU.
 
 It is optional: where the library is missing, broken, of another machine or of another source, torch takes the step, and
 one warning says why. `REVISIT_KERNEL=0` switches it off.
@@ -28,7 +28,7 @@ from revisit.step.rule import Rule
 
 HERE = Path(__file__).resolve().parent
 ENABLED = settings.compiled_step()
-COLUMNS = 2816  # most columns that are kept of an item
+COLUMNS = 16384  # most columns that are kept of an item
 ADAPTIVE = {"agreement": 1, "uncertainty": 2, "both": 3}
 
 
@@ -59,7 +59,7 @@ def _load(folder: str) -> Any | None:
         return None
     pointer, count, number, switch = ctypes.c_void_p, ctypes.c_long, ctypes.c_double, ctypes.c_int
     loaded.revisit_step.argtypes = [
-        pointer, count, number, pointer, count, count, pointer, switch, count, switch, number, switch, count,
+        pointer, count, number, pointer, count, count, pointer, switch, switch, count, switch, number, switch, count,
         pointer, pointer, pointer, pointer, switch, pointer, pointer, pointer,
     ]  # fmt: skip
     loaded.revisit_step.restype = count
@@ -85,7 +85,12 @@ def suits(head: Projection, rule: Rule) -> bool:
     if not usual or rule.full_vocabulary or rule.model_dtype or library() is None:
         return False
     weight = head.plain_weight
-    return weight is not None and weight.dtype == torch.float32 and weight.is_cpu and weight.is_contiguous()
+    return (
+        weight is not None
+        and weight.dtype in (torch.float32, torch.bfloat16)
+        and weight.is_cpu
+        and weight.is_contiguous()
+    )
 
 
 class Columns:
@@ -157,10 +162,11 @@ class CompiledStep:
             vision = torch.empty(len(logits)) if self.record else None
             size = self.library.revisit_step(
                 logits.data_ptr(), len(logits), math.log(rule.alpha), columns.states.data_ptr(), *columns.states.shape,
-                self.weight.data_ptr(), rule.select == "max", min(rule.neighbors, len(columns.states)), adaptive,
-                0.0 if adaptive else rule.weight, rule.normalize, columns.capacity, columns.store.data_ptr(),
-                columns.slot_of.data_ptr(), columns.slot_table.data_ptr(), scores.data_ptr(), torch.get_num_threads(),
-                out, columns.divergences.data_ptr(), None if vision is None else vision.data_ptr(),
+                self.weight.data_ptr(), self.weight.dtype == torch.bfloat16, rule.select == "max",
+                min(rule.neighbors, len(columns.states)), adaptive, 0.0 if adaptive else rule.weight, rule.normalize,
+                columns.capacity, columns.store.data_ptr(), columns.slot_of.data_ptr(), columns.slot_table.data_ptr(),
+                scores.data_ptr(), torch.get_num_threads(), out, columns.divergences.data_ptr(),
+                None if vision is None else vision.data_ptr(),
             )  # fmt: skip
             if size > 0:
                 row = Row(size, out[0] >= 0, out[1] > 0, int(out[0]), out[2], True)
