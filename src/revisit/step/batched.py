@@ -93,7 +93,8 @@ def _check_shapes(items: Sequence[Tensor], head: Projection, logits: Tensor) -> 
 # -- steps with room for the candidates of most rows ---------------------------------------------------------------
 
 CAPACITIES: tuple[int, ...] = (*(size << power for power in range(4, 12) for size in (2, 3)), 8192)  # 32, 48, 64, 96, …
-HEAD_NUMBERS = 1 << 28  # of the LM head, copied at a time for the candidates of all blocks
+# Numbers of the LM head that are copied at a time for the candidates of all blocks: what stays in a CPU's cache, and 1 GB on a GPU.
+CPU_HEAD_NUMBERS, HEAD_NUMBERS = 1 << 22, 1 << 28
 USUAL = 128  # candidates for which all blocks are compared at once
 LARGE = 512  # rows with larger sets are not expected again,
 FEW = 16  # unless they are more than one in this many
@@ -118,7 +119,8 @@ class BatchedStep:
     ) -> Refined:
         """One step of all rows; see `interface.Step`."""
         blocks, counts = states.blocks(), states.counts
-        room = self.room or room_for(sum(counts), blocks.states.shape[-1])
+        numbers = CPU_HEAD_NUMBERS if logits.is_cpu else HEAD_NUMBERS
+        room = self.room or room_for(sum(counts), blocks.states.shape[-1], numbers)
         most = room // max(1, sum(counts))
         first = host_sync_is_cheap(logits.device) or not self.expected
         capacity = None if first else fitting(self.expected, most)
@@ -172,9 +174,9 @@ def host_sync_is_cheap(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def room_for(blocks: int, width: int) -> int:
+def room_for(blocks: int, width: int, numbers: int = HEAD_NUMBERS) -> int:
     """Blocks times candidates that may be compared together, for this many blocks of states of this width."""
-    return max(blocks * USUAL, HEAD_NUMBERS // width)
+    return max(blocks * USUAL, numbers // width)
 
 
 def usual_size(sizes: Sequence[int]) -> int:
