@@ -32,7 +32,7 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_fetched_once(fetched: list[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     first = resolve_data("download", "mmmu", 5)
     assert first == tmp_path / "cache/data-mmmu"
-    assert "Fetching mmmu from its Hub dataset" in caplog.text
+    assert "Downloading mmmu from its Hub dataset" in caplog.text
     caplog.clear()
     assert resolve_data("download", "mmmu") == first
     assert caplog.text == ""

@@ -348,10 +348,10 @@ def test_a_comparison_fits_a_screen_and_a_phone(seen: Any, tmp_path: Path) -> No
     long = "revisit(weight=agreement, neighbors=8, layers=middle)"
     metrics = tuple(Metric(name, show=100, decimals=1) for name in ("accuracy", "precision", "recall", "F1"))
     values = {metric.name: Value(0.8, 0.7, 0.9) for metric in metrics}
-    rows = (Row("greedy", values, 1.0, 9), Row(long, values, 1.0, 9))
+    rows = (Row("greedy", values), Row(long, values))
     table = Table("some-organization/a-model-with-a-long-name", "pope", "v1", 9, metrics, rows, "greedy")
     path = tmp_path / "compare.html"
-    path.write_text(WRITERS["html"]([table]))
+    path.write_text(WRITERS[".html"]([table]))
     for width in (1280, 390):
         seen.page.set_viewport_size({"width": width, "height": 844})
         seen.page.goto(path.as_uri())

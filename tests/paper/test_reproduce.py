@@ -171,7 +171,7 @@ def test_a_row_with_the_embedded_model_killed_and_resumed(tmp_path: Path) -> Non
     assert again.returncode == 0, again.stderr
     assert _answers(tmp_path / "killed") == _answers(tmp_path / "whole")
     text = (tmp_path / "killed" / "report.md").read_text()
-    assert "replaces all models of the paper" in text
+    assert "takes the place of all models of the paper" in text
     assert "published" in text
     assert "inside" in text or "outside" in text
 

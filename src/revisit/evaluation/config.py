@@ -219,7 +219,7 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise RevisitError(f"{path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
-        raise RevisitError(f"{path} is not text in UTF-8; save it as UTF-8.") from error
+        raise RevisitError(f"{path} is not UTF-8 text; save it as UTF-8.") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())[:300]
         if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark or error.context_mark) is not None:
