@@ -61,7 +61,7 @@ def test_answers_are_those_of_the_local_engine(tmp_path: Path, monkeypatch: pyte
 
 def test_what_vllm_cannot_do_is_said() -> None:
     engine = VllmEngine("tiny")
-    with pytest.raises(RevisitError, match="not with 'vcd'"):
+    with pytest.raises(RevisitError, match="not 'vcd'"):
         list(engine.stream(get("vcd"), DECODING, []))
     with pytest.raises(RevisitError, match="does not support beam search"):
         list(engine.stream(ReVisiT(), Decoding(num_beams=2), []))
