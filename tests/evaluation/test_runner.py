@@ -322,7 +322,7 @@ def test_a_stopped_run_says_what_is_missing_and_how_to_finish_it(stopped: Plan) 
 
 
 def test_compare_says_first_that_a_run_is_incomplete(stopped: Plan) -> None:
-    shown = CliRunner().invoke(app, ["compare", str(stopped.output), "--resamples", "99"])
+    shown = CliRunner().invoke(app, ["compare", str(stopped.output)])
     assert shown.stdout.startswith("This run is incomplete: 2 of 3")
     with pytest.raises(RevisitError, match=r"no finished method yet\. This run is incomplete: 1 of 1"):
         compare_folder(stopped_at_once(stopped))
@@ -557,7 +557,7 @@ def test_methods_answered_by_other_weights_are_not_compared(tmp_path: Path, data
     tables = compare_folder(output, resamples=99)
     assert [table.variant for table in tables] == ["weights aaaaaaaa", "weights bbbbbbbb"]
     assert [[row.method for row in table.rows] for table in tables] == [["shift"], ["shift(by=3)"]]
-    assert "letters · m1, weights aaaaaaaa" in WRITERS["markdown"](tables)
+    assert "letters · m1, weights aaaaaaaa" in WRITERS[".md"](tables)
 
 
 def test_tables_of_other_lengths_say_so(tmp_path: Path, data: Path) -> None:
