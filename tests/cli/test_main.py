@@ -24,6 +24,7 @@ from revisit.benchmarks.registry import BENCHMARKS
 from revisit.cli.generate import chosen_method
 from revisit.cli.main import main
 from revisit.decoding.method import METHODS
+from revisit.embedded import sprites
 from revisit.registry import Registry, describe
 from revisit.settings import hide_progress_bars
 
