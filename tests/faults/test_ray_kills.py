@@ -53,7 +53,7 @@ class HashRayEngine(engine.RayEngine):
 class HashWorker(engine.Worker):
     """Answers by hash, as the local run does."""
 
-    def __init__(self, model: str, options: Any, cpus: int) -> None:
+    def __init__(self, model: str, options: Any) -> None:
         self.engine: Any = HashEngine(model, PAUSE)
         (Path(options["pids"]) / str(os.getpid())).touch()
 
