@@ -69,7 +69,7 @@ def test_every_row_has_the_tokens_of_the_transformers_path(served: dict[str, Any
     assert got == [expected(served[family], request) for request in requests_of(family)]
 
 
-@pytest.mark.parametrize("family", HALF)
+@pytest.mark.parametrize("family", ["qwen3_5", "minicpmv4_6"])  # in bfloat16 a mixture chooses other experts
 def test_a_hybrid_model_in_half_precision_mostly_has_the_tokens_of_the_transformers_path(
     served: dict[str, Any], family: str
 ) -> None:
