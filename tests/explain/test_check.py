@@ -200,6 +200,7 @@ def test_a_model_that_was_measured_to_misread_says_so(monkeypatch: pytest.Monkey
     assert "AUROC of 0.59 only" in found.notes[0]
 
 
+@pytest.mark.skipif("gemma4" not in families.FAMILIES, reason="its processor needs torchvision in this transformers")
 def test_logits_are_scaled_as_the_model_scales_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that caps its logits: support is what its own logits would say."""
     model, processor = families.build("gemma4")
