@@ -190,6 +190,7 @@ class Branches(StandIn):
         cache.reorder_cache(rows)  # type: ignore[arg-type]
 
     def crop(self, cache: Cache | None, count: int) -> None:
+        # The branches' rows are in the same cache; Run.crop turns this into the sentence that users see.
         raise NotImplementedError("a contrasted run has its rows in it")
 
     # -- the pieces ----------------------------------------------------------------------------------------------

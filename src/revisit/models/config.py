@@ -142,7 +142,7 @@ def _check_type(name: str, raw: dict[str, Any], trust_remote_code: bool) -> None
         )
     if kind in CONFIG_MAPPING or (trust_remote_code and "auto_map" in raw):
         return
-    if "auto_map" in raw:
+    if "auto_map" in raw:  # off by default: the sentence only says how to allow it
         raise RevisitError(
             f"{name!r} is of type {kind[:60]!r}, which runs code from its repository: read that code, then "
             "allow it with trust_remote_code=True (--trust-remote-code)."
