@@ -57,18 +57,6 @@ KINDS = {
 }
 
 
-class _ShortSignature:
-    """What `help` shows of a class with settings: their names and defaults. Instances keep the signature of their call."""
-
-    def __get__(self, instance: Settings | None, owner: type[Settings]) -> inspect.Signature:
-        if instance is not None:
-            raise AttributeError("__signature__")
-        fields = owner.model_fields.items()
-        values = ((name, inspect.Parameter.empty if field.is_required() else field.default) for name, field in fields)
-        kind = inspect.Parameter.KEYWORD_ONLY
-        return inspect.Signature([inspect.Parameter(name, kind, default=value) for name, value in values])
-
-
 class Settings(BaseModel):
     """A frozen set of typed fields. Text, as on a command line, is read by a field's type.
 
@@ -77,11 +65,6 @@ class Settings(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        super().__pydantic_init_subclass__(**kwargs)
-        cls.__signature__ = _ShortSignature()  # type: ignore[assignment]
 
     def __init__(self, **settings: Any) -> None:
         """Validate the settings."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -45,6 +48,26 @@ def test_a_row_in_a_batch_equals_the_row_alone(family: str) -> None:
     together = decode(family, batch(family, [0, 1, 2, 3]), trace=trace)
     assert trace.summary()["applied"] > 0
     assert together == [decode(family, batch(family, [i]))[0] for i in range(4)]
+
+
+def test_a_call_runs_through_at_most_ten_files() -> None:
+    """Who wants to know how a logit is refined reads few files."""
+    inputs = batch("llava", [0])
+    decode("llava", inputs)  # what runs only once, such as looking at the model, is over
+    package = str(Path(revisit.__file__).parent)
+    files: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            files.add(frame.f_code.co_filename)
+
+    previous = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        decode("llava", inputs)
+    finally:
+        sys.setprofile(previous)
+    assert 5 < len(files) <= 10, sorted(files)
 
 
 def deepstack_layers(model: Any) -> range:

@@ -180,7 +180,8 @@ def _check_drawing(model: Model, kwargs: Mapping[str, Any]) -> None:
     given = {name: kwargs.get(name, getattr(config, name, None)) for name in ("num_beams", "temperature", "top_p")}
     if not kwargs.get("do_sample", getattr(config, "do_sample", None)):
         given = {"num_beams": given["num_beams"]}
-    Drawing.read({name: value for name, value in given.items() if value is not None}, "generate")
+    if asked := {name: value for name, value in given.items() if value is not None}:
+        Drawing.read(asked, "generate")
 
 
 def beams_asked(model: Model, kwargs: Mapping[str, Any]) -> int:

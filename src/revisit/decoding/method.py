@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -41,6 +42,18 @@ LayerNumbers = Annotated[
 ]  # each once
 
 
+class _ShortSignature:
+    """What `help` shows of a method's class: its settings and their defaults. Instances keep the signature of their call."""
+
+    def __get__(self, instance: Method | None, owner: type[Method]) -> inspect.Signature:
+        if instance is not None:
+            raise AttributeError("__signature__")
+        fields = owner.model_fields.items()
+        values = ((name, inspect.Parameter.empty if field.is_required() else field.default) for name, field in fields)
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Signature([inspect.Parameter(name, kind, default=value) for name, value in values])
+
+
 class Method(Settings):
     """A decoding method; the base class of all of them, and of your own.
 
@@ -67,6 +80,11 @@ class Method(Settings):
     summary: ClassVar[str] = ""
     cost: ClassVar[str] = ""
     source: ClassVar[str] = ""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        cls.__signature__ = _ShortSignature()  # type: ignore[assignment]
 
     def __init__(self, *args: object, **settings: Any) -> None:
         """Validate the settings, which are given by name."""

@@ -109,7 +109,7 @@ class ReVisiT(Rule, Method):
     def rule(self, *, normalize: bool | None = None) -> Rule:
         """These settings as those of one step; `normalize` overrides the method's own."""
         own = {name: getattr(self, name) for name in Rule.model_fields}
-        return Rule(**own if normalize is None else {**own, "normalize": normalize})
+        return Rule.model_construct(**own if normalize is None else {**own, "normalize": normalize})
 
     def begin(self, run: Run) -> Refine:
         from revisit.step.interface import PaddedStates, choose
