@@ -102,6 +102,9 @@ def train_photo(
         None, help="Only these stages (features, words, patches, projector, adapter), in this order."
     ),
     seed: int = typer.Option(30, callback=options.a_seed, help="Seed of everything."),
+    vision_loss: float = typer.Option(
+        0.1, min=0, help="Weight of the loss that makes vision tokens predict the words of their patches."
+    ),
     threads: int = THREADS,
 ) -> None:
     """Train what `photo` adds to its vision tower and to SmolLM2-135M-Instruct, on photographs.
@@ -114,7 +117,7 @@ def train_photo(
     TOWER.check(tower)
     LANGUAGE.check(language)
     require_data()
-    recipe = replace(photo_train.Recipe(), seed=seed)
+    recipe = replace(photo_train.Recipe(), seed=seed, vision_loss=vision_loss)
     if steps:
         recipe = recipe.shortened(steps)
     found, objects, written = Photos(photos), Labels.read(labels), read_captions(captions)

@@ -63,6 +63,7 @@ class Recipe:
     words: Stage = Stage(steps=505, rows=32, rate=8e-4)
     projector: Stage = Stage(steps=700, rows=28, rate=2e-3)
     adapter: Stage = Stage(steps=440, rows=4, rate=1.2e-3)
+    vision_loss: float = 0.1  # weight of the loss that makes vision tokens predict the words of their patches
 
     def shortened(self, steps: int) -> Recipe:
         """The same recipe with at most this many steps a stage, on as many photos as they need."""
@@ -185,7 +186,7 @@ class Trainer:
         needed = {
             "words": seen,
             "projector": (*seen, "projector"),
-            "adapter": (*seen, "projector", "rank", "first_layer", "adapter"),
+            "adapter": (*seen, "projector", "rank", "first_layer", "adapter", "vision_loss"),
         }
         return Checkpoint(self.folder, name, {key: whole[key] for key in needed[name]})
 
@@ -334,7 +335,8 @@ class Trainer:
                 for place in places
             ]
             projected = projector(as_bfloat16(upper[places]).float())
-            return language_loss(model, writer, writer.batch(rows), projected, self.mixtures(places), slot_words)
+            batch, shares = writer.batch(rows), self.mixtures(places)
+            return language_loss(model, writer, batch, projected, shares, slot_words, recipe.vision_loss)
 
         fit(self.checkpoint("adapter"), recipe.adapter, weights, loss_of, self.every, self.progress, decay=0.0)
 
@@ -379,7 +381,13 @@ def hidden_states(model: LlamaForCausalLM, writer: Writer, batch: Batch, project
 
 
 def language_loss(
-    model: LlamaForCausalLM, writer: Writer, batch: Batch, projected: Tensor, shares: Tensor, slot_words: Tensor
+    model: LlamaForCausalLM,
+    writer: Writer,
+    batch: Batch,
+    projected: Tensor,
+    shares: Tensor,
+    slot_words: Tensor,
+    vision_loss: float,
 ) -> tuple[Tensor, dict[str, float]]:
     """The weighted loss of the answers, of every slot's own words, and of naming an object twice.
 
@@ -397,7 +405,7 @@ def language_loss(
     right = (logits.argmax(-1) == wanted).float()
     asked = weight == VERDICT
     checked = torch.isin(wanted, torch.tensor(sorted(writer.verdicts))) & ~asked
-    return talk + 0.1 * slots - 0.4 * (1 - again).clamp(min=1e-4).log().mean(), {
+    return talk + vision_loss * slots - 0.4 * (1 - again).clamp(min=1e-4).log().mean(), {
         "talk": talk.item(),
         "right_nouns": right[weight == NOUN].mean().item(),
         "right_presence": right[asked].mean().item(),
