@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from typing import Any
 
 import pytest
@@ -18,11 +17,8 @@ from test_vllm_engine import CHUNKED, expected, mixed
 from revisit.models import families
 
 pytestmark = pytest.mark.timeout(3000)
-# vLLM's linear attention on CPUs is in bfloat16 only, in which prompts with images come out as NaN, opted in or not, where
-# Triton's interpreter runs the V2 runner's kernels.
-HALF = ("qwen3_5", "qwen3_5_moe", "minicpmv4_6")
-V2 = os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
-OTHERS = [name for name in vllm_models.PLACE if name not in ("llava", "qwen2_5_vl", *(HALF if V2 else ()))]
+HALF = ("qwen3_5", "qwen3_5_moe", "minicpmv4_6")  # vLLM's linear attention on CPUs is in bfloat16 only
+OTHERS = [name for name in vllm_models.PLACE if name not in ("llava", "qwen2_5_vl")]
 REQUESTS = mixed(9)
 # LLaVA-OneVision gets one image a request: of several, transformers encodes the whole images only and vLLM their tiles too. Gemma 3
 # gets no newline after an image, which vLLM cannot tell from those that belong to the image.
@@ -74,8 +70,6 @@ def test_a_hybrid_model_in_half_precision_mostly_has_the_tokens_of_the_transform
     served: dict[str, Any], family: str
 ) -> None:
     """Linear attention in three of four layers; the transformers path is in float32."""
-    if V2:
-        pytest.skip("see HALF")
     own = served[family]
     equal = [row["tokens"] == expected(own, r) for row, r in zip(own["result"]["rows"], REQUESTS, strict=True)]
     assert sum(equal) > len(REQUESTS) / 2

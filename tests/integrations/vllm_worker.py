@@ -71,7 +71,10 @@ def run_engine(engine: dict[str, Any], plugged: bool) -> dict[str, Any]:
     """All requests of one engine, in its number of rounds, and what the plug-in held and did afterwards."""
     from vllm import LLM
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+    from vllm.model_executor.models import qwen3_vl
 
+    if qwen3_vl.HAS_TRITON:  # whose interpreter multiplies the bits of bfloat16 as integers
+        qwen3_vl.triton_pos_embed_interpolate = qwen3_vl.pos_embed_interpolate_native
     os.environ["REVISIT_VLLM_LAYERS"] = engine.get("layers", "")  # what the model recommends
     os.environ["REVISIT_VLLM_POOL_MB"] = str(engine.get("pool_mb", ""))
     began = time.perf_counter()
