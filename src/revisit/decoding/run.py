@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from revisit.decoding.method import Method
     from revisit.step.reference import Refinement
-    from revisit.taps.states import VisionStates
 
 
 FLUSH_STEPS = 1024  # steps whose counters are kept on the device before they are read

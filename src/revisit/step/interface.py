@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 RESOLUTION = 1e-6  # divergences nearer to each other than this, by their scale, are equal
 SOFT_TEMPERATURE = 0.1  # of select="soft"
 
-
 COLUMN_BYTES = 256 << 20  # most memory for the columns that the compiled step keeps of all items of a run
 
 # A tensor of the host, because a Python number would first be written to the device by a kernel of its own.
