@@ -142,25 +142,39 @@ def in_transformers(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def expected(runs: dict[str, Any], request: dict[str, Any]) -> list[int]:
-    """What our transformers path gives for one request, alone."""
+    """The tokens that our transformers path gives for one request, alone."""
+    return expected_with_scores(runs, request)[0]
+
+
+def inputs_of(runs: dict[str, Any], request: dict[str, Any]) -> Any:
+    """A request as the model's inputs in transformers."""
+    images = [families.picture(seed) for seed in request["images"]]
+    text = vllm_models.PLACE[runs["family"]] * len(images) + request["text"]
+    inputs = runs["processor"](text=[text], images=[images] if images else None, return_tensors="pt")
+    # With these, the tokens of an image attend to each other both ways (Gemma 3), which vLLM does not do on a CPU.
+    inputs.pop("token_type_ids", None)
+    return inputs
+
+
+def expected_with_scores(runs: dict[str, Any], request: dict[str, Any]) -> tuple[list[int], Any]:
+    """The tokens of the transformers path, and the log-probabilities by which it chose them.  (tokens, V)"""
+    import torch
+
     from revisit import ReVisiT, generate
 
     known = runs.setdefault("expected", {})
     key = json.dumps(request, sort_keys=True)
     if key not in known:
-        model, processor = runs["model"], runs["processor"]
-        images = [families.picture(seed) for seed in request["images"]]
-        text = vllm_models.PLACE[runs["family"]] * len(images) + request["text"]
-        inputs = processor(text=[text], images=[images] if images else None, return_tensors="pt")
-        # With these, the tokens of an image attend to each other both ways (Gemma 3), which vLLM does not do on a CPU.
-        inputs.pop("token_type_ids", None)
-        opted_in = request["revisit"] and images  # without an image there is nothing to revisit
+        model, inputs = runs["model"], inputs_of(runs, request)
+        opted_in = request["revisit"] and request["images"]  # without an image there is nothing to revisit
         method = ReVisiT.recommended(model, **request["revisit"]) if opted_in else "greedy"
         more = {} if request.get("eos") else {"eos_token_id": None}
         more |= in_transformers(request.get("options", {}))
+        more |= {"return_dict_in_generate": True, "output_scores": True}
         output = generate(model, **inputs, method=method, max_new_tokens=request["max_tokens"], do_sample=False, **more)
-        known[key] = output[0, inputs["input_ids"].shape[1] :].tolist()
-    answer: list[int] = known[key]
+        tokens = output.sequences[0, inputs["input_ids"].shape[1] :].tolist()
+        known[key] = tokens, torch.cat(output.scores).log_softmax(-1)
+    answer: tuple[list[int], Any] = known[key]
     return answer
 
 

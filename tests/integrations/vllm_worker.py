@@ -15,8 +15,13 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+import numpy as np
 
 SETTINGS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -67,6 +72,24 @@ def count_preemptions(scheduler: Any) -> list[str]:
     return seen
 
 
+@contextmanager
+def noted_states() -> Iterator[dict[str, Any]]:
+    """The vision states of every opted-in request as its first step reads them, by the request's number."""
+    from revisit.integrations.vllm.worker import Worker
+
+    noted: dict[str, Any] = {}
+    take_step = Worker._take_step
+
+    def take(self: Any, logits: Any, rule: Any, group: Any) -> None:
+        for row in group:
+            places = row.request.places(np.arange(row.request.states))
+            noted.setdefault(row.name.split("-")[0], self.pool.read(places).float().tolist())
+        take_step(self, logits, rule, group)
+
+    with patch.object(Worker, "_take_step", take):
+        yield noted
+
+
 def run_engine(engine: dict[str, Any], plugged: bool) -> dict[str, Any]:
     """All requests of one engine, in its number of rounds, and what the plug-in held and did afterwards."""
     from vllm import LLM
@@ -93,12 +116,13 @@ def run_engine(engine: dict[str, Any], plugged: bool) -> dict[str, Any]:
     began = time.perf_counter()
     outputs, memory = [], []
     size = -(-len(requests) // engine.get("rounds", 1))
-    for part in (requests[i : i + size] for i in range(0, len(requests), size)):
-        outputs += llm.generate(
-            [prompt(r, engine["place"]) for r in part], [parameters(r, plugged) for r in part], use_tqdm=False
-        )
-        gc.collect()
-        memory.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+    with noted_states() if engine.get("states") else nullcontext({}) as noted:
+        for part in (requests[i : i + size] for i in range(0, len(requests), size)):
+            outputs += llm.generate(
+                [prompt(r, engine["place"]) for r in part], [parameters(r, plugged) for r in part], use_tqdm=False
+            )
+            gc.collect()
+            memory.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
     seconds = time.perf_counter() - began
     rows = [
         {
@@ -108,6 +132,7 @@ def run_engine(engine: dict[str, Any], plugged: bool) -> dict[str, Any]:
             ],
             "cached": o.num_cached_tokens,
             "finished": o.outputs[0].finish_reason,
+            "states": noted.get(o.request_id),
         }
         for o in outputs
     ]
