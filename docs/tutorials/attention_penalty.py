@@ -11,7 +11,7 @@ from revisit import Method
 from revisit.decoding.loop import Loop
 from revisit.decoding.method import Refine
 from revisit.decoding.run import Run
-from revisit.taps.attention import Call, watching
+from revisit.taps.attention import Call
 
 
 class AttentionPenalty(Method):
@@ -34,7 +34,7 @@ class AttentionPenalty(Method):
                 answer = call.last_attention()[..., prompt:-1]  # (rows, heads, words before the newest)
                 peak.copy_(answer.amax((1, 2)))
 
-        run.stack.enter_context(watching(run.parts, attention_hook, "AttentionPenalty"))
+        run.watch_attention(attention_hook, "AttentionPenalty")
         return peak
 
     def begin(self, run: Run) -> Refine:

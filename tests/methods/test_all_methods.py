@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import revisit
 from revisit import M3ID, SID, VCD, Chain, DeCo, DoLa, ReVisiT, RevisitError, Trace
 from revisit.contrast import descriptions as describe
 from revisit.contrast.descriptions import forget
+from revisit.decoding import run
 from revisit.decoding.method import Method
 
 
@@ -430,6 +432,14 @@ def test_calls_that_outgrow_a_sliding_window_are_refused(method: Method) -> None
     finally:
         config.sliding_window = window
     assert decode("gemma3", inputs, method)[0].scores
+
+
+@pytest.mark.parametrize("name", ["pai", "sid", "avisc", "middle_layers", "vaf", "only", "sadt", "opera"])
+def test_a_model_whose_attention_is_out_of_reach_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "watching", lambda *_: nullcontext())  # no hook is ever called
+    method = {**METHODS, "opera": revisit.OPERA(beams=2)}[name]
+    with pytest.raises(RevisitError, match="computes its attention without transformers' attention interface"):
+        decode("llava", single("llava", 0), method, num_beams=method.own_beams)
 
 
 def test_descriptions_are_written_plainly_and_by_their_end() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from revisit.methods import avisc, code, deco, dola, m3id, pai, ritual, sid, vcd
 from revisit.methods.contrastive import contrast, cut
+from revisit.methods.layers import layers_of_32
 
 INF = -math.inf
 CLEAN = [5.0, 4.0, 3.2, 1.0]
@@ -131,9 +132,21 @@ def test_deco_candidates_are_at_most_top_k() -> None:
     assert deco.candidates(torch.zeros(50), 0.9, 20).sum() == 20
 
 
-@pytest.mark.parametrize(("depth", "want"), [(32, range(20, 29)), (4, range(2, 4)), (28, range(18, 25))])
-def test_deco_layers_scale_with_the_decoder(depth: int, want: range) -> None:
-    assert deco.correcting_layers(depth) == tuple(want)
+@pytest.mark.parametrize(
+    ("published", "depth", "want"),
+    [
+        ((20, 28), 32, range(20, 29)),  # DeCo's
+        ((20, 28), 28, range(18, 25)),
+        ((20, 28), 4, range(2, 4)),
+        ((26, 32), 32, range(26, 32)),  # VISTA's, to the last early layer
+        ((26, 32), 28, range(23, 28)),
+        ((26, 32), 64, range(52, 64)),
+        ((7, 16), 32, range(7, 17)),  # MemVR's
+        ((7, 16), 2, range(1, 2)),
+    ],
+)
+def test_published_layers_scale_with_the_decoder(published: tuple[int, int], depth: int, want: range) -> None:
+    assert layers_of_32(*published, depth, 1) == tuple(want)
 
 
 def test_pai_guidance() -> None:

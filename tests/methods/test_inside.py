@@ -110,8 +110,6 @@ def test_vista_turns_states_at_their_own_length() -> None:
     torch.testing.assert_close(vista.steer(states, direction, 0.25)[0, 1], torch.tensor([-1.0, 0.0]))
     nearly = torch.tensor([[1.0, 1.0], [1.0, 1.0]]), torch.tensor([[1.0, 1.000001], [0.5, 1.0]])
     assert vista.added(*nearly).tolist() == [[0.0, 0.0], [0.5, 0.0]]
-    assert vista.late_layers(32) == (26, 27, 28, 29, 30, 31)
-    assert vista.late_layers(28)[-1] == 27
 
 
 def test_vista_runs_the_prompt_three_times_and_each_token_once() -> None:
@@ -185,8 +183,6 @@ def test_memvr_measures_how_unsure_a_layer_is() -> None:
     flat = torch.cat([torch.zeros(10), torch.full((5,), -50.0)])
     assert float(memvr.unsureness(flat)) == pytest.approx(1.0)
     assert float(memvr.unsureness(torch.tensor([40.0, *[0.0] * 20]))) == pytest.approx(0.0, abs=1e-6)
-    assert memvr.middle_layers(32) == tuple(range(7, 17))
-    assert all(0 < memvr.middle_layers(depth)[-1] < depth for depth in (2, 4, 24, 28, 40))
 
 
 def test_memvr_without_doubt_is_the_model_and_takes_no_further_forward() -> None:

@@ -125,7 +125,7 @@ def test_a_conversation_without_image_is_fine_unless_a_method_was_asked_for() ->
         (body(png(), decoding={"settings": {"alpha": [1]}}), "alpha must be a number"),
         (body(png(), stream=True, decoding={"method": "opera", "record": "steps"}), "opera uses beam search"),
         (body(png(), decoding="revisit"), "decoding: must be"),
-        (body(png(), method="greedy"), 'method belongs into the field decoding: {"decoding": {"method": "revisit"}}'),
+        (body(png(), method="greedy"), 'method belongs in the field decoding: {"decoding": {"method": "revisit"}}'),
         (body("/etc/passwd"), "must be a data URI"),
         (body("file:///etc/passwd"), "must be a data URI"),
         (body("http://127.0.0.1:1/x.png"), "nothing is fetched"),

@@ -139,7 +139,7 @@ def machine_traps() -> Iterator[str]:
     from revisit import settings
 
     if find_spec("torchvision") is None:
-        yield "torchvision is not installed: processors of some families (Mistral 3, videos) cannot be built."
+        yield "torchvision is not installed: Mistral 3, videos and the families so marked by `revisit models` need it."
     if find_spec("nltk") is not None:
         from revisit.benchmarks.language import require_data
 

@@ -53,25 +53,20 @@ _data.command("get")(data.get)
 app.add_typer(_data, name="data", rich_help_panel="Maintain")
 
 
-@app.callback()
-def _options(
-    version: bool = typer.Option(
-        False,
-        "--version",
-        is_eager=True,
-        callback=lambda asked: _print_version(asked),
-        help="Show the version and exit.",
-    ),
-) -> None:
-    """Decoding that keeps vision-language models honest about what they see."""
-
-
 def _print_version(asked: bool) -> None:
     if asked:
         import revisit
 
         typer.echo(f"revisit {revisit.__version__}")
         raise typer.Exit
+
+
+VERSION = typer.Option(False, "--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
+
+
+@app.callback()
+def _options(version: bool = VERSION) -> None:
+    """Decoding that keeps vision-language models honest about what they see."""
 
 
 def main(app: typer.Typer = app) -> None:
@@ -96,18 +91,11 @@ def main(app: typer.Typer = app) -> None:
         _end(f"{error.filename}: {error.strerror}; use another path.")
 
 
-class _Stderr(logging.Handler):
-    """Prints on the current stderr, which tests replace."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(f"revisit: {record.getMessage()}", file=sys.stderr)
-
-
 def _show_log() -> None:
     """Send the package's log to stderr: warnings always, the rest on terminals only."""
-    log = logging.getLogger("revisit")
-    if not any(isinstance(handler, _Stderr) for handler in log.handlers):
-        log.addHandler(_Stderr())
+    log, handler = logging.getLogger("revisit"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("revisit: %(message)s"))
+    log.handlers = [handler]
     log.setLevel(logging.INFO if sys.stderr.isatty() else logging.WARNING)
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from revisit.embedded.familiar import NOTICE, advice
+from revisit.embedded.familiar import advice
 from revisit.explain.record import own_settings
 from revisit.explain.tokens import printable
 from revisit.report.document import Cell, Table
@@ -30,7 +30,7 @@ def print_unfamiliar(pictures: Sequence[str]) -> None:
     """Name pictures that are not like what the embedded model knows on stderr, and say what it knows."""
     if pictures:
         more = f" (and {len(pictures) - 1} more)" if len(pictures) > 1 else ""
-        print(f"note: {NOTICE} {advice(pictures[0] + more)}", file=sys.stderr)
+        print(f"note: {advice(pictures[0] + more, '--model ')}", file=sys.stderr)
 
 
 def steps_table(answer: MethodOutput, layout: Layout | None = None) -> Table:

@@ -184,6 +184,7 @@ def checked(method: Method, run: Run, refine: Refine) -> Refine:
 
     def step(input_ids: Tensor, logits: Tensor) -> Tensor:
         run.recorder.noted = False
+        run.check_attention()
         scores = refine(input_ids, logits)
         shape = getattr(scores, "shape", None)  # known without waiting for the device
         if shape != logits.shape:

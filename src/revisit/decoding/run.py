@@ -20,6 +20,7 @@ from revisit.models.families import IMAGE_INPUTS
 from revisit.models.parts import ModelParts, describe
 from revisit.models.processors import processor_of
 from revisit.models.types import Processor, Tokenizer
+from revisit.taps.attention import AttentionHook, Call, watching
 from revisit.taps.early_exits import EarlyExits
 from revisit.taps.states import Capture, VisionStates, no_image, vision_mask
 
@@ -278,6 +279,7 @@ class Run:
         self.loop_model: Any = self.model  # what the loop runs: the model or a stand-in for it
         self.reorder_hooks: list[Callable[[Tensor], None]] = []
         self._exits = False  # whether some method looks at early layers
+        self._unreached: set[str] = set()  # methods whose attention hooks have not been called yet
         self._length = 0  # tokens of each row that `forward` has run
         self.method = self.method.for_model(self.model)
         ended = EndedRows(self.input_ids.shape[1], self.beams)
@@ -352,17 +354,6 @@ class Run:
             )
         return vision_mask(self.input_ids, self.parts.vision_ids)
 
-    def check_sliding_windows(self, method_name: str) -> None:
-        """Refuses a call that outgrows the sliding window of some layer, where the image's place in attention is not known."""
-        config = self.model.config.get_text_config()
-        window = getattr(config, "sliding_window", None)
-        slides = "sliding_attention" in (getattr(config, "layer_types", None) or ())
-        if slides and window and self.generation_config.max_length > window:
-            raise RevisitError(
-                f"{method_name} changes attention, and some layers of {describe(self.model)} see only the last {window} tokens, fewer "
-                f"than the {self.generation_config.max_length} that this call may reach: ask for fewer new tokens, or use another method."
-            )
-
     # -- taps ---------------------------------------------------------------------------------------------------
 
     def capture(self, mask: Tensor, layers: tuple[int, ...], *, final_norm: bool = False) -> Capture:
@@ -379,6 +370,36 @@ class Run:
             cache=cache,
             ignore=lambda: self.contrasting,
         )
+
+    def watch_attention(self, hook: AttentionHook, name: str, *, prompt_only: bool = False) -> None:
+        """Let `hook` read or change every attention call of the decoder until the call ends.
+
+        Refuses models whose attention it cannot reach, and calls that outgrow the sliding window of some layer, where the image's
+        place in attention is not known; with `prompt_only`, the hook needs the prompt's attention alone.
+        """
+        config = self.model.config.get_text_config()
+        window = getattr(config, "sliding_window", None)
+        slides = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+        if not prompt_only and slides and window and self.generation_config.max_length > window:
+            raise RevisitError(
+                f"{name} works on attention, and some layers of {describe(self.model)} see only the last {window} tokens, fewer "
+                f"than the {self.generation_config.max_length} that this call may reach: ask for fewer new tokens, or use another method."
+            )
+
+        def reached(call: Call) -> Callable[[Tensor], Tensor] | None:
+            self._unreached.discard(name)
+            return hook(call)
+
+        self._unreached.add(name)
+        self.stack.enter_context(watching(self.parts, reached, name))
+
+    def check_attention(self) -> None:
+        """Refuses a model that has run without its attention passing through the hooks of `watch_attention`."""
+        if self._unreached:
+            raise RevisitError(
+                f"{min(self._unreached)}: {describe(self.model)} computes its attention without transformers' attention interface, so it "
+                "cannot be read or changed: use another method."
+            )
 
     def early_exits(self, layers: tuple[int, ...], *, final_norm: bool = False) -> EarlyExits:
         """Start projecting the last position's states at these layers, at every step."""
@@ -409,6 +430,23 @@ class Run:
         self.parts.head.calibrate(capture.last[0], raw[0], describe(self.model))
         return capture.items
 
+    # -- steps --------------------------------------------------------------------------------------------------
+
+    def decode_by(
+        self,
+        input_ids: Tensor,
+        logits: Tensor,
+        scores: Tensor,
+        other: Tensor | None = None,
+        acted: Tensor | None = None,
+        layer: Tensor | None = None,
+    ) -> Tensor:
+        """The scores for a method's step to return, counted and recorded; see `Recorder.note_scores` for the arguments."""
+        if self.beams and scores is not logits:  # beams are compared with each other; the logits are normalized already
+            scores = scores.log_softmax(-1)
+        self.recorder.note_scores(input_ids, logits, scores, other, acted, layer)
+        return scores
+
     # -- for methods with a decoding loop of their own, and for beams ------------------------------------------------
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -437,6 +475,7 @@ class Run:
             outputs = model(
                 **model.prepare_inputs_for_generation(input_ids, next_sequence_length=ahead, **kwargs), return_dict=True
             )
+        self.check_attention()
         self.model_kwargs, self._length = kwargs, input_ids.shape[1]
         self.raw = outputs.logits[:, -1].to(copy=True, dtype=torch.float32, device=input_ids.device)
         return self.raw

@@ -1,8 +1,8 @@
 """Whether a picture is like the scenes that the embedded model knows.
 
 Every vision token is read through the head at the projector's output, where training had it name what its patch shows. The mean
-probability of the best word over all patches must reach `MIN_CONFIDENCE`. Scenes lie above it, other pictures below, because
-no word fits their patches (measured in docs/model-card.md).
+probability of the best word over all patches must reach `MIN_CONFIDENCE`. Scenes do; most other pictures do not, because no
+word fits their patches (measured in docs/model-card.md).
 """
 
 from __future__ import annotations
@@ -30,30 +30,21 @@ REAL_MODELS = {
 
 
 @torch.no_grad()
-def likeness(head: Head, states: Tensor, enough: float = 1) -> float:
-    """The mean over patches of their best word's probability, from the states (patches, d) at the projector's output.
-
-    Patches are read a quarter at a time, and no more of them once the mean is `enough` whatever the others say.
-    """
-    total = 0.0
-    for part in states.to(head.device).chunk(4):
-        logits = head.all_logits(part)
-        total += float((logits.amax(-1) - logits.logsumexp(-1)).exp().sum())
-        if total >= enough * len(states):
-            break
-    return total / len(states)
-
-
 def unlike_scenes(head: Head, states: Tensor, images: int) -> tuple[int, ...]:
-    """The numbers of those images that are not like scenes; all images of a prompt have equally many states (tokens, d)."""
-    each = enumerate(states.chunk(images))
-    return tuple(number for number, patches in each if likeness(head, patches, MIN_CONFIDENCE) < MIN_CONFIDENCE)
+    """The numbers of the images that are not like scenes, from the states (patches, d) at the projector's output.
+
+    All images of a prompt have the same number of patches.
+    """
+    logits = head.all_logits(states.to(head.device))
+    best = (logits.amax(-1) - logits.logsumexp(-1)).exp()  # (patches,) probability of each one's best word
+    means = best.view(images, -1).mean(-1).tolist()
+    return tuple(number for number, mean in enumerate(means) if mean < MIN_CONFIDENCE)
 
 
-def advice(what: str, flag: str = "--model ") -> str:
-    """The sentence for a picture that is not like scenes; `flag` precedes the names of other models."""
+def advice(what: str = "This picture", flag: str = "") -> str:
+    """What to say about a picture that is not like scenes; `flag` precedes the names of other models."""
     listed = ", ".join(f"{flag}{name} ({size})" for name, size in REAL_MODELS.items())
     return (
-        f"{what} is not like those scenes, so the answer will be about something else. For photographs try "
+        f"{NOTICE} {what} is not like those scenes, so the answer will be about something else. For photographs try "
         f"{'' if flag else 'the model '}{listed}; `revisit models` lists the families that work."
     )

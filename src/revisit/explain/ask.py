@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit.decoding.method import as_method, refuse_settings
-from revisit.embedded.familiar import NOTICE, advice
+from revisit.embedded.familiar import advice
 from revisit.errors import RevisitError, as_path, need
 from revisit.explain import figure, page
 from revisit.explain.check import Check, check_answer
@@ -158,8 +158,7 @@ def _ask(
         for decode in explain_many(
             loaded, processor, batch, question, methods, model_name=name, objects=objects, **options
         ):
-            notes = [f"{NOTICE} {advice('This picture', flag='')}"] if decode.unfamiliar else []
-            found.append(Answer(decode, notes))
+            found.append(Answer(decode, [advice()] if decode.unfamiliar else []))
     if by_name:
         for answer in found:
             _ = answer.decode.patch_words, answer.check()  # the last chance: nobody else holds the model

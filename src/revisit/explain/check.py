@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from revisit.benchmarks.chair_words import object_words
-from revisit.embedded.familiar import NOTICE, advice, unlike_scenes
+from revisit.embedded.familiar import advice, unlike_scenes
 from revisit.errors import RevisitError, as_path, need
 from revisit.explain import check_page
 from revisit.explain.support import WORD, Vocabulary, Word, Written, read_texts, support
@@ -125,7 +125,6 @@ def check(
     text: str,
     prompt: str | None = None,
     *,
-    processor: Processor | None = None,
     threshold: float | None = None,
     words: Words = "objects",
 ) -> Check:
@@ -140,7 +139,6 @@ def check(
         image: A path, bytes, a PIL image or an array of pixels; or a list of them, which go into one prompt.
         text: What is to be checked.
         prompt: The question that the text answers; by default, to describe the image.
-        processor: The processor, if `model` is a model without it.
         threshold: Words with less support are flagged; by default what the model recommends (`check` in its
             generation_config.json), or 0.05.
         words: Which words are checked: "objects" (words for things, in CHAIR's list; what was measured), "content" (all but
@@ -152,8 +150,7 @@ def check(
     Raises:
         RevisitError: If the model, the image or the text cannot be used.
     """
-    pair: Any = model if processor is None else (model, processor)
-    return check_many(pair, [image], [text], prompt, threshold=threshold, words=words)[0]
+    return check_many(model, [image], [text], prompt, threshold=threshold, words=words)[0]
 
 
 def check_many(
@@ -223,7 +220,7 @@ class Checker:
         """The check of a text, from the vision tokens' states (n, d) by layer, which lie on the pictures at `places`."""
         words = support(head, self.vocabulary, written, vision[self.settings["layer"]], places)
         strange = is_embedded(self.name) and unlike_scenes(head, vision[0], len(images))
-        notes = [*self.notes, *([f"{NOTICE} {advice('This picture', flag='')}"] if strange else [])]
+        notes = [*self.notes, *([advice()] if strange else [])]
         if not any(word.checkable for word in words):
             notes.append("None of these words is checked: by default only English words for things are (see `words`).")
         return Check(written.text, words, self.settings["threshold"], self.name, images, notes)
@@ -264,7 +261,7 @@ def settings_of(model: Model, threshold: float | None = None) -> tuple[CheckSett
     return {"layer": layer, "threshold": recommended if threshold is None else threshold}, notes
 
 
-def check_answer(decode: Decode, words: Words = "objects") -> Check:
+def check_answer(decode: Decode) -> Check:
     """The check of what the first method of a decode wrote, from the states that its prefill left: no forward pass."""
     vision, tokenizer, answer = decode.vision, decode.tokenizer, decode.answers[0]
     model, head = (None, None) if vision is None else (vision.model(), vision.head())
@@ -273,7 +270,7 @@ def check_answer(decode: Decode, words: Words = "objects") -> Check:
     assert answer.trace is not None  # `explain` keeps it
     tokens = [step.token for step in answer.steps]
     written = Written.decoded(tokenizer, answer.text, tokens, answer.trace.rows[0])
-    return Checker(model, tokenizer, words=words).check(head, written, vision.row(0), decode.layout, decode.images)
+    return Checker(model, tokenizer).check(head, written, vision.row(0), decode.layout, decode.images)
 
 
 def word_test(words: Words) -> Callable[[str], bool]:

@@ -43,10 +43,6 @@ class PrefillStates:
             raise RevisitError("The model's forward pass did not go through its decoder module.")
         return self._rows[0]
 
-    def at(self, layer: int) -> Tensor:
-        """The first prompt's states at one layer, which may be counted from the end.  -> (1, tokens, d)"""
-        return self.states[layer][None]
-
     def row(self, number: int) -> dict[int, Tensor]:
         """One prompt's states (tokens, d) by layer."""
         return dict(zip(self.layers, self._rows[number], strict=True))

@@ -113,7 +113,7 @@ class Decode:
         head = None if self.vision is None else self.vision.head()
         if head is None or self.vision is None or self.tokenizer is None:
             return None
-        reading = whole_vocabulary(head, self.vision.at(-1), self.tokenizer, best=5)
+        reading = whole_vocabulary(head, self.vision.states[-1:], self.tokenizer, best=5)
         pairs = zip(reading.top[-1].tolist(), reading.chance[-1].tolist(), strict=True)
         return [[(reading.entries[n], p) for n, p in zip(*pair, strict=True)] for pair in pairs]
 

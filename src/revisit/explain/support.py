@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -211,9 +210,10 @@ class Vocabulary:
     """Which words are asked for, and which tokens of a model begin one."""
 
     def __init__(self, tokenizer: Tokenizer, asked: Callable[[str], bool]) -> None:
-        self.tokenizer, self.asked, self.begins = tokenizer, asked, cache(self._begins)
+        self.tokenizer, self.asked = tokenizer, asked
 
-    def _begins(self, token: int) -> bool:
+    def begins(self, token: int) -> bool:
+        """Whether a token begins a word that is asked for."""
         text = token_text(self.tokenizer, token)
         return text[:1].isspace() and self.asked(text.strip())
 

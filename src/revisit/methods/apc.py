@@ -38,7 +38,6 @@ class APC(Method):
         run.find_vision_tokens(required=False)
 
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
-            scores = cut(logits, logits, self.alpha)
-            return scores.log_softmax(-1) if run.beams else scores
+            return run.decode_by(input_ids, logits, cut(logits, logits, self.alpha))
 
         return refine

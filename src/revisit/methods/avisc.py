@@ -9,12 +9,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from revisit.errors import RevisitError
 from revisit.methods.contrastive import Contrastive, contrast
 from revisit.registry import Number, Seed, Share, Strength
 
@@ -81,13 +79,9 @@ class AvisC(Contrastive):
         return cls(**{"sigma": 1.0, **overrides})
 
     def begin(self, run: Run) -> Refine:
-        from revisit.taps.attention import watching
-
         mask = run.find_vision_tokens()
         branch = self.branch(run)
         seen: list[Tensor] = []  # one (rows, T) per layer, of the clean prefill
-        watch = contextlib.ExitStack()
-        run.stack.enter_context(watch)
 
         def attention_hook(call: Call) -> None:
             if not run.contrasting and len(seen) < run.parts.depth:
@@ -95,10 +89,10 @@ class AvisC(Contrastive):
                 seen.append(attention.to(mask.device))  # layers may sit on several devices
 
         def hidden() -> Tensor:
-            watch.close()  # the clean prefill is over
-            return self._hidden(seen, mask, run.parts.depth)
+            run.check_attention()
+            return self._hidden(seen, mask)
 
-        watch.enter_context(watching(run.parts, attention_hook, "AvisC"))
+        run.watch_attention(attention_hook, "AvisC", prompt_only=True)
         blanker = Blanker(run, branch, hidden, self._filler, mask.shape[1])
 
         def combine(logits: Tensor, blind: Tensor, _: int) -> Tensor:
@@ -108,13 +102,8 @@ class AvisC(Contrastive):
 
         return self.contrasted(run, branch, mask.any(-1), combine)
 
-    def _hidden(self, seen: list[Tensor], mask: Tensor, depth: int) -> Tensor:
+    def _hidden(self, seen: list[Tensor], mask: Tensor) -> Tensor:
         """Positions to blank: vision tokens that are not blind.  layers × (rows, T), (rows, T) -> (rows, T)"""
-        if len(seen) < depth:
-            raise RevisitError(
-                "AvisC: this model computes its attention without transformers' attention interface, so it could not be read: use "
-                "another method."
-            )
         import torch
 
         attention, hide = torch.stack(seen), mask.clone()

@@ -57,9 +57,6 @@ class Contrastive(Method):
             other = branch.take().to(logits.device)  # (rows, V)
             scores = combine(logits, other, input_ids.shape[1] - start)
             scores = scores.where(has_image[:, None].to(scores.device), logits)
-            if run.beams:  # beams are compared with each other
-                scores = scores.log_softmax(-1)
-            run.recorder.note_scores(input_ids, logits, scores, other, has_image)
-            return scores
+            return run.decode_by(input_ids, logits, scores, other, has_image)
 
         return refine

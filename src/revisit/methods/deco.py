@@ -14,7 +14,7 @@ import math
 from typing import TYPE_CHECKING, Literal
 
 from revisit.decoding.method import LayerNumbers, Method
-from revisit.errors import RevisitError
+from revisit.methods.layers import check_layers, layers_of_32
 from revisit.registry import Count, PositiveShare, Strength
 
 if TYPE_CHECKING:
@@ -44,12 +44,6 @@ def correct(logits: Tensor, early: Tensor, alpha: float, top_p: float, top_k: in
     return scores.masked_fill(~keep, -math.inf), layer
 
 
-def correcting_layers(depth: int) -> tuple[int, ...]:
-    """The published layers, 20 to 28 of LLaVA-7B's 32, at the same relative depth of another decoder."""
-    first, last = round(20 * depth / 32), round(28 * depth / 32)
-    return tuple(range(max(1, min(first, depth - 1)), min(last, depth - 1) + 1))
-
-
 class DeCo(Method):
     """Settings of DeCo; the defaults are those of its command line.
 
@@ -75,21 +69,14 @@ class DeCo(Method):
     def begin(self, run: Run) -> Refine:
         run.find_vision_tokens(required=False)
         depth = run.parts.depth
-        layers = correcting_layers(depth) if isinstance(self.layers, str) else tuple(sorted(self.layers))
-        if layers[-1] >= depth:
-            raise RevisitError(
-                f"DeCo: layer {layers[-1]} cannot correct: this model's early layers are numbered 0 (embedding) to {depth - 1}."
-            )
+        layers = layers_of_32(20, 28, depth, 1) if self.layers == "late" else check_layers(self, self.layers, depth)
         exits = run.early_exits(layers, final_norm=self.norm == "final")
 
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
             assert run.raw is not None
             early = exits.take(run.raw)
             scores, layer = correct(logits, early, self.alpha, self.top_p, self.top_k)
-            if run.beams:
-                scores = scores.log_softmax(-1)
             chosen = early.take_along_dim(layer[..., None, None], -2).squeeze(-2) if run.recorder.records else None
-            run.recorder.note_scores(input_ids, logits, scores, chosen, layer=layer)
-            return scores
+            return run.decode_by(input_ids, logits, scores, chosen, layer=layer)
 
         return refine

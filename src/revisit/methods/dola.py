@@ -118,9 +118,6 @@ class DoLa(Method):
                 best = (apart if self.per_row else apart.mean(0, keepdim=True).expand_as(apart)).argmax(-1)
             chosen = early.take_along_dim(best[..., None, None], -2).squeeze(-2)  # (rows, V)
             scores = contrast(logits, chosen, self.relative_top)
-            if run.beams:
-                scores = scores.log_softmax(-1)
-            run.recorder.note_scores(input_ids, logits, scores, chosen, layer=best)
-            return scores
+            return run.decode_by(input_ids, logits, scores, chosen, layer=best)
 
         return refine

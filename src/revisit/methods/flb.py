@@ -53,6 +53,6 @@ class FLB(Method):
                 assert run.raw is not None
                 first.append(run.raw.clone())
             scores = boost(logits, first[0], input_ids.shape[1] - start, self.gamma, self.decay, self.beta)
-            return scores.log_softmax(-1) if run.beams else scores
+            return run.decode_by(input_ids, logits, scores)
 
         return refine

@@ -13,7 +13,7 @@ import math
 from typing import TYPE_CHECKING, Literal
 
 from revisit.decoding.method import LayerNumbers, Method
-from revisit.errors import RevisitError
+from revisit.methods.layers import check_layers, layers_of_32
 from revisit.registry import Share
 
 if TYPE_CHECKING:
@@ -44,12 +44,6 @@ def looked_again(x: Tensor, output: Tensor, vision: Tensor, valid: Tensor, ratio
     return ((1 - ratio) * output + ratio * scaled).to(output.dtype)
 
 
-def middle_layers(depth: int) -> tuple[int, ...]:
-    """The published layers, 7 to 16 of LLaVA-7B's 32, at the same relative depth of another decoder."""
-    first, last = round(7 * depth / 32), round(16 * depth / 32)
-    return tuple(range(min(max(first, 1), depth - 1), min(last, depth - 1) + 1))
-
-
 class MemVR(Method):
     """Settings of MemVR; the defaults are those of its documentation.
 
@@ -74,18 +68,9 @@ class MemVR(Method):
     def begin(self, run: Run) -> Refine:
         mask = run.find_vision_tokens()
         depth = run.parts.depth
-        layers = middle_layers(depth) if isinstance(self.layers, str) else tuple(sorted(self.layers))
-        if layers[-1] >= depth:
-            raise RevisitError(
-                f"MemVR: layer {layers[-1]} does not exist: this model's decoder layers are numbered 0 to {depth - 1}."
-            )
+        layers = layers_of_32(7, 16, depth, 1) if self.layers == "middle" else check_layers(self, self.layers, depth)
         looks = Looks(self, run, mask, layers)
-
-        def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
-            run.recorder.note_scores(input_ids, logits, logits, acted=looks.done)
-            return logits
-
-        return refine
+        return lambda input_ids, logits: run.decode_by(input_ids, logits, logits, acted=looks.done)
 
 
 class Looks:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from revisit.decoding.method import LayerNumbers
-from revisit.methods.attending import Attending, layers_of_32
+from revisit.decoding.method import LayerNumbers, Method
+from revisit.methods.layers import check_layers, layers_of_32
 from revisit.registry import Strength
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def guide(scores: Tensor, image: Tensor, alpha: float) -> Tensor:
     return guided.where(image[:, None, None] & scores.isfinite(), scores)
 
 
-class MiddleLayers(Attending):
+class MiddleLayers(Method):
     """Settings of MiddleLayers; the defaults are those of its CHAIR program.
 
     Args:
@@ -48,11 +48,14 @@ class MiddleLayers(Attending):
 
     def begin(self, run: Run) -> Refine:
         mask = run.find_vision_tokens()
-        depth = run.parts.depth
-        layers = layers_of_32(5, 18, depth) if self.layers == "middle" else self.check_layers(self.layers, depth)
+        has_image, depth = mask.any(-1), run.parts.depth
+        layers = layers_of_32(5, 18, depth) if self.layers == "middle" else check_layers(self, self.layers, depth)
 
-        def change(call: Call) -> Callable[[Tensor], Tensor]:
+        def attention_hook(call: Call) -> Callable[[Tensor], Tensor] | None:
+            if call.layer not in layers or run.contrasting:
+                return None
             image = call.columns(mask, run.clean_shift)  # (rows, n)
             return call.attend(guide(call.scores()[: len(mask)], image, self.alpha))
 
-        return self.attending(run, mask, layers, change)
+        run.watch_attention(attention_hook, "MiddleLayers")
+        return lambda input_ids, logits: run.decode_by(input_ids, logits, logits, acted=has_image)

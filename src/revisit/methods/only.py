@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from revisit.decoding.method import Method
 from revisit.errors import RevisitError
 from revisit.methods.contrastive import cut
+from revisit.methods.layers import check_layers
 from revisit.registry import Share, Strength, WholeNumber
 
 if TYPE_CHECKING:
@@ -90,10 +91,7 @@ class ONLY(Method):
     def begin(self, run: Run) -> Refine:
         mask = run.find_vision_tokens()
         has_image = mask.any(-1)
-        if self.layer >= run.parts.depth:
-            raise RevisitError(
-                f"ONLY: layer {self.layer} does not exist: this model's decoder layers are numbered 0 to {run.parts.depth - 1}."
-            )
+        check_layers(self, (self.layer,), run.parts.depth)
         shortcut = Shortcut(run, mask, self.layer)
 
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
@@ -101,10 +99,7 @@ class ONLY(Method):
             other = shortcut.logits(run.raw).to(logits.device)
             scores = combine(logits, other, self.gamma, self.alpha_add, self.alpha_contrast, self.beta)
             scores = scores.where(has_image[:, None].to(scores.device), logits)
-            if run.beams:
-                scores = scores.log_softmax(-1)
-            run.recorder.note_scores(input_ids, logits, scores, other, has_image)
-            return scores
+            return run.decode_by(input_ids, logits, scores, other, has_image)
 
         return refine
 
@@ -113,7 +108,6 @@ class Shortcut:
     """From one layer's attention straight to the last feed-forward network, at the newest position of the clean rows."""
 
     def __init__(self, run: Run, mask: Tensor, layer: int) -> None:
-        from revisit.taps.attention import watching
         from revisit.taps.states import Hooks
 
         self.run, self.mask, self.layer, self.rows = run, mask, layer, len(mask)
@@ -123,11 +117,10 @@ class Shortcut:
         self.attended: Tensor | None = None  # (rows, d)
         self.last: Tensor | None = None  # (rows, d) what the last layer reads
         self.final: Tensor | None = None  # (rows, d) the final state
-        run.stack.enter_context(watching(run.parts, self._attention_hook, "ONLY"))
+        run.watch_attention(self._attention_hook, "ONLY")
         self.project = getattr(self._attention(layer), "o_proj", None)
         if self.project is None:
             raise RevisitError("ONLY: no output projection was found in this model's attention; use another method.")
-        run.check_sliding_windows("ONLY")
         hooks = Hooks(run.stack)
         hooks.state(run.parts, run.parts.depth - 1, lambda states: self._keep("last", states))
         hooks.state(run.parts, run.parts.depth, lambda states: self._keep("final", states))
@@ -164,11 +157,9 @@ class Shortcut:
         from revisit.models.parts import describe
         from revisit.taps.states import normed, taps_paused
 
-        if self.attended is None or self.last is None or self.final is None:
-            raise RevisitError(
-                "ONLY: this model computes its attention without transformers' attention interface, so it could not be read: use "
-                "another method."
-            )
+        assert self.attended is not None
+        assert self.last is not None
+        assert self.final is not None
         parts = self.run.parts
         head, block = parts.head, parts.layers[-1]
         if head.transform is None:

@@ -123,14 +123,12 @@ class Search:
         import torch
 
         from revisit.decoding.beams import Beams
-        from revisit.taps.attention import watching
 
         self.method, self.run, self.loop = method, run, loop
         self.image = run.find_vision_tokens()  # (rows, T)
-        run.check_sliding_windows("OPERA")
         self.has_image = self.image.any(-1)
         self.row: Tensor | None = None  # (rows, columns) the newest position's attention, of the last forward
-        run.stack.enter_context(watching(run.parts, self._attention_hook, "OPERA"))
+        run.watch_attention(self._attention_hook, "OPERA")
         self.candidates = min(method.candidates, run.model.config.get_text_config().vocab_size)
         start = Beams.start(run)
         self.items, self.width = start.scores.shape
@@ -277,10 +275,6 @@ class Search:
 
     def _newest(self) -> Tensor:
         """The attention of the position that was run last.  -> (rows, columns)"""
-        if self.row is None:
-            raise RevisitError(
-                "OPERA: this model computes its attention without transformers' attention interface, so it could not be read: use "
-                "another method."
-            )
         row, self.row = self.row, None
+        assert row is not None  # each forward leaves one
         return row.to(self.image.device)

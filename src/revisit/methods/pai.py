@@ -78,28 +78,21 @@ class PAI(Boundaries, Contrastive):
         from revisit.contrast.prompt_edits import edited, without_image
 
         mask = run.find_vision_tokens()
-        seen = self._attend(run, mask) if self.alpha else {0}
+        has_image = mask.any(-1)
+        if self.alpha:
+            self._attend(run, mask)
         if self.gamma is None:
-            return self._plain(run, mask.any(-1), seen)
+            return lambda input_ids, logits: run.decode_by(input_ids, logits, logits, acted=has_image)
         around, gamma = self.boundaries(run), self.gamma
         text = edited(run, mask, lambda _, ids, vision: without_image(ids, vision, around), pixels=False)
         branch = self.branch(run, text)
+        return self.contrasted(run, branch, has_image, lambda l, other, _: guide(l, other, gamma, self.beta))
 
-        def combine(logits: Tensor, other: Tensor, step: int) -> Tensor:
-            _check(seen, step)
-            return guide(logits, other, gamma, self.beta)
-
-        return self.contrasted(run, branch, mask.any(-1), combine)
-
-    def _attend(self, run: Run, mask: Tensor) -> set[int]:
-        """Change the attention of the clean rows for the rest of the call; the layers where it was done."""
-        from revisit.taps.attention import watching
-
+    def _attend(self, run: Run, mask: Tensor) -> None:
+        """Change the attention of the clean rows for the rest of the call."""
         first = min(self.first_layer, run.parts.depth - 1)
         at_prompt = self.gamma is None if self.at_prompt is None else self.at_prompt
-        rows, seen = len(mask), set[int]()
         forwards = 0
-        run.check_sliding_windows("PAI")
 
         def attention_hook(call: Call) -> Callable[[Tensor], Tensor] | None:
             nonlocal forwards
@@ -109,24 +102,6 @@ class PAI(Boundaries, Contrastive):
             if forwards == 1 and not at_prompt:
                 return None
             image = call.columns(mask, run.clean_shift)  # (rows, n)
-            seen.add(call.layer)
-            return call.attend(amplify(call.scores()[:rows], image, self.alpha))
+            return call.attend(amplify(call.scores()[: len(mask)], image, self.alpha))
 
-        run.stack.enter_context(watching(run.parts, attention_hook, "PAI"))
-        return seen
-
-    def _plain(self, run: Run, has_image: Tensor, seen: set[int]) -> Refine:
-        def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
-            _check(seen, input_ids.shape[1] - run.input_ids.shape[1])
-            run.recorder.note_scores(input_ids, logits, logits, acted=has_image)
-            return logits
-
-        return refine
-
-
-def _check(seen: set[int], step: int) -> None:
-    if step > 0 and not seen:
-        raise RevisitError(
-            "PAI: this model computes its attention without transformers' attention interface, so it could not be changed: use "
-            "PAI.guidance(), which does not change attention."
-        )
+        run.watch_attention(attention_hook, "PAI")

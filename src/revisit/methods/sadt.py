@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from revisit.benchmarks.chair_words import CATEGORIES, WORDS
-from revisit.decoding.method import LayerNumbers
+from revisit.decoding.method import LayerNumbers, Method
 from revisit.errors import RevisitError
-from revisit.methods.attending import Attending, layers_of_32
+from revisit.methods.layers import check_layers, layers_of_32
 from revisit.registry import Count, Share, WholeNumber
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ _FOUND: weakref.WeakKeyDictionary[Tokenizer, dict[tuple[tuple[str, ...], int], O
 )
 
 
-class SADT(Attending):
+class SADT(Method):
     """Settings of SADT's fusion; layers, patches and alpha are those of its program.
 
     Args:
@@ -146,17 +146,14 @@ class SADT(Attending):
         return cls(**{"words": "categories", **overrides})
 
     def begin(self, run: Run) -> Refine:
-        from revisit.taps.attention import watching
-
         mask = run.find_vision_tokens()
         depth, rows, length = run.parts.depth, *mask.shape
-        layers = layers_of_32(20, 27, depth) if self.layers == "late" else self.check_layers(self.layers, depth)
+        layers = layers_of_32(20, 27, depth) if self.layers == "late" else check_layers(self, self.layers, depth)
         evidence = round(25 * depth / 32) if self.evidence is None else self.evidence
         if evidence > depth:
             raise RevisitError(
                 f"SADT: hidden state {evidence} does not exist: this model's are numbered 0 (embedding) to {depth}."
             )
-        run.check_sliding_windows("SADT")
         capture = run.capture(mask, tuple(dict.fromkeys((*layers, evidence))))
         attention: dict[int, Tensor] = {}  # layer -> (rows, T) of the newest position, in the running forward
 
@@ -166,23 +163,15 @@ class SADT(Attending):
                 seen = call.last_attention()[:rows, :, run.clean_shift : run.clean_shift + length]
                 attention[call.layer] = seen.mean(1)
 
-        run.stack.enter_context(watching(run.parts, attention_hook, "SADT"))
+        run.watch_attention(attention_hook, "SADT")
         reader: list[Reader] = []
 
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
-            if not attention:
-                raise RevisitError(
-                    "SADT: this model computes its attention without transformers' attention interface, so it could "
-                    "not be read: use another method."
-                )
             if not reader:
                 run.finish_capture(capture, logits)
                 reader.append(Reader(capture, layers, evidence, self.patches, self._objects(run, logits)))
             scores, flagged = reader[0].fuse(logits, attention, self.alpha, start=input_ids.shape[1] == length)
-            if run.beams:
-                scores = scores.log_softmax(-1)
-            run.recorder.note_scores(input_ids, logits, scores, acted=flagged)
-            return scores
+            return run.decode_by(input_ids, logits, scores, acted=flagged)
 
         return refine
 

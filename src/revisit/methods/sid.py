@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from revisit.errors import RevisitError
 from revisit.methods.contrastive import Contrastive, contrast
+from revisit.methods.layers import check_layers
 from revisit.models import families
 from revisit.registry import Share, Strength, WholeNumber
 
@@ -100,25 +100,13 @@ class SID(Contrastive):
         return cls(**{"constraint": "sampling", **overrides})
 
     def begin(self, run: Run) -> Refine:
-        from revisit.taps.attention import watching
-
         mask = run.find_vision_tokens()
-        if self.layer >= run.parts.depth:
-            raise RevisitError(
-                f"SID: layer {self.layer} does not exist: this model's decoder layers are numbered 0 to {run.parts.depth - 1}."
-            )
+        check_layers(self, (self.layer,), run.parts.depth)
         branch = self.branch(run)
         counts = budget(self.keep, mask.sum(-1), run.model.config.model_type)
-        masker = Masker(branch, mask, counts, self.layer)
-        run.check_sliding_windows("SID")
-        run.stack.enter_context(watching(run.parts, masker.attention_hook, "SID"))
+        run.watch_attention(Masker(branch, mask, counts, self.layer).attention_hook, "SID")
         beta = self.beta if self.constraint == "always" or run.generation_config.do_sample else 0.0
-
-        def combine(logits: Tensor, other: Tensor, _: int) -> Tensor:
-            masker.check()
-            return contrast(logits, other, self.alpha, beta)
-
-        return self.contrasted(run, branch, mask.any(-1), combine)
+        return self.contrasted(run, branch, mask.any(-1), lambda l, other, _: contrast(l, other, self.alpha, beta))
 
 
 class Masker:
@@ -150,10 +138,3 @@ class Masker:
             self._last = (before, call.mask)
         else:
             call.mask = after
-
-    def check(self) -> None:
-        if self.hidden is None:
-            raise RevisitError(
-                "SID: this model computes its attention without transformers' attention interface, so it could not be masked: use "
-                "another method."
-            )

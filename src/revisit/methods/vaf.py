@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from revisit.decoding.method import LayerNumbers
-from revisit.methods.attending import Attending, layers_of_32
+from revisit.decoding.method import LayerNumbers, Method
+from revisit.methods.layers import check_layers, layers_of_32
 from revisit.registry import Strength
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def amplify(scores: Tensor, image: Tensor, before: Tensor, after: Tensor, enhanc
     return (scores * factor[:, None, None]).where(after[:, None, :, None] & scores.isfinite(), scores)
 
 
-class VAF(Attending):
+class VAF(Method):
     """Settings of VAF; the defaults are those of its POPE script.
 
     Args:
@@ -57,14 +57,17 @@ class VAF(Attending):
 
         mask = run.find_vision_tokens()
         depth, (rows, length) = run.parts.depth, mask.shape
-        layers = layers_of_32(9, 14, depth) if self.layers == "middle" else self.check_layers(self.layers, depth)
+        layers = layers_of_32(9, 14, depth) if self.layers == "middle" else check_layers(self, self.layers, depth)
         place = torch.arange(length, device=mask.device)
         last = place.where(mask, -1).amax(-1)  # (rows,) the last vision token; -1 without an image
         last = last.where(last >= 0, length + run.generation_config.max_length)  # nothing comes after no image
-        system = (place < place.where(mask, length).amin(-1, keepdim=True)) & mask.any(-1, keepdim=True)
+        has_image = mask.any(-1)
+        system = (place < place.where(mask, length).amin(-1, keepdim=True)) & has_image[:, None]
         after_all = int(last.min()) + 1  # the first position that comes after the image of some row
 
-        def change(call: Call) -> Callable[[Tensor], Tensor] | None:
+        def attention_hook(call: Call) -> Callable[[Tensor], Tensor] | None:
+            if call.layer not in layers or run.contrasting:
+                return None
             q = call.query.shape[2]
             start = length if q == 1 else max(length - q, 0)  # the first query's position
             skip = max(after_all - start, 0)
@@ -75,4 +78,5 @@ class VAF(Attending):
             scores = call.scores(skip)[:rows]
             return call.attend(amplify(scores, image, before, after, self.enhance, self.suppress), after)
 
-        return self.attending(run, mask, layers, change)
+        run.watch_attention(attention_hook, "VAF")
+        return lambda input_ids, logits: run.decode_by(input_ids, logits, logits, acted=has_image)

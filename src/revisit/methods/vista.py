@@ -16,6 +16,7 @@ from pydantic import model_validator
 
 from revisit.decoding.method import LayerNumbers
 from revisit.errors import RevisitError
+from revisit.methods.layers import check_layers, layers_of_32
 from revisit.methods.prompts import Boundaries
 from revisit.registry import Number, Share, Strength
 
@@ -46,11 +47,6 @@ def added(with_image: Tensor, without: Tensor) -> Tensor:
     direction = with_image - without
     small = direction.norm(dim=-1, keepdim=True) <= ROUNDING * with_image.norm(dim=-1, keepdim=True)
     return direction.masked_fill(small, 0.0)
-
-
-def late_layers(depth: int) -> tuple[int, ...]:
-    """The published hidden states, 26 to 31 of LLaVA-7B's 32, at the same relative depth of another decoder."""
-    return tuple(range(max(1, min(round(26 * depth / 32), depth - 1)), depth))
 
 
 class VISTA(Boundaries):
@@ -93,25 +89,18 @@ class VISTA(Boundaries):
     def begin(self, run: Run) -> Refine:
         mask = run.find_vision_tokens()
         has_image, depth = mask.any(-1), run.parts.depth
-        layers = late_layers(depth) if isinstance(self.layers, str) else tuple(sorted(self.layers))
-        if layers[-1] >= depth:
-            raise RevisitError(
-                f"VISTA: layer {layers[-1]} does not exist: this model's early layers are numbered 0 (embedding) to {depth - 1}."
-            )
+        layers = layers_of_32(26, 32, depth, 1) if self.layers == "late" else check_layers(self, self.layers, depth)
         if self.strength:
             self._steer(run, mask)
         if not self.share:
-            return partial(self._plain, run, has_image)
+            return lambda input_ids, logits: run.decode_by(input_ids, logits, logits, acted=has_image)
         exits = run.early_exits(layers)
 
         def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
             assert run.raw is not None
             late = exits.take(run.raw).mean(1)  # (rows, V)
             scores = ((1 - self.share) * logits + self.share * late).where(has_image[:, None].to(logits.device), logits)
-            if run.beams:
-                scores = scores.log_softmax(-1)
-            run.recorder.note_scores(input_ids, logits, scores, late, has_image)
-            return scores
+            return run.decode_by(input_ids, logits, scores, late, has_image)
 
         return refine
 
@@ -139,7 +128,3 @@ class VISTA(Boundaries):
             return None
         turned = steer(states[:rows], direction.to(states.device), self.strength)
         return turned if len(states) == rows else torch.cat([turned, states[rows:]])
-
-    def _plain(self, run: Run, has_image: Tensor, input_ids: Tensor, logits: Tensor) -> Tensor:
-        run.recorder.note_scores(input_ids, logits, logits, acted=has_image)
-        return logits

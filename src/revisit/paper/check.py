@@ -33,7 +33,7 @@ from revisit.explain.prefill import logit_slices
 from revisit.explain.support import TOP, WORD, ReadText, first_tokens, read_texts, word_places
 from revisit.explain.tokens import token_text, word_tokens
 from revisit.methods import as_method
-from revisit.methods.attending import layers_of_32
+from revisit.methods.layers import layers_of_32
 from revisit.methods.sadt import agreeing, forms, normal, plural
 from revisit.models.parts import ModelParts
 from revisit.models.prompts import chat_text, prepare

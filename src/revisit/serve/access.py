@@ -61,20 +61,11 @@ def check_host(request: Request, allowed: Collection[str]) -> None:
         )
 
 
-def bearer(request: Request) -> str:
-    """The key in an Authorization header of the form `Bearer KEY`; empty if there is none."""
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else ""
-
-
-def same_key(sent: str, expected: str) -> bool:
-    """Whether two keys are equal, compared in constant time."""
-    return hmac.compare_digest(sent.encode("utf-8", "surrogateescape"), expected.encode())
-
-
 def check_key(request: Request, api_key: str | None) -> None:
-    """Refuse requests without the server's key."""
-    if api_key is not None and not same_key(bearer(request), api_key):
+    """Refuse requests without the server's key in their header `Authorization: Bearer KEY`."""
+    scheme, _, sent = request.headers.get("authorization", "").partition(" ")
+    key = sent.strip().encode("utf-8", "surrogateescape") if scheme.lower() == "bearer" else b""
+    if api_key is not None and not hmac.compare_digest(key, api_key.encode()):  # in constant time
         raise ApiError(
             401, "The API key is missing or wrong; send it as 'Authorization: Bearer KEY'.", code="invalid_api_key"
         )

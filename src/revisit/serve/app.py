@@ -80,14 +80,7 @@ class Service:
         self._admitted += 1
         try:
             async with self._bodies.read(request) as body:
-                chat, text = await self._timed(
-                    lambda: (
-                        parse_check(body, self.name, self.limits)
-                        if check
-                        else (parse_chat(body, self.name, self.limits), None)
-                    )
-                )
-                chat_request, prompt = await self._timed(lambda: self.read(chat, text))
+                chat_request, prompt = await self._timed(lambda: self._parse(body, check))
             ticket = Ticket(chat_request, prompt, self.limits.seconds, asyncio.get_running_loop())
             self.batcher.submit(ticket)
             return ticket
@@ -103,6 +96,11 @@ class Service:
         except asyncio.TimeoutError:
             raise ApiError(503, "The request could not be read in time; try again later.", code="busy") from None
 
+    def _parse(self, body: bytes, check: bool) -> tuple[ChatRequest, str]:
+        if check:
+            return self.read(*parse_check(body, self.name, self.limits))
+        return self.read(parse_chat(body, self.name, self.limits))
+
     def read(self, chat: ChatBody, text: str | None = None) -> tuple[ChatRequest, str]:
         """A checked body as a request and its prompt; `text` is to be checked in place of an answer."""
         if text is not None:
@@ -111,13 +109,7 @@ class Service:
             _refuse(lambda: word_test(choice.words), "words")
         if chat.decoding is not None and chat.decoding.record and not self.allow_record:
             raise ApiError(400, "This server does not record steps; `revisit ui` does.", param="decoding.record")
-        request = read_request(
-            chat,
-            text,
-            default=self.method,
-            limits=self.limits,
-            model=self.decoder.model,
-        )
+        request = read_request(chat, text, default=self.method, limits=self.limits, model=self.decoder.model)
         try:
             prompt = self.decoder.prompt(request)
             length = self.decoder.text_length(prompt + (text or ""))

@@ -78,7 +78,7 @@ class GuardedProtocol(H11Protocol):
     @property
     def incomplete(self) -> bool:
         """Whether there is no whole request that waits for its answer."""
-        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+        return not self.busy or self.cycle.more_body
 
     def data_received(self, data: bytes) -> None:
         if not self.busy and "headers" not in self._timers:

@@ -62,7 +62,7 @@ def from_validation(error: ValidationError, fields: Collection[str] = ()) -> Api
         name = shorten(str(first["loc"][-1]), ECHO // 2)
         if len(first["loc"]) == 1 and "decoding" in fields and name in ("method", "settings"):
             example = '"method": "revisit"' if name == "method" else '"method": "revisit", "settings": {…}'
-            sentence = f'{name} belongs into the field decoding: {{"decoding": {{{example}}}}}.'
+            sentence = f'{name} belongs in the field decoding: {{"decoding": {{{example}}}}}.'
             return ApiError(400, sentence, param=where)
         if len(first["loc"]) == 1 and fields:
             return ApiError(400, str(unknown("request field", name, fields)), param=where)

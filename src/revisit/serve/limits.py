@@ -32,7 +32,7 @@ class Limits(Settings):
     image_pixels: Count = Field(default=40_000_000, description="Largest image, in pixels.")
     request_pixels: Count = Field(default=80_000_000, description="Most pixels in all images of a request.")
     prompt_tokens: Count = Field(default=8192, description="Longest prompt, images included.")
-    new_tokens: Count = Field(default=1024, description="Longest answer a request may ask for.")
+    new_tokens: Count = Field(default=1024, description="Longest answer; requests for more get this length.")
     default_new_tokens: Count = Field(default=256, description="Longest answer if a request sets no length.")
     # What all requests may hold together.
     queue: Count = Field(default=512, description="Requests waiting; further ones get status 429.")
@@ -42,7 +42,7 @@ class Limits(Settings):
     )
     held_pixels: Count = Field(
         default=400_000_000,
-        description="Most pixels in the images of all waiting requests; further ones get status 429.",
+        description="Most pixels in the images of all waiting and running requests; further ones get status 429.",
     )
     batch: Count = Field(default=16, description="Requests decoded together.")
     connections: Count = Field(

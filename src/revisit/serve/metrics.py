@@ -39,7 +39,7 @@ class Metrics:
         self.connections = Gauge("revisit_connections", "Open connections.", registry=registry)
         self.refused_connections = Counter(
             "revisit_refused_connections",
-            "Connections closed for want of room or time, by reason.",
+            "Connections closed for lack of room or time, by reason.",
             ["reason"],
             registry=registry,
         )

@@ -19,7 +19,7 @@ from revisit.models.images import image_from_data_uri
 from revisit.registry import LIST_OF_METHODS, parse_entry, parse_list, without_brackets
 from revisit.serve.errors import ApiError, from_validation, quoted, shorten
 from revisit.serve.limits import Limits
-from revisit.serve.schema import UNSUPPORTED, Body, ChatBody, CheckBody, CheckChoice, DecodingChoice, Message
+from revisit.serve.schema import Body, ChatBody, CheckBody, CheckChoice, DecodingChoice, Message
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -80,7 +80,8 @@ def _validated(body: bytes, kind: type[B], limits: Limits) -> B:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        raise from_validation(error, [name for name in kind.model_fields if name not in UNSUPPORTED]) from None
+        fields = kind.model_fields.items()  # of type object: not supported, or of no effect
+        raise from_validation(error, [name for name, field in fields if field.annotation is not object]) from None
 
 
 def unknown_model(name: str, served: str) -> ApiError:
@@ -117,7 +118,9 @@ def check_settings(settings: Settings, limits: Limits) -> None:
         inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
         if values + len(inner) > limits.settings or depth > 4:
             raise ApiError(
-                400, f"The method's settings hold more than {limits.settings} values or are nested.", param="decoding"
+                400,
+                f"The method's settings hold more than {limits.settings} values or are nested too deeply.",
+                param="decoding",
             )
         if isinstance(value, str) and len(value) > limits.setting_characters:
             raise ApiError(

@@ -9,38 +9,29 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Discriminator,
     Field,
     JsonValue,
     Tag,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from revisit.models import DESCRIBE
 
-# field -> the values that ask for nothing
-UNSUPPORTED: dict[str, tuple[object, ...]] = {
-    "n": (1, None),
-    "logprobs": (False, None),
-    "top_logprobs": (0, None),
-    "tools": ([], None),
-    "tool_choice": ("none", None),
-    "functions": ([], None),
-    "function_call": ("none", None),
-    "response_format": ({"type": "text"}, None),
-    "frequency_penalty": (0, None),
-    "presence_penalty": (0, None),
-    "logit_bias": ({}, None),
-    "audio": (None,),
-    "modalities": (["text"], None),
-    "reasoning_effort": (None,),
-    "repetition_penalty": (1, None),
-    "min_p": (0, None),
-}
+
+def _unless(neutral: object) -> AfterValidator:
+    """Refuses every value but the one that asks for nothing."""
+
+    def check(value: object) -> object:
+        if value is not None and value != neutral:
+            raise ValueError("this is not supported here; leave it out.")
+        return value
+
+    return AfterValidator(check)
 
 
 class Body(BaseModel):
@@ -53,7 +44,7 @@ class ImageUrl(Body):
     """Where an image is."""
 
     url: str = Field(description="A data URI (data:image/png;base64,…).")
-    detail: Literal["auto", "low", "high"] | None = Field(None, description="Of no effect.")
+    detail: Literal["auto", "low", "high"] | None = Field(None, description="Ignored.")
 
 
 class Part(Body):
@@ -97,7 +88,7 @@ class Message(Body):
 
     role: Literal["system", "developer", "user", "assistant"] = Field(description="developer means system.")
     content: Parts
-    name: object = Field(None, description="Of no effect.")
+    name: object = Field(None, description="Ignored.")
     refusal: None = Field(None, description="As in answers.")
 
     @property
@@ -115,7 +106,7 @@ class StreamOptions(Body):
     """Options of a streamed answer."""
 
     include_usage: bool | None = Field(None, description="End the stream with a chunk of token counts.")
-    include_obfuscation: bool | None = Field(None, description="Of no effect.")
+    include_obfuscation: bool | None = Field(None, description="Ignored.")
 
 
 Name = Annotated[str, Field(max_length=64)]
@@ -172,24 +163,24 @@ class ChatBody(Body):
         None, description="true: add the words of the answer with their support by the image (docs/check.md)."
     )
 
-    n: object = None
-    logprobs: object = None
-    top_logprobs: object = None
-    tools: object = None
-    tool_choice: object = None
-    functions: object = None
-    function_call: object = None
-    response_format: object = None
-    frequency_penalty: object = None
-    presence_penalty: object = None
-    logit_bias: object = None
-    audio: object = None
-    modalities: object = None
-    reasoning_effort: object = None
-    repetition_penalty: object = None
-    min_p: object = None
+    n: Annotated[object, _unless(1)] = None
+    logprobs: Annotated[object, _unless(False)] = None
+    top_logprobs: Annotated[object, _unless(0)] = None
+    tools: Annotated[object, _unless([])] = None
+    tool_choice: Annotated[object, _unless("none")] = None
+    functions: Annotated[object, _unless([])] = None
+    function_call: Annotated[object, _unless("none")] = None
+    response_format: Annotated[object, _unless({"type": "text"})] = None
+    frequency_penalty: Annotated[object, _unless(0)] = None
+    presence_penalty: Annotated[object, _unless(0)] = None
+    logit_bias: Annotated[object, _unless({})] = None
+    audio: Annotated[object, _unless(None)] = None
+    modalities: Annotated[object, _unless(["text"])] = None
+    reasoning_effort: Annotated[object, _unless(None)] = None
+    repetition_penalty: Annotated[object, _unless(1)] = None
+    min_p: Annotated[object, _unless(0)] = None
 
-    user: object = Field(None, description="Of no effect, like the following.")
+    user: object = Field(None, description="Ignored, like the following.")
     metadata: object = None
     store: object = None
     safety_identifier: object = None
@@ -200,13 +191,6 @@ class ChatBody(Body):
     @classmethod
     def _yes_or_no(cls, value: object) -> object:
         return ({} if value else None) if isinstance(value, bool) else value
-
-    @field_validator(*UNSUPPORTED)
-    @classmethod
-    def _not_asked_for(cls, value: object, info: ValidationInfo) -> object:
-        if value not in UNSUPPORTED[info.field_name or ""]:
-            raise ValueError("this is not supported here; leave it out.")
-        return value
 
     @field_validator("messages")
     @classmethod

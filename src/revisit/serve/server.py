@@ -10,15 +10,12 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from revisit import methods
 from revisit.errors import RevisitError, need
 from revisit.models.loading import load
 from revisit.serve.limits import UI_LIMITS, Limits
-
-if TYPE_CHECKING:
-    import uvicorn
 
 logger = logging.getLogger(__name__)
 
@@ -43,17 +40,8 @@ def address(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def answer_requests(config: uvicorn.Config, listening: socket.socket) -> None:
-    """Run uvicorn until it is stopped."""
-    import uvicorn
-
-    warnings.filterwarnings("ignore", module="PIL")  # about what clients send, as often as they like
-    return_memory()
-    uvicorn.Server(config).run(sockets=[listening])
-
-
-def return_memory(seconds: float = 5.0) -> None:
-    """Return freed memory to the system every few seconds; glibc would keep the memory of large images."""
+def return_memory() -> None:
+    """Return freed memory to the system every five seconds; glibc would keep the memory of large images."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):  # another C library
@@ -61,7 +49,7 @@ def return_memory(seconds: float = 5.0) -> None:
 
     def work() -> None:
         while True:
-            time.sleep(seconds)
+            time.sleep(5)
             trim(0)
 
     threading.Thread(target=work, name="memory", daemon=True).start()
@@ -101,6 +89,8 @@ def serve(
         **load_options: Passed to `revisit.load`.
     """
     need("fastapi", "uvicorn", "prometheus_client")
+    import uvicorn
+
     from revisit.serve.access import allowed_hosts, check_exposure, is_loopback
     from revisit.serve.app import Service, build
     from revisit.serve.connections import configure
@@ -129,4 +119,6 @@ def serve(
             announce(f"The page is at {place}/{f'#key={api_key}' if api_key else ''} (Ctrl-C ends it).")
         else:
             announce(f"Serving {service.name} with {service.method.name} at {place}/v1 (Ctrl-C ends it).")
-        answer_requests(configure(app, limits, service.metrics), listening)
+        warnings.filterwarnings("ignore", module="PIL")  # about what clients send, as often as they like
+        return_memory()
+        uvicorn.Server(configure(app, limits, service.metrics)).run(sockets=[listening])

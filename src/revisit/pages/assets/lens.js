@@ -13,8 +13,7 @@ class LensView {
     this.stage = new Stage(look, data.images, data.grids);
     this.stage.lines = true;
     this.stage.parts.forEach(({ stage }, image) => stage.addEventListener("click", (event) => {
-      const box = stage.getBoundingClientRect(), { w, h } = data.images[image];
-      const token = this.stage.at(image, ((event.clientX - box.left) / box.width) * w, ((event.clientY - box.top) / box.height) * h, this.views.value || null);
+      const token = this.stage.at(image, event, this.views.value || null);
       if (token !== null) { this.token = token; this.show(); }
     }));
     const views = [...new Set(data.grids.map((grid) => grid.view))];
@@ -62,11 +61,6 @@ class LensView {
     return best;
   }
 
-  spot(token) {
-    const place = this.stage.locate(token);
-    return place ? `row ${place.row + 1}, column ${place.column + 1}${place.grid.view !== "image" ? ` (${place.grid.view})` : ""}` : null;
-  }
-
   says(layer, token, k) { // [text, probability] number k
     const reading = this.data.readings[this.reading], at = (layer * this.data.tokens + token) * reading.k + k;
     return [reading.entries[reading.topNumbers[at]], reading.chances[at]];
@@ -87,7 +81,7 @@ class LensView {
     this.table(reading);
   }
 
-  patch(token) { return this.spot(token) ? `the patch at ${this.spot(token)}` : `vision token ${token}`; }
+  patch(token) { return this.stage.spot(token) ? `the patch at ${this.stage.spot(token)}` : `vision token ${token}`; }
 
   tell(reading, mapped) { // about the word of the map, where one is chosen
     const [text, p] = this.says(this.layer, this.token, 0), most = make("b", {}, visible(text.trim())), layer = ` at layer ${this.data.layers[this.layer]}`;
@@ -96,7 +90,7 @@ class LensView {
     parts.push(` has ${this.exactly(this.token)} % of ${this.patch(this.token)}${layer}`);
     if (text !== word) parts.push(", which says ", most, ` most (${percent(p)} %)`);
     parts.push(here >= this.share(best) ? "; no patch has more of it." : "; most of it is at ");
-    if (here < this.share(best)) parts.push(make("button", { type: "button", class: "quiet", onclick: () => { this.token = best; this.show(); } }, this.spot(best) || `vision token ${best}`), ` (${this.exactly(best)} %).`);
+    if (here < this.share(best)) parts.push(make("button", { type: "button", class: "quiet", onclick: () => { this.token = best; this.show(); } }, this.stage.spot(best) || `vision token ${best}`), ` (${this.exactly(best)} %).`);
     this.where.replaceChildren(...parts);
   }
 

@@ -80,13 +80,22 @@ class Stage {
     return null;
   }
 
-  at(image, x, y, view) { // the vision token under a point of an image
+  at(image, event, view) { // the vision token under the pointer
+    const shown = this.parts[image].stage.getBoundingClientRect(), { w, h } = this.images[image];
+    const x = ((event.clientX - shown.left) / shown.width) * w, y = ((event.clientY - shown.top) / shown.height) * h;
     for (const grid of this.grids) {
       if (grid.image !== image || (view && grid.view !== view)) continue;
       const column = grid.xs.findIndex(([a, b]) => x >= a && x < b), row = grid.ys.findIndex(([a, b]) => y >= a && y < b);
       if (column >= 0 && row >= 0) return grid.first + row * (grid.columns + grid.gap) + column;
     }
     return null;
+  }
+
+  spot(token) { // "row 3, column 4", with the image and view where there are several
+    const place = this.locate(token);
+    if (!place) return null;
+    const many = this.images.length > 1 ? `image ${place.grid.image + 1}, ` : "", part = place.grid.view !== "image" ? `${place.grid.view}, ` : "";
+    return `${many}${part}row ${place.row + 1}, column ${place.column + 1}`;
   }
 
   box(image, x0, y0, x1, y1) {
@@ -404,20 +413,13 @@ class Viewer {
     if (step.c) this.candidates(answer, step, s);
   }
 
-  spot(token) { // "row 3, column 4", with the image and view where there are several
-    const place = this.stage.locate(token);
-    if (!place) return null;
-    const many = this.data.images.length > 1 ? `image ${place.grid.image + 1}, ` : "", part = place.grid.view !== "image" ? `${place.grid.view}, ` : "";
-    return `${many}${part}row ${place.row + 1}, column ${place.column + 1}`;
-  }
-
   tell(step, place, neighbors) {
     this.where.replaceChildren();
     if (step.i === undefined) {
       const plain = step.c && step.c.every((entry) => entry[2] === null);
       this.where.append(step.c && step.k === 1 ? "Only one token was plausible here: nothing to decide." : plain ? "Plain decoding looks at no patch." : "No patch was selected at this step.");
     } else {
-      const spot = place ? this.spot(step.i) : null, also = Math.min(neighbors, step.p ? step.p.length : 1) - 1;
+      const spot = place ? this.stage.spot(step.i) : null, also = Math.min(neighbors, step.p ? step.p.length : 1) - 1;
       this.where.append("For ", make("b", {}, visible(step.t.trim())), ` ${spot ? `the patch at ${spot} was selected` : `vision token ${step.i}, which lies nowhere on the image, was selected`}${also ? ` with the ${also} next best` : ""}; layer ${step.l}, divergence ${number(step.d)}${step.g === undefined || step.g === 1 ? "" : `, weight ${number(step.g)}`}.`);
     }
     this.said.textContent = `${step.t.trim()}. ${this.where.textContent}`;
@@ -428,7 +430,7 @@ class Viewer {
     this.nearest.hidden = !step.p || step.p.length < 2;
     if (this.nearest.hidden) return;
     this.nearest.replaceChildren("Agree most, with divergence: ", ...step.p.map(([token, d], k) => make("button", {
-      type: "button", class: `quiet${token === step.i || k < neighbors && neighbors > 1 ? " chosen" : ""}`, title: `${this.spot(token) || `vision token ${token}`}, divergence ${number(d)}`, onclick: () => this.showPatch(token),
+      type: "button", class: `quiet${token === step.i || k < neighbors && neighbors > 1 ? " chosen" : ""}`, title: `${this.stage.spot(token) || `vision token ${token}`}, divergence ${number(d)}`, onclick: () => this.showPatch(token),
     }, this.short(token), make("small", {}, ` ${number(d)}`))));
   }
 
@@ -438,9 +440,7 @@ class Viewer {
   }
 
   pick(image, event) { // a patch was clicked
-    const box = event.currentTarget.getBoundingClientRect(), { w, h } = this.data.images[image];
-    const shown = this.viewSelect.value || (this.stage.view || null);
-    const token = this.stage.at(image, ((event.clientX - box.left) / box.width) * w, ((event.clientY - box.top) / box.height) * h, shown);
+    const token = this.stage.at(image, event, this.viewSelect.value || this.stage.view || null);
     if (token !== null) this.showPatch(token === this.patch ? null : token);
   }
 
@@ -453,7 +453,7 @@ class Viewer {
     const steps = this.data.answers.flatMap((answer, i) => answer.steps.flatMap((step, s) => (step.i === token ? [[i, s, step.t.trim()]] : [])));
     this.patchCard.replaceChildren(
       make("button", { type: "button", class: "quiet close", "aria-label": "Close", onclick: () => this.showPatch(null) }, "×"),
-      make("b", {}, this.spot(token) ? `The patch at ${this.spot(token)}` : `Vision token ${token}`), ...(says ? [" says ", ...says.flatMap(([text, p], k) => [k ? ", " : "", make("span", { class: "said" }, visible(text.trim() || text)), ` ${percent(p)} %`]), " (last layer, whole vocabulary). "] : [this.data.silent ? `. ${this.data.silent} ` : " "]),
+      make("b", {}, this.stage.spot(token) ? `The patch at ${this.stage.spot(token)}` : `Vision token ${token}`), ...(says ? [" says ", ...says.flatMap(([text, p], k) => [k ? ", " : "", make("span", { class: "said" }, visible(text.trim() || text)), ` ${percent(p)} %`]), " (last layer, whole vocabulary). "] : [this.data.silent ? `. ${this.data.silent} ` : " "]),
       steps.length ? `Selected at ${steps.length} step${steps.length === 1 ? "" : "s"}: ` : "It was selected at no step.",
       ...steps.slice(0, 40).map(([i, s, text]) => make("button", { type: "button", class: "quiet", onclick: () => this.select(i, s, true) }, `${s + 1} ${visible(text)}`)));
   }
