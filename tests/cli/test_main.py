@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import logging
 import os
 import signal
 import socket
@@ -132,6 +133,18 @@ def test_the_methods_of_a_command_line() -> None:
         chosen_method("revisit:all", [])
 
 
+def test_the_log_is_on_stderr_with_the_traceback_of_internal_errors(run: Callable[..., Done]) -> None:
+    """`revisit serve` logs failed batches; the cause must be in its log."""
+    assert run("--version").status == 0
+    try:
+        raise KeyError("cause")
+    except KeyError as error:
+        logging.getLogger("revisit.serve.batcher").error("A batch failed", exc_info=error)
+    said = run("--version").err
+    assert said.startswith("revisit: A batch failed\nTraceback")
+    assert "KeyError: 'cause'" in said
+
+
 def test_a_busy_port(run: Callable[..., Done]) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -164,13 +177,15 @@ def test_interrupted_scenes_leave_nothing(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_evaluation_says_what_there_is(tmp_path: Path) -> None:
-    from revisit.cli.eval import stopped
+    from revisit.cli.progress import reporter
 
-    assert str(stopped(tmp_path)) == "Stopped before the first answer."
+    with pytest.raises(errors.Interrupted, match=r"Stopped before the first answer\."), reporter(True, tmp_path):
+        raise KeyboardInterrupt
     (tmp_path / "cells/a").mkdir(parents=True)
     (tmp_path / "cells/a/answers.jsonl").write_text("{}")
-    assert "rerun the command to resume" in str(stopped(tmp_path))
-    assert stopped(tmp_path).status == 130
+    with pytest.raises(errors.Interrupted, match="rerun the command to resume") as said, reporter(True, tmp_path):
+        raise KeyboardInterrupt
+    assert said.value.status == 130
 
 
 def test_serve_uses_what_is_recommended(run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:

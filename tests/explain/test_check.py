@@ -197,7 +197,7 @@ def test_a_model_that_was_measured_to_misread_says_so(monkeypatch: pytest.Monkey
     monkeypatch.setattr(pair[0].generation_config, "check", entry, raising=False)
     found = revisit.check(pair, families.picture(1, (40, 40)), "A dog.")
     assert len(found.notes) == 1
-    assert "AUROC of 0.59 only" in found.notes[0]
+    assert "AUROC at telling present from absent objects is only 0.59" in found.notes[0]
 
 
 @pytest.mark.skipif("gemma4" not in families.FAMILIES, reason="its processor needs torchvision in this transformers")

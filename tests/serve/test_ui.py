@@ -215,7 +215,7 @@ def test_the_page_offers_every_method_with_its_settings(page: Page) -> None:
     offered = {method["name"]: {entry["name"]: entry for entry in method["settings"]} for method in setup["methods"]}
     assert offered["revisit"]["alpha"] == {"name": "alpha", "kind": "text", "default": "1e-05", "slider": True}
     assert offered["revisit"]["divergence"]["choices"] == ["jsd", "official", "kl", "cosine"]
-    assert offered["revisit"]["normalize"]["kind"] == "flag"
+    assert offered["revisit"]["normalize"]["choices"] == ["true", "false"]
     assert offered["greedy"] == {}
 
 

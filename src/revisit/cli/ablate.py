@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from revisit.cli import options
-from revisit.cli.eval import stopped
 from revisit.cli.progress import print_plan, reporter
 from revisit.errors import RevisitError, need, unknown
 
@@ -78,11 +77,8 @@ def ablate(
     if plan_only:
         print_plan(panel_plan(settings.plan(), chosen))
         return
-    try:
-        with reporter(quiet) as progress:
-            results = run(settings.plan(), chosen, progress, command())
-    except KeyboardInterrupt:
-        raise stopped(out) from None
+    with reporter(quiet, out) as progress:
+        results = run(settings.plan(), chosen, progress, command())
     for section in ablation_sections(read_ablation(out), results, "ablation"):
         print_section(section)
     print(f"Stored in {out}; `revisit report {quote(str(out))}` shows the results.")

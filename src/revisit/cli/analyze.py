@@ -8,7 +8,7 @@ from shlex import quote
 import typer
 
 from revisit.cli import options
-from revisit.cli.eval import stopped, typed
+from revisit.cli.eval import typed
 from revisit.cli.progress import reporter
 from revisit.errors import RevisitError, need, unknown
 
@@ -118,11 +118,8 @@ def analyze(
         print(f"{text}.")
         return
     make_folder(output)
-    try:
-        with reporter(quiet) as progress:
-            progress.note(f"{text}.")
-            path = run_study(study, subject, progress)
-    except KeyboardInterrupt:
-        raise stopped(output / CAPTIONS) from None
+    with reporter(quiet, output / CAPTIONS) as progress:
+        progress.note(f"{text}.")
+        path = run_study(study, subject, progress)
     print_section(study_section(read_study(path)))
     print(f"Stored in {path}; `revisit report {quote(str(output))}` shows the results.")

@@ -59,10 +59,6 @@ def check(
 
       revisit check --calibrate coco --model llava-hf/llava-1.5-7b-hf
     """
-    if threshold is not None and not 0 <= threshold <= 1:
-        raise RevisitError(f"--threshold is a support from 0 to 1, not {threshold}.")
-    if prompt is not None and not prompt.strip():
-        raise RevisitError("The prompt is empty; remove --prompt, or pass the question that the text answers.")
     if calibrate is not None:
         if source is not None:
             raise RevisitError("--calibrate measures the model; leave out the picture, the text and the file.")
@@ -86,18 +82,16 @@ def check(
         raise RevisitError(f"{output} is a file; --out must be a folder.")
     chosen = words if words in ("objects", "content") else [word for word in words.split(",") if word.strip()]
 
-    from revisit.explain.check import word_test
+    from revisit.explain.check import check_options, check_text
     from revisit.explain.check_files import CheckOptions, read_rows
-    from revisit.explain.support import WORD
     from revisit.models.images import open_image
     from revisit.models.loading import load
     from revisit.pages.document import check_page
 
-    word_test(chosen)
     asked = CheckOptions(prompt=prompt, threshold=threshold, words=chosen)
+    check_options(**asked)
     if text is not None:
-        if not WORD.search(text):
-            raise RevisitError("There is no word to check in the text.")
+        check_text(text)
         if html is not None:
             check_page(html, [source])
         image = open_image(source)
@@ -166,9 +160,11 @@ def _calibrate(model: str, data: str, batch_size: int, quiet: bool) -> None:
     """Print what a model's generation_config.json should say about checks."""
     from revisit.cli.progress import reporter
     from revisit.paper.check import Checked, check_study
+    from revisit.paper.study import CAPTIONS
 
-    with reporter(quiet) as progress:
-        found = check_study(Checked(model=model, data=data, batch_size=batch_size), progress)
+    subject = Checked(model=model, data=data, batch_size=batch_size)
+    with reporter(quiet, Path(subject.output) / CAPTIONS) as progress:
+        found = check_study(subject, progress)
     captions, entry = found["check"]["captions"], found["recommended"]
     rounded = {name: value if name == "layer" else round(value, 3) for name, value in entry.items()}
     print(

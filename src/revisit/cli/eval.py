@@ -10,16 +10,14 @@ import typer
 
 from revisit.cli import options
 from revisit.cli.progress import print_plan, reporter
-from revisit.errors import Interrupted, need
+from revisit.errors import need
 from revisit.evaluation.config import EvalConfig
 from revisit.evaluation.places import DEFAULT_SCENES
 
 DEFAULT = EvalConfig()  # holds wherever a flag is not typed
-MODELS, METHODS, BENCHMARKS = (
-    list(DEFAULT.model),
-    [",".join(map(str, DEFAULT.method))],
-    [",".join(map(str, DEFAULT.benchmark))],
-)
+MODELS = list(DEFAULT.model)
+METHODS = [",".join(map(str, DEFAULT.method))]
+BENCHMARKS = [",".join(map(str, DEFAULT.benchmark))]
 
 
 def evaluate(
@@ -117,11 +115,8 @@ def evaluate(
     if plan_only:
         print_plan(plan)
         return
-    try:
-        with reporter(quiet) as progress:
-            run(plan, progress)
-    except KeyboardInterrupt:
-        raise stopped(plan.output) from None
+    with reporter(quiet, plan.output) as progress:
+        run(plan, progress)
     problems: list[str] = []
     comparison = compare_folder(plan.output, problems=problems)
     if notice := unfinished(read_results(plan.output)):  # of an earlier command with this --out
@@ -131,13 +126,6 @@ def evaluate(
     for problem in problems:
         print(f"revisit: {problem}", file=sys.stderr)
     print(f"Answers and results: {plan.output}; more with `revisit compare {quote(str(plan.output))}`.")
-
-
-def stopped(output: Path) -> Interrupted:
-    """The message for KeyboardInterrupt."""
-    if any(output.glob("cells/*/answers.jsonl")):
-        return Interrupted(f"Stopped. Finished answers are in {output}; rerun the command to resume.")
-    return Interrupted("Stopped before the first answer.")
 
 
 def typed(context: typer.Context, name: str) -> bool:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from revisit.errors import Interrupted
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -14,16 +17,23 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def reporter(quiet: bool) -> Iterator[Reporter]:
-    """Shows a run's progress on stderr: bars, lines in pipes, nothing with --quiet."""
+def reporter(quiet: bool, output: Path) -> Iterator[Reporter]:
+    """Shows a run's progress on stderr: bars, lines in pipes, nothing with --quiet. Ctrl-C becomes one sentence about `output`."""
     from revisit.evaluation.progress import Bars
     from revisit.evaluation.runner import Reporter
 
-    if quiet:
-        yield Reporter()
-        return
-    with Bars() as bars:
-        yield bars
+    with nullcontext(Reporter()) if quiet else Bars() as progress:
+        try:
+            yield progress
+        except KeyboardInterrupt:
+            raise stopped(output) from None
+
+
+def stopped(output: Path) -> Interrupted:
+    """The message for KeyboardInterrupt."""
+    if any(output.glob("cells/*/answers.jsonl")):
+        return Interrupted(f"Stopped. Finished answers are in {output}; rerun the command to resume.")
+    return Interrupted("Stopped before the first answer.")
 
 
 def print_plan(plan: Plan) -> None:

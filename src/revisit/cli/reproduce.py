@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from revisit.cli import options
-from revisit.cli.eval import stopped
 from revisit.cli.progress import reporter
 from revisit.errors import RevisitError, need, unknown
 
@@ -99,11 +98,8 @@ def reproduce(
             "skip_bad_images": skip_bad_images,
         },
     )
-    try:
-        with reporter(quiet) as progress:
-            document = run(rows, setup, progress)
-    except KeyboardInterrupt:
-        raise stopped(out / "runs") from None
+    with reporter(quiet, out / "runs") as progress:
+        document = run(rows, setup, progress)
     files = write(document, out)
     print(f"Wrote {files[0]}, {files[1]} and {len(document.figures())} figures.")
 

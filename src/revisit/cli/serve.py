@@ -10,7 +10,6 @@ import typer
 from revisit import settings
 from revisit.cli import options
 from revisit.cli.generate import chosen_method
-from revisit.errors import need
 
 if TYPE_CHECKING:
     from revisit.serve.limits import Limits
@@ -25,7 +24,6 @@ LIMITS = typer.Option(
 
 def read_limits(file: Path | None, page: bool) -> Limits:
     """The limits of a server, or of the page, with those in the file."""
-    need("fastapi", "uvicorn", "prometheus_client")
     from revisit.evaluation.config import read_yaml
     from revisit.serve.limits import UI_LIMITS, Limits
 

@@ -58,20 +58,22 @@ class Branch:
 
 def add_branch(run: Run, inputs: dict[str, Any] | None, *, stacked: bool) -> Branch:
     """Put a contrasted run next to the clean one; `inputs` are those of its prompt, None for the same prompt again."""
-    refuse_filled_cache(run)
-    if inputs is None:
-        kwargs = {**run.model_kwargs, CACHE: copy.deepcopy(run.model_kwargs.get(CACHE))}
-        branch = Branch(run.input_ids, kwargs, run.generation_config)
-    else:
-        branch = Branch(*loop_arguments(run, inputs))
+    branch = Branch(*loop_arguments(run, inputs))
     if not isinstance(run.loop_model, Branches):
         run.loop_model = Branches(run)
     run.loop_model.add(branch, stacked)
     return branch
 
 
-def loop_arguments(run: Run, inputs: dict[str, Any]) -> tuple[Tensor, dict[str, Any], GenerationConfig]:
-    """A prompt as generate() prepares it for its loop: encoded images, positions, cache, repeated for beams."""
+def loop_arguments(run: Run, inputs: dict[str, Any] | None) -> tuple[Tensor, dict[str, Any], GenerationConfig]:
+    """A prompt as generate() prepares it for its loop: encoded images, positions, cache, repeated for beams.
+
+    None is the prompt of this call.
+    """
+    refuse_filled_cache(run)
+    if inputs is None:
+        cache = copy.deepcopy(run.model_kwargs.get(CACHE))
+        return run.input_ids, {**run.model_kwargs, CACHE: cache}, run.generation_config
 
     def hand_back(
         _model: object,
@@ -108,12 +110,8 @@ def last_states(run: Run, inputs: dict[str, Any] | None) -> list[Tensor]:
 
     -> layers × (rows, d)
     """
-    refuse_filled_cache(run)
     found: list[Tensor] = []
-    kept = {**run.model_kwargs, CACHE: copy.deepcopy(run.model_kwargs.get(CACHE))}
-    ids, kwargs, config = (
-        (run.input_ids, kept, run.generation_config) if inputs is None else loop_arguments(run, inputs)
-    )
+    ids, kwargs, config = loop_arguments(run, inputs)
     run.contrasting = True
     try:
         with ExitStack() as stack, saved_positions(run.model):

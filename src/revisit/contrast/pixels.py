@@ -190,9 +190,8 @@ class PatchLayout:
 
     def pixels(self, pixels: Tensor, views: list[Tensor]) -> Tensor:
         rows, columns, patch, _, _ = self.grid
-        apart = (
-            views[0][0].unflatten(2, (columns, patch)).unflatten(1, (rows, patch))
-        )  # (channels, rows, p, columns, p)
+        # -> (channels, rows, patch, columns, patch)
+        apart = views[0][0].unflatten(2, (columns, patch)).unflatten(1, (rows, patch))
         result = pixels.clone()
         result[0, : rows * columns] = apart.permute(1, 3, 2, 4, 0).reshape(rows * columns, -1)
         return result

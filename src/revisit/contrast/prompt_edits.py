@@ -108,7 +108,7 @@ def edited(run: Run, mask: Tensor, edit: EditItem, *, pixels: bool) -> dict[str,
         edits.append(Edit(made.ids, torch.where(made.source >= 0, columns[made.source.clamp_min(0)], -1)))
     longest = max(len(made.ids) for made in edits)
     if min(len(made.ids) for made in edits) == 0:
-        raise RevisitError(f"{type(run.method).__name__}: the prompt has no text besides its image; add a question.")
+        raise RevisitError(f"{type(run.method).__name__}: the prompt has no text, only an image; add a question.")
     pad = run.generation_config.pad_token_id
     new = ids.new_full((len(edits), longest), pad if isinstance(pad, int) and pad >= 0 else 0)
     source = ids.new_full((len(edits), longest), -1)

@@ -103,10 +103,6 @@ def _uniform(low: float, high: float, generator: torch.Generator) -> float:
     return low + (high - low) * float(torch.rand((), generator=generator))
 
 
-def _rotation(generator: torch.Generator, _size: tuple[int, int]) -> Transform:
-    return partial(rotate, angle=_uniform(-180, 180, generator))
-
-
 def _colors(generator: torch.Generator, _size: tuple[int, int]) -> Transform:
     """Brightness, contrast and saturation times 0 to 2, and any hue, in a random order."""
     steps: list[Transform] = [
@@ -123,10 +119,6 @@ def _colors(generator: torch.Generator, _size: tuple[int, int]) -> Transform:
         return picture
 
     return change
-
-
-def _blur(generator: torch.Generator, _size: tuple[int, int]) -> Transform:
-    return partial(blur, sigma=_uniform(1.5, 2.0, generator))
 
 
 def _crop(generator: torch.Generator, size: tuple[int, int]) -> Transform:
@@ -148,9 +140,9 @@ def _crop(generator: torch.Generator, size: tuple[int, int]) -> Transform:
 TRANSFORMS: dict[str, Callable[[torch.Generator, tuple[int, int]], Transform]] = {
     "flip": lambda _generator, _size: flip,
     "upside-down": lambda _generator, _size: upside_down,
-    "rotate": _rotation,
+    "rotate": lambda generator, _size: partial(rotate, angle=_uniform(-180, 180, generator)),
     "colors": _colors,
-    "blur": _blur,
+    "blur": lambda generator, _size: partial(blur, sigma=_uniform(1.5, 2.0, generator)),
     "crop": _crop,
 }
 

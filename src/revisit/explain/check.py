@@ -178,11 +178,7 @@ def check_many(
         raise RevisitError(f"Each text needs its own picture: there are {len(images)} pictures and {len(texts)} texts.")
     for text in texts:
         check_text(text)
-    if prompt is not None and (not isinstance(prompt, str) or not prompt.strip()):
-        raise RevisitError(f"The prompt must be the question that the text answers, not {prompt!r}.")
-    if threshold is not None and (type(threshold) not in (int, float) or not 0 <= threshold <= 1):
-        raise RevisitError(f"The threshold is a support from 0 to 1, not {threshold!r}.")
-    word_test(words)
+    check_options(prompt, threshold, words)
     pictures = []
     for entry in images:
         several: list[Any] = list(entry) if isinstance(entry, (list, tuple)) else [entry]
@@ -217,7 +213,7 @@ class Checker:
     def check(
         self, head: Head, written: Written, vision: Mapping[int, Tensor], places: Layout, images: list[Image]
     ) -> Check:
-        """The check of a text, from the vision tokens' states (n, d) by layer, which lie on the pictures at `places`."""
+        """The check of a text, from the vision tokens' states (n, d) by layer and their places on the pictures."""
         words = support(head, self.vocabulary, written, vision[self.settings["layer"]], places)
         strange = is_embedded(self.name) and unlike_scenes(head, vision[0], len(images))
         notes = [*self.notes, *([advice()] if strange else [])]
@@ -232,6 +228,15 @@ def check_text(text: object) -> None:
         raise RevisitError(f"A text to check is a string, not {type(text).__name__}.")
     if not WORD.search(text):
         raise RevisitError(f"There is no word to check in the text {text[:40]!r}.")
+
+
+def check_options(prompt: str | None, threshold: float | None, words: Words) -> None:
+    """Raises RevisitError for options of `check` that are wrong for every model."""
+    if prompt is not None and (not isinstance(prompt, str) or not prompt.strip()):
+        raise RevisitError(f"The prompt must be the question that the text answers, not {prompt!r}.")
+    if threshold is not None and (type(threshold) not in (int, float) or not 0 <= threshold <= 1):
+        raise RevisitError(f"The threshold is a support from 0 to 1, not {threshold!r}.")
+    word_test(words)
 
 
 def settings_of(model: Model, threshold: float | None = None) -> tuple[CheckSettings, list[str]]:
@@ -256,7 +261,7 @@ def settings_of(model: Model, threshold: float | None = None) -> tuple[CheckSett
         )
     if measured < TRUSTED:
         notes.append(
-            f"This model's vision tokens often misread: they told present from absent objects with an AUROC of {measured:.2f} only."
+            f"This model's vision tokens often misread: their AUROC at telling present from absent objects is only {measured:.2f}."
         )
     return {"layer": layer, "threshold": recommended if threshold is None else threshold}, notes
 

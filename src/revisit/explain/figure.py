@@ -23,11 +23,8 @@ if TYPE_CHECKING:
     from revisit.explain.record import Decode, MethodOutput, TokenStep
     from revisit.models.geometry import Layout
 
-BASE, VISION, FINAL = (
-    "#4b6a8f",
-    "#b08a12",
-    "#b3410e",
-)  # differ in lightness too, for gray prints and color-blind readers
+# They differ in lightness too, for gray prints and color-blind readers.
+BASE, VISION, FINAL = "#4b6a8f", "#b08a12", "#b3410e"
 HEAT = ("#d6006c00", "#d6006c80")  # color over the picture, from none to translucent
 STYLE: Any = {
     "font.size": 9,

@@ -1,4 +1,4 @@
-"""A decode as it is shown: its images, where the vision tokens lie on them, and each method's answer step by step."""
+"""A decode as it is shown: its images, the positions of the vision tokens on them, and each method's answer step by step."""
 
 from __future__ import annotations
 
@@ -128,20 +128,10 @@ class Decode:
 
 
 def explain(
-    model: Model,
-    processor: Processor,
-    images: Sequence[Image],
-    prompt: str,
-    methods: Sequence[Method],
-    *,
-    model_name: str = "",
-    objects: Sequence[str] | None = None,
-    **generate_kwargs: Any,
+    model: Model, processor: Processor, images: Sequence[Image], prompt: str, methods: Sequence[Method], **options: Any
 ) -> Decode:
     """`explain_many` for one picture, or several that share a prompt."""
-    return explain_many(
-        model, processor, [images], prompt, methods, model_name=model_name, objects=objects, **generate_kwargs
-    )[0]
+    return explain_many(model, processor, [images], prompt, methods, **options)[0]
 
 
 def explain_many(
@@ -167,7 +157,7 @@ def explain_many(
         prompt: What to ask.
         methods: Decoding methods; the vision tokens' states are kept from the first one's prefill.
         model_name: What to call the model.
-        objects: The objects in the images, where that is known; words for other objects are marked as wrong.
+        objects: The objects in the images, if known; words for other objects are marked as wrong.
         **generate_kwargs: Passed to `generate`.
 
     Returns:

@@ -30,9 +30,7 @@ class Sight:
     vision_tokens: int
     states: float  # share of the vision tokens whose final state changes
     next_token: float  # total variation distance between the two distributions of the answer's first token
-    words: tuple[
-        str, ...
-    ]  # that the vision tokens favor on the photo more than on the blank picture, the strongest first
+    words: tuple[str, ...]  # favored more on the photo than on the blank picture, the strongest first
     broken: str = ""  # what is broken, in one sentence
 
 

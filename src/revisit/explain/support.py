@@ -1,7 +1,7 @@
 """Which words of a text do the vision tokens support? What `revisit.check` computes.
 
-The picture, the prompt and the text run through the model once (teacher forcing). A word is supported as far as some vision tokens
-say it: read through the model's own head, they give its first token a high probability over the whole vocabulary.
+The picture, the prompt and the text run through the model once (teacher forcing). A word is supported if some vision tokens say
+it: read through the model's own head, they give its first token a high probability over the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class Vocabulary:
 
 
 def support(head: Head, vocabulary: Vocabulary, written: Written, states: Tensor, places: Layout) -> list[Word]:
-    """The words of a text with their support by the vision tokens' states (n, d), which lie on the picture at `places`."""
+    """The words of a text with their support by the vision tokens' states (n, d); `places` are those of their patches."""
     if not written.words:
         return []
     texts = [written.text[start:end] for start, end, _ in written.words]
@@ -256,7 +256,7 @@ def support(head: Head, vocabulary: Vocabulary, written: Written, states: Tensor
 
 
 def _patch(places: Layout, vision_token: int) -> dict[str, Any]:
-    """Where a vision token lies, as a word has it."""
+    """The patch of a vision token, as fields of a `Word`."""
     region = places.region(vision_token)
     if region is None:
         return {}

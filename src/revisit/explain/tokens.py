@@ -43,16 +43,12 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
     """One token alone, with its leading space if it has one."""
     known = _TEXTS.setdefault(tokenizer, {})
     if token not in known:
-        known[token] = _token_text(tokenizer, token)
+        raw = tokenizer.convert_ids_to_tokens(token)
+        text: str = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if isinstance(raw, str) and raw.startswith("▁") and not text.startswith(" "):
+            text = " " + text
+        known[token] = text or (raw if isinstance(raw, str) else f"#{token}")  # beyond the tokens, where it is padded
     return known[token]
-
-
-def _token_text(tokenizer: Tokenizer, token: int) -> str:
-    raw = tokenizer.convert_ids_to_tokens(token)
-    text: str = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    if isinstance(raw, str) and raw.startswith("▁") and not text.startswith(" "):
-        text = " " + text
-    return text or (raw if isinstance(raw, str) else f"#{token}")  # a vocabulary may be padded beyond its tokens
 
 
 def printable(text: str) -> str:

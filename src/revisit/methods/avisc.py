@@ -53,7 +53,7 @@ class AvisC(Contrastive):
         sigma: How many standard deviations above the mean a blind token lies (λ in the paper, lamb in its parsers; the released
             AMBER and POPE scripts pass 1.0).
         blank: What the other vision tokens become: "zeros", "ones" or "noise".
-        seed: Of the noise.
+        seed: Seed of the noise.
     """
 
     alpha: Strength = 1.0

@@ -45,7 +45,7 @@ class CODE(Boundaries, Contrastive):
     """Settings of CODE.
 
     Args:
-        power: Of the difference in the divergence (cd_alpha of the released command line).
+        power: Exponent of the difference in the divergence (cd_alpha of the released command line).
         request: What the model is asked for its description.
         description_tokens: How long a description may get.
         bos: Begin the description with the BOS token, where the tokenizer writes one, as the released code does.

@@ -66,8 +66,7 @@ class ICD(Boundaries, Contrastive):
         mask = run.find_vision_tokens()
         edit = self._after_image(run) if self.place == "image" else self._as_system(run)
         branch = self.branch(run, edited(run, mask, edit, pixels=True))
-        combine = lambda l, other, _: contrast(l, other, self.alpha, self.beta)  # noqa: E731
-        return self.contrasted(run, branch, mask.any(-1), combine)
+        return self.contrasted(run, branch, mask.any(-1), lambda l, other, _: contrast(l, other, self.alpha, self.beta))
 
     def _after_image(self, run: Run) -> EditItem:
         from revisit.contrast.prompt_edits import after_image

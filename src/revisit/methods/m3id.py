@@ -49,9 +49,9 @@ class M3ID(Boundaries, Contrastive):
     """Settings of M3ID; the defaults are those of RITUAL's code, which most comparisons use.
 
     Args:
-        decay: Λ, how fast the image is forgotten.
+        decay: How fast the image is forgotten (λ).
         beta: How unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
-        start: T of the first token; 0 leaves it as the model says it.
+        start: The step t of the first token; 0 leaves that token to the model.
         cap: Largest weight of the contrast, or None.
         gate: Contrast only where the likeliest token has a smaller probability than this, or None for everywhere.
         normalize: Combine log-probabilities instead of logits.

@@ -20,7 +20,7 @@ from revisit.methods.layers import check_layers
 from revisit.registry import Share, Strength, WholeNumber
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
     from typing_extensions import Self
 
     from revisit.decoding.method import Refine
@@ -118,16 +118,14 @@ class Shortcut:
         self.last: Tensor | None = None  # (rows, d) what the last layer reads
         self.final: Tensor | None = None  # (rows, d) the final state
         run.watch_attention(self._attention_hook, "ONLY")
-        self.project = getattr(self._attention(layer), "o_proj", None)
+        block = run.parts.layers[layer]
+        attention = getattr(block, "self_attn", None) or getattr(block, "attention", None)
+        self.project = getattr(attention, "o_proj", None)
         if self.project is None:
             raise RevisitError("ONLY: no output projection was found in this model's attention; use another method.")
         hooks = Hooks(run.stack)
         hooks.state(run.parts, run.parts.depth - 1, lambda states: self._keep("last", states))
         hooks.state(run.parts, run.parts.depth, lambda states: self._keep("final", states))
-
-    def _attention(self, layer: int) -> nn.Module | None:
-        block = self.run.parts.layers[layer]
-        return getattr(block, "self_attn", None) or getattr(block, "attention", None)
 
     def _keep(self, name: str, states: Tensor) -> None:
         if not self.run.contrasting:
@@ -141,9 +139,8 @@ class Shortcut:
         weights = call.last_attention()[: self.rows]  # (rows, heads, n)
         image = call.columns(self.mask, self.run.clean_shift)
         first = call.columns(self.first, self.run.clean_shift)
-        seen = call.visible()[
-            : self.rows, 0, -1, : image.shape[-1]
-        ]  # (rows or 1, n): not padding, nor places still empty
+        # (rows or 1, n): neither padding nor places that are still empty
+        seen = call.visible()[: self.rows, 0, -1, : image.shape[-1]]
         text = seen & ~image & ~first
         kept = textual(weights, text, image)
         value = call.value[: self.rows].float()  # (rows, key heads, n, d)

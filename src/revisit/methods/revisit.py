@@ -55,7 +55,7 @@ class ReVisiT(Rule, Method):
         norm: Apply the decoder's "final" norm to states of intermediate layers, or "none".
         normalize: Return a distribution; the released code returns the unnormalized sum.
         precision: "float32", or "model" to round vision distributions like the released code.
-        seed: Of the "random" selection.
+        seed: Seed of the "random" selection.
     """
 
     layers: Literal["last", "all", "low", "high"] | LayerNumbers = "last"

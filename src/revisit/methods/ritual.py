@@ -53,7 +53,7 @@ class RITUAL(Contrastive):
         alpha: Weight of the transformed picture.
         beta: How unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
         transform: What to do to the picture; "random" draws one of the others for each picture.
-        seed: Of the drawing; a picture is transformed alike in every batch.
+        seed: Seed of the random choices; a picture is transformed alike in every batch.
     """
 
     alpha: Strength = 3.0

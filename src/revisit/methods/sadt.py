@@ -224,9 +224,8 @@ class Reader:
         best = seen.topk(min(self.patches, seen.shape[-1]), dim=-1)  # (n, layers, k)
         lens = torch.tensor(self.lens, device=device)[None, :, None]
         states = self.states[item[:, None, None], lens, best.indices]  # (n, layers, k, d)
-        said = (
-            self.head.all_logits(states.flatten(0, 2)).argmax(-1).view(len(rows), -1).to(logits.device)
-        )  # (n, layers · k)
+        said = self.head.all_logits(states.flatten(0, 2)).argmax(-1)  # (n · layers · k,)
+        said = said.view(len(rows), -1).to(logits.device)  # (n, layers · k)
         real = (best.values >= 0).flatten(1).to(logits.device)
         lies = ~(self.objects.agrees[kind[rows, None], said] & real).any(-1)  # (n,)
         top = seen.sum(1).argmax(-1)  # (n,)

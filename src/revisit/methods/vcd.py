@@ -49,7 +49,7 @@ class VCD(Contrastive):
         alpha: Strength of the contrast.
         beta: How unlikely a token may be, relative to the likeliest, and still be considered; 0 cuts nothing.
         noise_step: How far the image is diffused, 0 (hardly) to 999 (beyond recognition).
-        seed: Of the noise; a picture gets the same noise in every batch.
+        seed: Seed of the noise; a picture gets the same noise in every batch.
     """
 
     alpha: Strength = 1.0

@@ -102,7 +102,7 @@ class Service:
         return self.read(parse_chat(body, self.name, self.limits))
 
     def read(self, chat: ChatBody, text: str | None = None) -> tuple[ChatRequest, str]:
-        """A checked body as a request and its prompt; `text` is to be checked in place of an answer."""
+        """A valid body as a request and its prompt; with `text`, that is checked instead of an answer."""
         if text is not None:
             _refuse(lambda: check_text(text), "text")
         if (choice := chat.check) is not None:

@@ -42,13 +42,9 @@ class Ticket:
         self._loop = loop
 
     @property
-    def late(self) -> bool:
-        return time.monotonic() > self.deadline
-
-    @property
     def abandoned(self) -> bool:
         """Whether the client left or its time is over."""
-        return self.gone or self.late
+        return self.gone or time.monotonic() > self.deadline
 
     def can_join(self, other: Ticket) -> bool:
         """Whether the two can be decoded in one batch."""

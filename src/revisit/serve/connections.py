@@ -1,7 +1,7 @@
 """Limits on connections: how many, and how long a slow one may take.
 
 uvicorn limits idle connections and the size of headers. It does not limit the time to send headers and bodies or to
-read an answer, nor the number of connections without a whole request; this module does, on top of its HTTP protocol.
+read an answer, nor the number of connections without a complete request; this module does, on top of its HTTP protocol.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ HEADER_BYTES = 64 << 10
 
 
 class ConnectionGuard:
-    """Which connections are open. Where there is no room, a new one displaces the oldest without a whole request.
+    """The open connections. At the limit, a new one displaces the oldest without a complete request.
 
-    Slow clients thus cannot lock out others, and the queue bounds the whole requests.
+    So slow clients cannot lock out others. Complete requests are bounded by the queue.
     """
 
     def __init__(self, limits: Limits, metrics: Metrics | None = None) -> None:
@@ -77,7 +77,7 @@ class GuardedProtocol(H11Protocol):
 
     @property
     def incomplete(self) -> bool:
-        """Whether there is no whole request that waits for its answer."""
+        """Whether no complete request is waiting for its answer."""
         return not self.busy or self.cycle.more_body
 
     def data_received(self, data: bytes) -> None:

@@ -44,10 +44,5 @@ class IncrementalDetokenizer:
 
     def _open(self, text: str) -> int:
         """Length of the longest end of the text that begins a stop text."""
-        longest = 0
-        for stop in self.stops:
-            for size in range(min(len(stop) - 1, len(text)), longest, -1):
-                if text.endswith(stop[:size]):
-                    longest = size
-                    break
-        return longest
+        begun = (size for stop in self.stops for size in range(1, len(stop)) if text.endswith(stop[:size]))
+        return max(begun, default=0)

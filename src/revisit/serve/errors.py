@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 from pydantic import ValidationError
@@ -71,8 +72,9 @@ def from_validation(error: ValidationError, fields: Collection[str] = ()) -> Api
         return ApiError(400, f"{where}: {first['ctx']['error']}".removeprefix(": "), param=where)
     if kind == "missing":
         return ApiError(400, f"{where} is missing.", param=where)
-    sentence = first["msg"].replace("Input should be", "must be").replace("Input should have", "must have")
-    return ApiError(400, f"{where}: {shorten(sentence)}, not {quoted(first['input'])}.", param=where)
+    sentence = re.sub(r"^\w+ should (be|have)", r"must \1", shorten(first["msg"])).replace(" after validation", "")
+    got = "" if kind in ("too_long", "too_short") else f", not {quoted(first['input'])}"  # there pydantic says how many
+    return ApiError(400, f"{where}: {sentence}{got}.", param=where)
 
 
 def _place(location: tuple[int | str, ...]) -> str:

@@ -19,7 +19,7 @@ from revisit.models.images import image_from_data_uri
 from revisit.registry import LIST_OF_METHODS, parse_entry, parse_list, without_brackets
 from revisit.serve.errors import ApiError, from_validation, quoted, shorten
 from revisit.serve.limits import Limits
-from revisit.serve.schema import Body, ChatBody, CheckBody, CheckChoice, DecodingChoice, Message
+from revisit.serve.schema import ChatBody, CheckBody, CheckChoice, DecodingChoice, Message
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from revisit.models.types import Model
 
 Settings = Mapping[str, JsonValue]
-B = TypeVar("B", bound=Body)
+B = TypeVar("B", ChatBody, CheckBody)
 
 
 @dataclass(frozen=True)
@@ -57,31 +57,30 @@ def parse_chat(body: bytes, model: str, limits: Limits) -> ChatBody:
     Raises:
         ApiError: The request is refused.
     """
-    chat = _validated(body, ChatBody, limits)
-    if chat.model != model:
-        raise unknown_model(chat.model, model)
+    chat = _validated(body, ChatBody, model, limits)
     check_sizes(chat, limits)
     return chat
 
 
 def parse_check(body: bytes, model: str, limits: Limits) -> tuple[ChatBody, str]:
     """The body of a check as the chat request that the text would answer, and the text; refused like `parse_chat`."""
-    asked = _validated(body, CheckBody, limits)
-    if asked.model != model:
-        raise unknown_model(asked.model, model)
+    asked = _validated(body, CheckBody, model, limits)
     chat = asked.question()
     check_sizes(chat, limits, asked.text)
     return chat, asked.text
 
 
-def _validated(body: bytes, kind: type[B], limits: Limits) -> B:
+def _validated(body: bytes, kind: type[B], model: str, limits: Limits) -> B:
     if sum(body.count(mark) for mark in (b",", b"[", b"{")) > limits.json_values:
         raise ApiError(400, f"The request has more than the {limits.json_values:,} commas and brackets allowed.")
     try:
-        return kind.model_validate_json(body)
+        asked = kind.model_validate_json(body)
     except ValidationError as error:
         fields = kind.model_fields.items()  # of type object: not supported, or of no effect
         raise from_validation(error, [name for name, field in fields if field.annotation is not object]) from None
+    if asked.model != model:
+        raise unknown_model(asked.model, model)
+    return asked
 
 
 def unknown_model(name: str, served: str) -> ApiError:

@@ -134,9 +134,11 @@ class DecodingChoice(Body):
 class CheckChoice(Body):
     """Which words are checked, and from which support on they are believed."""
 
-    words: Literal["objects", "content"] | Annotated[list[Name], Field(min_length=1, max_length=64)] = Field(
-        default="objects", description="objects (CHAIR's words for things), content, or a list of words."
-    )
+    words: Annotated[
+        Annotated[Literal["objects", "content"], Tag("as_text")]
+        | Annotated[list[Name], Field(min_length=1, max_length=64), Tag("as_list")],
+        Discriminator(_text_or_list),
+    ] = Field(default="objects", description="objects (CHAIR's words for things), content, or a list of words.")
     threshold: float | None = Field(
         default=None, ge=0, le=1, description="Words with less support are flagged; the model's own if left out."
     )

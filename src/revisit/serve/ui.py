@@ -93,12 +93,12 @@ def method_settings(model: Model | str) -> list[Json]:
 
 
 def _setting(name: str, hint: object, default: object) -> JsonValue:
-    """How one setting is asked for: by a choice, a flag or a text; alpha below 1 by a slider over powers of ten."""
+    """How one setting is asked for: by a choice or a text; alpha up to 0.1 by a slider over powers of ten."""
     entry: Json = {"name": name, "kind": "text", "default": value_text(default)}
     if typing.get_origin(hint) is typing.Literal:
         entry |= {"kind": "choice", "choices": [str(choice) for choice in typing.get_args(hint)]}
     elif hint is bool:
-        entry["kind"] = "flag"
+        entry |= {"kind": "choice", "choices": ["true", "false"]}
     elif name == "alpha" and isinstance(default, float) and 0 < default <= 0.1:
         entry["slider"] = True
     return entry

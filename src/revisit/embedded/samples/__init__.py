@@ -22,7 +22,6 @@ class Sample:
     name: str
     place: str
     nouns: tuple[str, ...]  # the different objects, in drawing order
-    boxes: tuple[tuple[str, tuple[int, int, int, int]], ...]  # (noun, (x, y, width, height)) of every object
 
     @property
     def path(self) -> Path:
@@ -47,8 +46,8 @@ def sample(name: str = "demo") -> Sample:
     facts = _facts()
     if name not in facts:
         raise unknown("sample", name, facts)
-    boxes = tuple((str(entry["noun"]), tuple(entry["box"])) for entry in facts[name]["objects"])
-    return Sample(name, str(facts[name]["place"]), tuple(dict.fromkeys(noun for noun, _ in boxes)), boxes)
+    nouns = dict.fromkeys(str(entry["noun"]) for entry in facts[name]["objects"])
+    return Sample(name, str(facts[name]["place"]), tuple(nouns))
 
 
 def _facts() -> dict[str, dict]:

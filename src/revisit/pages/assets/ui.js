@@ -98,17 +98,17 @@ class Studio {
 
   choose(name) {
     const method = this.setup.methods.find((m) => m.name === name);
-    if (!method || this.settings[name] || Object.keys(this.settings).length >= 4) return;
+    if (!method || this.settings[name]) return;
+    if (Object.keys(this.settings).length >= 4) return this.say("At most four methods can be compared; remove one first.", true);
     this.settings[name] = {};
-    const fields = method.settings.filter((f) => !(f.name === "alpha" && f.slider)).map((f) => {
+    const fields = method.settings.filter((f) => !f.slider).map((f) => {
       const set = (value) => { this.settings[name][f.name] = String(value); this.again(); };
       let input;
       if (f.kind === "choice") input = make("select", { onchange: (e) => set(e.target.value) }, ...f.choices.map((c) => make("option", { value: c, selected: c === f.default }, c)));
-      else if (f.kind === "flag") input = make("select", { onchange: (e) => set(e.target.value) }, ...["true", "false"].map((c) => make("option", { value: c, selected: c === f.default }, c)));
       else input = make("input", { type: "text", value: f.default, onchange: (e) => set(e.target.value) });
       return make("label", {}, f.name, input);
     });
-    const alpha = method.settings.find((f) => f.name === "alpha" && f.slider);
+    const alpha = method.settings.find((f) => f.slider);
     let slider = null;
     if (alpha) {
       const shown = make("output", {}, Number(alpha.default).toExponential(0));

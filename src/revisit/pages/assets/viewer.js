@@ -420,7 +420,7 @@ class Viewer {
       this.where.append(step.c && step.k === 1 ? "Only one token was plausible here: nothing to decide." : plain ? "Plain decoding looks at no patch." : "No patch was selected at this step.");
     } else {
       const spot = place ? this.stage.spot(step.i) : null, also = Math.min(neighbors, step.p ? step.p.length : 1) - 1;
-      this.where.append("For ", make("b", {}, visible(step.t.trim())), ` ${spot ? `the patch at ${spot} was selected` : `vision token ${step.i}, which lies nowhere on the image, was selected`}${also ? ` with the ${also} next best` : ""}; layer ${step.l}, divergence ${number(step.d)}${step.g === undefined || step.g === 1 ? "" : `, weight ${number(step.g)}`}.`);
+      this.where.append("For ", make("b", {}, visible(step.t.trim())), ` ${spot ? `the patch at ${spot} was selected` : `vision token ${step.i}, which has no place on the image, was selected`}${also ? ` with the ${also} next best` : ""}; layer ${step.l}, divergence ${number(step.d)}${step.g === undefined || step.g === 1 ? "" : `, weight ${number(step.g)}`}.`);
     }
     this.said.textContent = `${step.t.trim()}. ${this.where.textContent}`;
   }
