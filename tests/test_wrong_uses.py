@@ -81,6 +81,8 @@ COMMANDS = [
     ("generate photo.png --sample --temperature inf", "temperature must be a number from 1e-05"),
     ("generate photo.png --sample --temperature 1e-320", "temperature must be a number from 1e-05"),
     ("generate photo.png --compare-with nope", "Unknown method 'nope'"),
+    ("generate photo.png --compare-with vcd", "--compare-with needs --html or --figure"),
+    ("generate photo.png --step 2", "--step needs --figure"),
     ("generate photo.png --html /proc/page.html", "/proc/page.html cannot be written"),
     ("generate photo.png --html new/page.html", "new/page.html cannot be written: there is no folder new; create it"),
     ("generate photo.png --figure new/figure.png", "there is no folder new"),

@@ -75,6 +75,14 @@ def done(page: Any) -> None:
     page.get_by_text("Done. Click a word").wait_for()
 
 
+def test_a_fifth_method_is_refused_in_a_sentence(opened: Any) -> None:
+    page = opened.page
+    for name in ("vcd", "m3id", "dola"):  # revisit and greedy are there
+        page.get_by_label("Add a method").select_option(name)
+    assert page.locator(".method").count() == 4
+    assert page.locator(".tell.bad").inner_text() == "At most four methods can be compared; remove one first."
+
+
 def test_upload_ask_stream_inspect_change_download(opened: Any, server: tuple[str, Service], tmp_path: Path) -> None:
     page, address = opened.page, server[0]
     give(page, opened.picture)

@@ -24,7 +24,7 @@ REPLY = Reply("x", "stop", 1, 1, "revisit")
 
 
 def ticket(method: Any = None, seconds: float = 60, record: Any = None) -> Ticket:
-    request = ChatRequest([], [], method or ReVisiT(), Decoding(max_new_tokens=5), record=record)
+    request = ChatRequest([], [], method or ReVisiT(), Decoding(max_new_tokens=5), stream=True, record=record)
     return Ticket(request, "", seconds, asyncio.get_running_loop())
 
 

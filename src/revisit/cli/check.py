@@ -60,8 +60,8 @@ def check(
       revisit check --calibrate coco --model llava-hf/llava-1.5-7b-hf
     """
     if calibrate is not None:
-        if source is not None:
-            raise RevisitError("--calibrate measures the model; leave out the picture, the text and the file.")
+        if as_json or any(o is not None for o in (source, images, output, prompt, threshold, field, html)):
+            raise RevisitError("--calibrate measures the model: use it with --model, --batch-size and --quiet only.")
         _calibrate(model, calibrate, batch_size, quiet)
         return
     if source is None:
@@ -72,8 +72,8 @@ def check(
         raise RevisitError(
             'Give the text to check after the picture, or a file of texts with --images: revisit check photo.jpg "A dog."'
         )
-    if text is not None and (images is not None or output is not None):
-        raise RevisitError("--images and --out need a file of texts, not a single text.")
+    if text is not None and (images is not None or output is not None or field is not None):
+        raise RevisitError("--images, --out and --field need a file of texts, not a single text.")
     if text is None and (html is not None or as_json):
         raise RevisitError("--html and --json need a single text; a file of texts writes its page and lines to --out.")
     if text is None and output is None:

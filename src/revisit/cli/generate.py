@@ -88,6 +88,10 @@ def generate(
     Decoding.asked(sample, temperature, top_p)
     method, settings = chosen_method(method, set_)
     others = compared_methods(method, compare_with)
+    if others and compare_with != ["greedy"] and not (html or figure):
+        raise RevisitError("--compare-with needs --html or --figure, which show the other answers.")
+    if step and not figure:
+        raise RevisitError("--step needs --figure, whose steps it selects.")
     paths = find_images(images)
     if html is not None:
         check_page(html, paths)

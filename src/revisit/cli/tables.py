@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from revisit.embedded.familiar import advice
-from revisit.explain.record import own_settings
+from revisit.explain.record import MethodOutput, TokenStep, own_settings
 from revisit.explain.tokens import printable
 from revisit.report.document import Cell, Table
 
 if TYPE_CHECKING:
     from revisit.explain.lens import Lens
-    from revisit.explain.record import MethodOutput, TokenStep
     from revisit.models.geometry import Layout
 
 MIN_SHIFT = 0.1  # share of the probability that a method must move for a step to be listed

@@ -20,19 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import Cache, GenerationConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from revisit.contrast.pixels import refuse_filled_cache
-from revisit.decoding.run import CACHE, StandIn
+from revisit.decoding.run import CACHE, Run, StandIn
 from revisit.errors import RevisitError
 from revisit.taps.states import Hooks, saved_positions
 
 if TYPE_CHECKING:
-    from transformers import Cache
     from transformers.modeling_outputs import CausalLMOutputWithPast
-
-    from revisit.decoding.run import Run
 
 
 @dataclass

@@ -21,7 +21,7 @@ from revisit.models import DESCRIBE
 from revisit.models.config import is_embedded, name_of
 from revisit.models.images import open_image
 from revisit.models.loading import loaded_pair
-from revisit.models.parts import ModelParts
+from revisit.models.parts import Head, ModelParts
 from revisit.models.prompts import chat_text, encode, refuse_image_tokens
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from revisit.explain.record import Decode
     from revisit.models.geometry import Layout
-    from revisit.models.parts import Head
     from revisit.models.types import ImageLike, Model, Processor, Tokenizer
 
 THRESHOLD = 0.05  # for models that recommend none

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from revisit.benchmarks.io.answers import PICTURES, read_answers
+from revisit.benchmarks.io.answers import PICTURES, Answer, read_answers
 from revisit.errors import RevisitError
 from revisit.explain.check import Check, check_many
 from revisit.explain.check_page import page
@@ -19,7 +19,6 @@ from revisit.models.config import name_of
 from revisit.models.images import open_image
 
 if TYPE_CHECKING:
-    from revisit.benchmarks.io.answers import Answer
     from revisit.models.types import Model, Processor
 
 LINES, SETTINGS, TABLE, PAGE = "checks.jsonl", "settings.json", "summary.csv", "index.html"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from revisit.errors import RevisitError
-from revisit.explain.record import label, seeks_far
+from revisit.explain.record import Decode, MethodOutput, TokenStep, label, seeks_far
 from revisit.explain.tokens import printable
 from revisit.pages.document import check_writable
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from revisit.explain.lens import Lens
-    from revisit.explain.record import Decode, MethodOutput, TokenStep
     from revisit.models.geometry import Layout
 
 # They differ in lightness too, for gray prints and color-blind readers.

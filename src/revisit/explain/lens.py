@@ -18,15 +18,13 @@ from revisit.explain.prefill import logit_slices, prefill_states, unfamiliar_ima
 from revisit.explain.tokens import token_text
 from revisit.models.config import name_of
 from revisit.models.families import resolve_layers
-from revisit.models.geometry import layout_of
-from revisit.models.parts import ModelParts
+from revisit.models.geometry import Layout, layout_of
+from revisit.models.parts import Head, ModelParts
 from revisit.models.prompts import prepare
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from revisit.models.geometry import Layout
-    from revisit.models.parts import Head
     from revisit.models.types import Model, Processor, Tokenizer
 
 MOST_MAPS = 32  # words of one set whose heat maps are kept

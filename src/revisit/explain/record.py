@@ -12,8 +12,8 @@ import numpy as np
 
 from revisit.benchmarks.chair_words import WORDS, object_words
 from revisit.decoding.loop import beams_asked, generate
-from revisit.decoding.method import method_text
-from revisit.decoding.trace import Trace
+from revisit.decoding.method import Method, method_text
+from revisit.decoding.trace import StepRecord, Trace
 from revisit.errors import RevisitError
 from revisit.explain.check import settings_of
 from revisit.explain.lens import whole_vocabulary
@@ -27,8 +27,6 @@ from revisit.models.prompts import new_tokens, prepare
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from revisit.decoding.method import Method
-    from revisit.decoding.trace import StepRecord
     from revisit.models.geometry import Layout
     from revisit.models.types import Inputs, Model, Processor, Tokenizer
 

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from revisit.explain.prefill import logit_slices, watch_prefill
 from revisit.explain.tokens import token_text
-from revisit.models.parts import ModelParts
+from revisit.models.parts import Head, ModelParts
 from revisit.models.prompts import prepare
 from revisit.taps.forcing import last_logits
 
 if TYPE_CHECKING:
-    from revisit.models.parts import Head
     from revisit.models.types import Model, Processor
 
 GRAY = (127, 127, 127)

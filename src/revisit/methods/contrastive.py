@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from revisit.decoding.method import Method
+from revisit.decoding.method import Method, Refine
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from revisit.contrast.branch import Branch
-    from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
 
     Combine = Callable[[Tensor, Tensor, int], Tensor]  # (logits, contrast logits, step from 0), all (rows, V) -> scores

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from revisit.decoding.method import LayerNumbers, Method
+from revisit.decoding.method import LayerNumbers, Method, Refine
 from revisit.errors import RevisitError
 from revisit.models.families import resolve_layers
 from revisit.registry import Share
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from typing_extensions import Self
 
-    from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from revisit.decoding.method import Method
+from revisit.decoding.method import Method, Refine
 from revisit.methods.contrastive import cut
 from revisit.registry import Share, Strength
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from revisit.decoding.method import Method
+from revisit.decoding.method import Method, Refine
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
 
 

@@ -80,12 +80,8 @@ class M3ID(Boundaries, Contrastive):
         return cls(**{"decay": 0.005, "beta": 0.0, "gate": 0.3, "cap": 5.0, **overrides})
 
     def begin(self, run: Run) -> Refine:
-        from revisit.contrast.prompt_edits import edited, without_image
-
         mask = run.find_vision_tokens()
-        around = self.boundaries(run)
-        text = edited(run, mask, lambda _, ids, vision: without_image(ids, vision, around), pixels=False)
-        branch = self.branch(run, text)
+        branch = self.branch(run, self.without_image(run, mask))
 
         def combine(logits: Tensor, other: Tensor, step: int) -> Tensor:
             w = weight(step + self.start, self.decay, self.cap)

@@ -12,14 +12,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
-from revisit.decoding.method import LayerNumbers, Method
+from revisit.decoding.method import LayerNumbers, Method, Refine
 from revisit.methods.layers import check_layers, layers_of_32
 from revisit.registry import Share
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
 
 CANDIDATES = 10  # tokens whose entropy counts

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from revisit.decoding.method import LayerNumbers, Method
+from revisit.decoding.method import LayerNumbers, Method, Refine
 from revisit.methods.layers import check_layers, layers_of_32
 from revisit.registry import Strength
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
     from revisit.taps.attention import Call
 

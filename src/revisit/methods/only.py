@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from revisit.decoding.method import Method
+from revisit.decoding.method import Method, Refine
 from revisit.errors import RevisitError
 from revisit.methods.contrastive import cut
 from revisit.methods.layers import check_layers
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from typing_extensions import Self
 
-    from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
     from revisit.taps.attention import Call
 

@@ -75,17 +75,13 @@ class PAI(Boundaries, Contrastive):
         return cls(**{"alpha": 0.0, **overrides})
 
     def begin(self, run: Run) -> Refine:
-        from revisit.contrast.prompt_edits import edited, without_image
-
         mask = run.find_vision_tokens()
         has_image = mask.any(-1)
         if self.alpha:
             self._attend(run, mask)
         if self.gamma is None:
             return lambda input_ids, logits: run.decode_by(input_ids, logits, logits, acted=has_image)
-        around, gamma = self.boundaries(run), self.gamma
-        text = edited(run, mask, lambda _, ids, vision: without_image(ids, vision, around), pixels=False)
-        branch = self.branch(run, text)
+        gamma, branch = self.gamma, self.branch(run, self.without_image(run, mask))
         return self.contrasted(run, branch, has_image, lambda l, other, _: guide(l, other, gamma, self.beta))
 
     def _attend(self, run: Run, mask: Tensor) -> None:

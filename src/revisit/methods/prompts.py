@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
@@ -42,6 +42,13 @@ class Boundaries(Method):
                 "which are unknown for this family: pass their ids as around, or an empty list if there are none."
             )
         return tuple(sorted(families.edge_ids(run.processor.tokenizer, family))) if family.image_edges else ()
+
+    def without_image(self, run: Run, mask: Tensor) -> dict[str, Any]:
+        """The inputs of the prompt without its image; `mask` are the vision positions (rows, T)."""
+        from revisit.contrast.prompt_edits import edited, without_image
+
+        around = self.boundaries(run)
+        return edited(run, mask, lambda _, ids, vision: without_image(ids, vision, around), pixels=False)
 
     def text_ids(self, run: Run, ids: Sequence[int]) -> Tensor:
         """Token ids as a tensor (n,); raises RevisitError for an id that is not in the vocabulary, or marks an image."""

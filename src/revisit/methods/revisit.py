@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any, Literal
 
-from revisit.decoding.method import LayerNumbers, Method
+from revisit.decoding.method import LayerNumbers, Method, Refine
 from revisit.errors import RevisitError
 from revisit.models import families
 from revisit.models.families import resolve_layers
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from typing_extensions import Self
 
-    from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
     from revisit.models.types import Configured
     from revisit.step.interface import Step

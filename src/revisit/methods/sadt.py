@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from revisit.benchmarks.chair_words import CATEGORIES, WORDS
-from revisit.decoding.method import LayerNumbers, Method
+from revisit.decoding.method import LayerNumbers, Method, Refine
 from revisit.errors import RevisitError
 from revisit.methods.layers import check_layers, layers_of_32
 from revisit.registry import Count, Share, WholeNumber
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from typing_extensions import Self
 
-    from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
     from revisit.models.types import Tokenizer
     from revisit.taps.attention import Call

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import model_validator
 
-from revisit.decoding.method import LayerNumbers
+from revisit.decoding.method import LayerNumbers, Refine
 from revisit.errors import RevisitError
 from revisit.methods.layers import check_layers, layers_of_32
 from revisit.methods.prompts import Boundaries
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from typing_extensions import Self
 
-    from revisit.decoding.method import Refine
     from revisit.decoding.run import Run
 
 ROUNDING = 1e-5  # of a state's length
@@ -107,12 +106,10 @@ class VISTA(Boundaries):
     def _steer(self, run: Run, mask: Tensor) -> None:
         """Turn the clean rows' states for the rest of the call."""
         from revisit.contrast.branch import last_states
-        from revisit.contrast.prompt_edits import edited, without_image
         from revisit.taps.states import Hooks
 
-        around = self.boundaries(run)
-        text = edited(run, mask, lambda _, ids, vision: without_image(ids, vision, around), pixels=False)
-        with_image, without = last_states(run, None), last_states(run, text)
+        without_image = self.without_image(run, mask)
+        with_image, without = last_states(run, None), last_states(run, without_image)
         hooks, rows = Hooks(run.stack), len(mask)
         for number, mlp in enumerate(run.parts.mlps):
             direction = added(with_image[number].float(), without[number].float())  # (rows, d)

@@ -132,22 +132,19 @@ class Service:
 
     async def answer(self, ticket: Ticket, request: Request) -> Response:
         """The whole answer; a client that leaves takes its row out of the batch."""
-        asked = time.monotonic()
         while True:
-            if time.monotonic() - asked > 1.0:
-                asked = time.monotonic()
-                if await request.is_disconnected():
-                    ticket.gone = True
-                    raise ClientDisconnect
             try:
                 got = await asyncio.wait_for(ticket.events.get(), 1.0)
+                break
             except asyncio.TimeoutError:
-                continue
-            if isinstance(got, ApiError):
-                raise got
-            if isinstance(got, Reply):
-                self.count(ticket, got)
-                return JSONResponse(completion(ticket.request, got, self.name))
+                if await request.is_disconnected():
+                    ticket.gone = True
+                    raise ClientDisconnect from None
+        if isinstance(got, ApiError):
+            raise got
+        assert isinstance(got, Reply)  # only streamed answers come in pieces
+        self.count(ticket, got)
+        return JSONResponse(completion(ticket.request, got, self.name))
 
     async def stream(self, ticket: Ticket) -> AsyncIterator[bytes]:
         """The answer as server-sent events; errors after the first are events too, because the status is sent."""

@@ -27,7 +27,7 @@ Decode = Callable[[Sequence["Ticket"], int], None]
 class Ticket:
     """One request between the web side, which awaits `events`, and the model's thread, which fills it.
 
-    Events are pieces, then a reply or an error.
+    Events are pieces if the answer is streamed, then a reply or an error.
     """
 
     def __init__(self, request: ChatRequest, prompt: str, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
@@ -55,10 +55,10 @@ class Ticket:
         return self is other or (mine == others and self.request.record is None)
 
     def show(self, text: str, record: Json | None = None) -> None:
-        """Send text that is final."""
+        """Send text that is final, if the answer is streamed."""
         if self.first is None:
             self.first = time.monotonic() - self.arrived
-        if text or record:
+        if self.request.stream and (text or record):
             self._send(Piece(text, record))
 
     def succeed(self, reply: Reply) -> None:

@@ -85,12 +85,13 @@ class Decoder:
         recorder = (
             StepRecorder(self.model, self.processor, requests[0], inputs) if requests[0].record is not None else None
         )
-        rows = [Progress(ticket, self._text, self.end, recorder) for ticket in tickets]
+        decode = partial(self.processor.tokenizer.decode, skip_special_tokens=True)
+        rows = [Progress(ticket, decode, self.end, recorder) for ticket in tickets]
         checkers = self._checkers(requests)
         trace = Trace(record=bool(checkers)) if recorder is None else recorder.trace
         with ExitStack() as stack:
-            if recorder is not None:
-                stack.enter_context(recorder.watch())
+            if recorder is not None and requests[0].record == "patches":
+                recorder.states = stack.enter_context(watch_prefill(self.model, inputs))
             if checkers:
                 seen = stack.enter_context(watch_prefill(self.model, inputs, checkers[0].layers))
             found = decode_batch(
@@ -133,10 +134,6 @@ class Decoder:
         choices = [request.check for request in requests if request.check is not None]
         tokenizer = self.processor.tokenizer
         return [Checker(self.model, tokenizer, choice.threshold, choice.words) for choice in choices]
-
-    def _text(self, tokens: Sequence[int]) -> str:
-        text: str = self.processor.tokenizer.decode(tokens, skip_special_tokens=True)
-        return text
 
 
 class Progress:

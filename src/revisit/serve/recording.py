@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
 from revisit.decoding.trace import Trace
 from revisit.explain.page import images_payload, method_payload, step_payload, words_payload
-from revisit.explain.prefill import PrefillStates, watch_prefill
+from revisit.explain.prefill import PrefillStates
 from revisit.explain.record import Decode, MethodOutput, TokenStep, step_of
 from revisit.explain.tokens import TokenTexts
 from revisit.models.geometry import layout_of
@@ -24,24 +22,15 @@ if TYPE_CHECKING:
 
 
 class StepRecorder:
-    """Records one answer while it is decoded with `trace`, inside `watch`."""
+    """Records one answer while it is decoded with `trace`."""
 
     def __init__(self, model: Model, processor: Processor, request: ChatRequest, inputs: Inputs) -> None:
-        self.model, self.tokenizer, self.request, self.inputs = model, processor.tokenizer, request, inputs
+        self.tokenizer, self.request = processor.tokenizer, request
         self.layout = layout_of(model, processor, list(request.images), inputs)
         self.trace = Trace(record=True)
         self.texts = TokenTexts(self.tokenizer)
         self.steps: list[TokenStep] = []
-        self.states: PrefillStates | None = None
-
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        """Keep the patches' states from the prefill inside the block, where patches were asked for."""
-        if self.request.record == "steps":
-            yield
-            return
-        with watch_prefill(self.model, self.inputs) as self.states:
-            yield
+        self.states: PrefillStates | None = None  # from the prefill, if the words of the patches were asked for
 
     def start(self) -> Json:
         """The method, and where the image's patches are."""
