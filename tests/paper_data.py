@@ -13,11 +13,11 @@ from typing import Any
 from revisit.benchmarks.chair import PROMPT
 from revisit.benchmarks.io.drafts import Draft, drafting
 from revisit.benchmarks.mmmu import SUBJECTS
-from revisit.benchmarks.pope import KINDS, SOURCES
 from revisit.embedded.build import fill
 
 PICTURES = 30  # one for each subject of MMMU
 CAPTIONED = 4  # of them, for CHAIR and LLaVA-Bench
+SOURCES, KINDS = ("coco", "aokvqa", "gqa"), ("random", "popular", "adversarial")  # POPE's settings
 ASKED = 9  # of them, for POPE (three to each source) and VQAv2
 QUESTIONS = 2  # about each of those, in one setting of POPE
 FOLDER = "scenes"

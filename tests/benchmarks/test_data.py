@@ -48,12 +48,13 @@ def lines(rows: list[dict[str, Any]]) -> bytes:
 
 
 def offer(server: FileServer, cls: type[Benchmark], contents: dict[str, bytes], patch: pytest.MonkeyPatch) -> None:
-    """Puts the benchmark's files on the server, and their checksums where the real ones stand."""
+    """Puts the benchmark's files on the server, with their checksums in place of the published ones."""
     remotes = []
     for remote in cls.downloads:
         body = contents[remote.path]
         server.files[f"/{remote.urls[0].partition('://')[2]}"] = body
-        remotes.append(dataclasses.replace(remote, sha256=hashlib.sha256(body).hexdigest()))
+        known = hashlib.sha256(body).hexdigest() if remote.sha256 else ""
+        remotes.append(dataclasses.replace(remote, sha256=known))
     patch.setattr(cls, "downloads", tuple(remotes))
 
 
@@ -231,7 +232,10 @@ def test_interrupted_and_resumed(offered: str, file_server: FileServer, tmp_path
 
 def test_corrupted_on_the_way(offered: str, file_server: FileServer, tmp_path: Path) -> None:
     pictures = [path for path in file_server.files if path.endswith(".jpg")]
-    chosen = [path for path in file_server.files if path not in pictures[1:]]  # one picture stands for all
+    only_lengths = ("/PhD/4cc31db049a70abff2912d5c083ebcc5c384b011/data.json", "/MMVP/resolve/main/Questions.csv")
+    chosen = [
+        path for path in file_server.files if path not in pictures[1:] and not path.endswith(only_lengths)
+    ]  # one picture stands for all
     for path in chosen:
         body = file_server.files[path]
         middle = len(body) // 4
@@ -281,8 +285,6 @@ def test_a_run_fetches_what_it_needs_once(
     offer_vqav2(file_server, monkeypatch)
     some = resolve_data(place, "vqav2", 7)
     assert len(list((some / "val2014").iterdir())) == 7
-    with pytest.raises(RevisitError, match="needs a benchmark"):
-        resolve_data("download")
 
 
 @pytest.mark.parametrize("command", ["eval", "reproduce"])

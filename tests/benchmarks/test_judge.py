@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from revisit.benchmarks import judge
 from revisit.benchmarks.judge import Judge
 from revisit.errors import RevisitError
 
@@ -37,30 +38,32 @@ def test_busy_server_is_asked_again(stub_judge):
     assert Judge(stub_judge.url, "m").ask("q") == "fine"
 
 
-def test_failures_are_one_sentence(stub_judge, tmp_path: Path):
+def test_failures_are_one_sentence(stub_judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     stub_judge.replies = [401]
     with pytest.raises(RevisitError, match="refused: status 401 no"):
         Judge(stub_judge.url, "m").ask("q")
+    monkeypatch.setattr(judge, "ATTEMPTS", 2)
     stub_judge.replies = [500, 500]
     with pytest.raises(RevisitError, match="did not answer after 2 attempts"):
-        Judge(stub_judge.url, "m", attempts=2).ask("q")
+        Judge(stub_judge.url, "m").ask("q")
     bad = tmp_path / "bad.jsonl"
     bad.write_text("{}\n")
     with pytest.raises(RevisitError, match=r"bad\.jsonl line 1"):
         Judge(stub_judge.url, "m", bad)
 
 
-def test_what_is_no_completion_is_one_sentence(stub_judge):
+def test_what_is_no_completion_is_one_sentence(stub_judge, monkeypatch: pytest.MonkeyPatch):
     stub_judge.replies = [{"error": "not me"}, {"choices": [{"message": {"content": None}}]}]
     with pytest.raises(RevisitError, match="did not return a chat completion"):
         Judge(stub_judge.url, "m").ask("q")
     with pytest.raises(RevisitError, match="without text"):
         Judge(stub_judge.url, "m").ask("q")
+    monkeypatch.setattr(judge, "ATTEMPTS", 1)
     with pytest.raises(RevisitError, match=r"did not answer after 1 attempts \("):
-        Judge("http://127.0.0.1:9/v1", "m", attempts=1).ask("q")
+        Judge("http://127.0.0.1:9/v1", "m").ask("q")
 
 
-@pytest.mark.parametrize("settings", [{"url": "localhost"}, {"model": ""}, {"attempts": 0}])
+@pytest.mark.parametrize("settings", [{"url": "localhost"}, {"model": ""}])
 def test_settings_are_checked(settings):
     with pytest.raises(RevisitError):
         Judge(**({"url": "http://localhost", "model": "m"} | settings))

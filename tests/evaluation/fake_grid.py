@@ -76,7 +76,7 @@ class HashEngine(Engine):
     def identity(self) -> dict[str, Any]:
         return {"name": self.model, "fingerprint": self.weights, "dtype": "float32"}
 
-    def batch_invariant(self, decoding: Decoding) -> bool:
+    def batch_invariant(self) -> bool:
         return self.invariant
 
     def answer(self, method: Any, decoding: Decoding, jobs: Sequence[Job], images: Sequence[list[Any]]) -> list[Answer]:

@@ -266,7 +266,6 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_several_seeds_are_one_row_with_mean_and_deviation(sampled: Path) -> None:
     (table,) = compare_folder(sampled, resamples=299)
     cells = json.loads((sampled / "results.json").read_text())["cells"]
-    assert table.seeds == (0, 1, 5)
     assert [row.method for row in table.rows] == ["shift", "shift(by=1)"]
     for row in table.rows:
         own = [c["metrics"]["vowels"]["value"] for c in cells if c["method"]["label"] == row.method]

@@ -62,6 +62,17 @@ def test_no_bar_is_left_on_a_terminal() -> None:
     assert "-:--" not in out.getvalue().splitlines()[-1]
 
 
+def test_what_follows_a_plan_is_not_counted_as_one_of_its_cells() -> None:
+    bars, _ = piped()
+    with bars:
+        bars.plan([cell(1, stored=40), cell(2, stored=40)])
+        bars.start("first", 40, 40)
+        bars.start("second", 40, 40)
+        bars.start("a study", 3, 0)
+        bars.advance(1)
+        assert [task.description for task in bars.progress.tasks] == ["a study"]
+
+
 def test_the_plan_counts_what_is_stored_and_writes_nothing(tmp_path: Path) -> None:
     data = write_items(tmp_path / "data", 23)
     plan = make_plan(tmp_path / "out", data)

@@ -30,7 +30,7 @@ from revisit.evaluation.runner import Reporter, job_seed, run
 from revisit.evaluation.statistics import wilson
 from revisit.evaluation.store import read_results, unfinished
 from revisit.report.comparisons import WRITERS, to_csv
-from revisit.report.sample_browser import read_samples
+from revisit.report.sample_browser import begun_cells, read_samples
 from run_folders import verify
 
 SCRIPT = Path(__file__).with_name("fake_grid.py")
@@ -160,15 +160,17 @@ def test_seeds_belong_to_items(tmp_path: Path, data: Path) -> None:
 
 def test_a_second_command_adds_to_the_same_results(tmp_path: Path, data: Path) -> None:
     run_here(make_plan(tmp_path / "out", data, methods=(Shift(0),)))
-    results, _ = run_here(make_plan(tmp_path / "out", data, methods=(Shift(3),)))
-    assert [c["method"]["label"] for c in results["cells"]] == ["shift", "shift", "shift(by=3)", "shift(by=3)"]
+    run_here(make_plan(tmp_path / "out", data, methods=(Shift(3),)))
+    cells = read_results(tmp_path / "out")["cells"]
+    assert [c["method"]["label"] for c in cells] == ["shift", "shift", "shift(by=3)", "shift(by=3)"]
 
 
 def test_a_cell_that_was_deleted_is_no_longer_listed(tmp_path: Path, data: Path) -> None:
     first, _ = run_here(make_plan(tmp_path / "out", data))
     shutil.rmtree(tmp_path / "out" / first["cells"][0]["path"])
-    others, _ = run_here(make_plan(tmp_path / "out", data, models=("m2",)))
-    assert [cell["path"] for cell in others["cells"]] == [cell["path"] for cell in first["cells"][1:]]
+    run_here(make_plan(tmp_path / "out", data, models=("m2",)))
+    listed = read_results(tmp_path / "out")["cells"]
+    assert [cell["path"] for cell in listed] == [cell["path"] for cell in first["cells"][1:]]
     assert compare_folder(tmp_path / "out", resamples=50)
 
 
@@ -267,9 +269,9 @@ def test_a_second_protocol_in_one_output_replaces_nothing(tmp_path: Path, data: 
         make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(),), benchmarks=(b,)) for b in TWO_PROTOCOLS
     )
     (alone,) = run_here(first)[0]["cells"]
-    results, _ = run_here(second)
-    assert results["cells"][0] == alone
-    assert results["cells"][1]["metrics"]["vowels"] != alone["metrics"]["vowels"]
+    (other,) = run_here(second)[0]["cells"]
+    assert other["metrics"]["vowels"] != alone["metrics"]["vowels"]
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["cells"] == [alone, other]
     _, engines = run_here(first)
     assert asked(engines) == 0
 
@@ -307,10 +309,7 @@ def test_a_stopped_run_says_what_is_missing_and_how_to_finish_it(stopped: Plan) 
     results = read_results(stopped.output)
     found = [(c["status"], c["answers"], c["items"]) for c in results["cells"]]
     assert found == [("complete", 23, 23), ("unfinished", 8, 23), ("unfinished", 0, 23)]
-    missing = unfinished(results)
-    assert missing is not None
-    assert missing.commands == ["revisit eval --out 'my runs'"]
-    assert str(missing) == (
+    assert unfinished(results) == (
         "This run is incomplete: 2 of 3 combinations of model, method and benchmark have no result (m1 · shift(by=3) · letters: 8 of "
         "23 answers; m1 · shift(by=4) · letters: 0 of 23 answers). To finish it, run: revisit eval --out 'my runs'"
     )
@@ -318,7 +317,15 @@ def test_a_stopped_run_says_what_is_missing_and_how_to_finish_it(stopped: Plan) 
     assert table.notes[0].startswith("Partial, not in this table: m1 · shift(by=3) · letters: 8 of 23 answers; m1")
     assert verify(stopped.output).problems == []
     run_here(stopped)
-    assert unfinished(read_results(stopped.output)) is None
+    assert unfinished(read_results(stopped.output)) == ""
+
+
+def test_a_run_returns_the_cells_of_its_own_plan(tmp_path: Path, data: Path) -> None:
+    """Other commands may have written to the same folder, with the same model, method and benchmark."""
+    plans = [make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(),), max_new_tokens=n) for n in (3, 5, 3)]
+    found = [run_here(plan)[0]["cells"] for plan in plans]
+    assert [[cell["decoding"]["max_new_tokens"] for cell in cells] for cells in found] == [[3], [5], [3]]
+    assert len(read_results(tmp_path / "out")["cells"]) == 2
 
 
 def test_compare_says_first_that_a_run_is_incomplete(stopped: Plan) -> None:
@@ -342,6 +349,17 @@ def stopped_at_once(plan: Plan) -> Path:
     return output
 
 
+def test_view_and_export_leave_out_answers_to_an_item_that_has_changed_since(tmp_path: Path, data: Path) -> None:
+    plan = make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(),))
+    run_here(plan)
+    (data / "items.txt").write_text((data / "items.txt").read_text().replace("prompt 2 ", "another prompt 2 "))
+    run_here(plan)
+    ((_, lines, scores, _),) = begun_cells(plan.output, read_results(plan.output), [])
+    assert len({line.id for line in lines}) == len(lines) == 23
+    assert scores is not None
+    assert {line.id: line.item for line in lines} == scores.items
+
+
 def test_view_shows_what_was_asked_and_says_that_the_run_is_incomplete(stopped: Plan, data: Path) -> None:
     (data / "items.txt").write_text("another question\n" * 23)  # changed since
     columns, samples, notes = read_samples(stopped.output)
@@ -358,11 +376,11 @@ def test_a_larger_limit_is_unfinished_until_its_answers_are_there(tmp_path: Path
     plan = make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(),), limit=8)
     run_here(plan)
 
-    for limit, expected in ((8, None), (20, [(8, 20)])):  # all that is planned is there; some of it
+    for limit, expected in ((8, ("complete", 8, 8)), (20, ("unfinished", 8, 20))):  # all that is planned; some of it
         with pytest.raises(KeyboardInterrupt):
             run(replace(plan, limits={"letters": limit}), Interrupting(), HashEngine)
-        missing = unfinished(read_results(plan.output))
-        assert (missing and [(c["answers"], c["items"]) for c in missing.cells]) == expected
+        (cell,) = read_results(plan.output)["cells"]
+        assert (cell["status"], cell["answers"], cell["items"]) == expected
 
 
 # --- unreadable images ----------------------------------------------------------------------------------------------

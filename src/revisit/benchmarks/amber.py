@@ -1,8 +1,8 @@
 """AMBER: captions checked against annotated objects (CHAIR, Cover, Hal, Cog), and yes/no questions.
 
-The rules are those of AMBER's inference.py. Its generative part takes two words for the same object when spaCy's
-en_core_web_lg vectors are closer than 0.8; without spaCy a variant that needs equal words can be asked for, under its
-own version name. Data: AMBER's `data/` folder and pictures (junyangwang0410/AMBER).
+The rules are those of AMBER's inference.py. In its generative part two words name the same object if the similarity of their
+vectors in spaCy's en_core_web_lg is above 0.8. Without spaCy, `similarity=exact` requires equal words, under its own version
+name. Data: AMBER's `data/` folder and pictures (junyangwang0410/AMBER).
 """
 
 from __future__ import annotations
@@ -15,16 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from revisit.benchmarks import language
-from revisit.benchmarks.base import (
-    Benchmark,
-    Item,
-    Metric,
-    PerUnit,
-    Scores,
-    check_answers,
-    ratio,
-    require,
-)
+from revisit.benchmarks.base import Benchmark, Item, Metric, PerUnit, Scores, check_answers, ratio, require
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.download import Remote
 from revisit.benchmarks.pope import parse_vlmevalkit
@@ -117,13 +108,12 @@ def score_caption(
     for noun in mentioned:
         if noun in words.safe:
             continue
-        if (exact := _first(real, functools.partial(eq, noun))) is not None:
+        if (exact := _first(real, noun, eq)) is not None:
             covered.add(exact)
             continue
         # An exact pitfall and the first similar one both count, and may be different objects.
-        tests: tuple[Callable[[str], bool], ...] = (functools.partial(eq, noun), functools.partial(similar, noun))
-        hit |= {owner for test in tests if (owner := _first(pitfalls, test)) is not None}
-        near = _first(real, functools.partial(similar, noun))
+        hit |= {owner for test in (eq, similar) if (owner := _first(pitfalls, noun, test)) is not None}
+        near = _first(real, noun, similar)
         if near is None:
             wrong += 1
         else:
@@ -131,13 +121,13 @@ def score_caption(
     return CaptionScore(len(mentioned), wrong, len(covered), len(truth), len(hit), len(hallu))
 
 
-def _first(words: Iterable[tuple[str, int]], test: Callable[[str], bool]) -> int | None:
-    return next((owner for word, owner in words if test(word)), None)
+def _first(words: Iterable[tuple[str, int]], noun: str, test: Similar) -> int | None:
+    return next((owner for word, owner in words if test(noun, word)), None)
 
 
 @functools.cache
 def spacy_similarity() -> Similar:
-    """The official nearness of two words; says what to install where spaCy or its vectors are missing."""
+    """The official test whether two words mean the same; raises RevisitError if spaCy or its vectors are missing."""
     try:
         import spacy
 
@@ -149,14 +139,6 @@ def spacy_similarity() -> Similar:
         ) from error
     parse = functools.cache(nlp)
     return functools.cache(lambda one, other: bool(parse(one).similarity(parse(other)) > THRESHOLD))
-
-
-def exact_similarity() -> Similar:
-    """Words are near only if they are equal."""
-    return lambda one, other: one == other
-
-
-SIMILARITY: dict[str, Callable[[], Similar]] = {"spacy": spacy_similarity, "exact": exact_similarity}
 
 
 def _padded(units: PerUnit, counters: int = 1) -> PerUnit:
@@ -187,11 +169,8 @@ def parse_official(text: str) -> str:
     return {"Yes": "yes", "No": "no"}.get(text, "other")
 
 
-PARSERS: dict[str, Callable[[str], str]] = {"official": parse_official, "vlmevalkit": parse_vlmevalkit}
-
-
-def official_f1(precision: float, recall: float, extra: float = 0.0001) -> float:
-    """F1 in percent as inference.py makes it: from percentages rounded to one decimal, with an extra denominator."""
+def official_f1(precision: float, recall: float, extra: float) -> float:
+    """F1 in percent as inference.py computes it: from percentages rounded to one decimal, with an extra denominator."""
     p, r = round(precision, 1) / 100, round(recall, 1) / 100
     return 2 * p * r / (p + r + extra) * 100
 
@@ -264,8 +243,7 @@ class Amber(Benchmark):
 
     def files(self, data_dir: Path) -> list[Path]:
         folder = files.folder(self._home(data_dir), "data", "annotations.json")
-        names = ("annotations.json", "relation.json", "safe_words.txt", "query/query_all.json")
-        return [require(folder / name, f"AMBER's {name}", SOURCE) for name in names]
+        return [require(folder / name, f"AMBER's {name}", SOURCE) for name in _SHA256]
 
     def _home(self, data_dir: Path) -> Path:
         return files.folder(data_dir, "amber", "data", "annotations.json")
@@ -299,7 +277,7 @@ class Amber(Benchmark):
         captions = [item for item in items if item.meta["kind"] == "generative"]
         if captions:
             words = read_vocabulary(captions[0].meta["folder"])
-            similar = SIMILARITY[self.similarity]()
+            similar = spacy_similarity() if self.similarity == "spacy" else eq
             found = {
                 i.id: score_caption(nouns(answers[i.id]), i.meta["truth"], i.meta["hallu"], words, similar)
                 for i in captions
@@ -307,7 +285,7 @@ class Amber(Benchmark):
             parts.append(score_captions(found))
         asked = [item for item in items if item.meta["kind"] != "generative"]
         if asked:
-            parse = PARSERS[self.parser]
+            parse = parse_official if self.parser == "official" else parse_vlmevalkit
             parts.append(score_answers((i.id, parse(answers[i.id]), i.meta["truth"], i.meta["kind"]) for i in asked))
         metrics = {name: value for part in parts for name, value in part.metrics.items()}
         if len(parts) == 2:
@@ -323,9 +301,9 @@ class Amber(Benchmark):
 
 def read_vocabulary(folder: Path) -> Vocabulary:
     """The word lists next to the annotations."""
-    path = require(folder / "relation.json", "AMBER's relation.json", SOURCE)
+    path = folder / "relation.json"
     related = files.read_json(path)
     if not isinstance(related, dict) or not all(isinstance(words, list) for words in related.values()):
         raise RevisitError(f"{path} must be a JSON object that maps each word to its synonyms.")
-    safe = files.read_text(require(folder / "safe_words.txt", "AMBER's safe_words.txt", SOURCE)).split("\n")
+    safe = files.read_text(folder / "safe_words.txt").split("\n")
     return Vocabulary(related, frozenset(word for word in safe if word))

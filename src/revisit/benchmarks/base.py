@@ -1,7 +1,7 @@
 """What a benchmark is: its items, its scorer, and how the answers of two methods can be compared on it.
 
 A benchmark is a class whose fields are its options (`get("pope", parser="vcd")`), in its own module.
-It never sees a model: `load` gives prompts and images, `score` takes the answers as plain text.
+It never sees a model: `load` returns prompts and images, `score` takes the answers as plain text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HubDataset:
-    """Where a benchmark's rows are: the first of `repos` that exists; `columns` must be there, whatever else is."""
+    """Where a benchmark's rows are: the first of `repos` that exists, which must have at least these `columns`."""
 
     repos: tuple[str, ...]
     splits: tuple[str, ...]
@@ -143,7 +143,7 @@ class Benchmark(Settings):
 
     @property
     def version(self) -> str:
-        """Names the scoring rule, options included; two numbers compare only under one version."""
+        """Names the scoring rule, options included; only numbers of the same version can be compared."""
         return f"{self.name}-1"
 
     def options(self) -> dict[str, Any]:
@@ -204,7 +204,7 @@ def check_choice(kind: str, value: str, allowed: Iterable[str]) -> None:
 
 
 def check_answers(items: Iterable[Item], answers: Mapping[str, str]) -> None:
-    """Raises unless `answers` holds exactly one text for every item, so that nothing is dropped in silence."""
+    """Raises unless `answers` has exactly one text for every item, so that nothing is dropped silently."""
     ids = [item.id for item in items]
     if not ids:
         raise RevisitError("Nothing to score: the list of items is empty.")
@@ -227,7 +227,7 @@ def check_answers(items: Iterable[Item], answers: Mapping[str, str]) -> None:
 
 
 def require(path: Path, what: str, source: str, can_fetch: bool = True) -> Path:
-    """`path` if it exists, else the sentence that says what is missing, where it goes and how to get it."""
+    """`path` if it exists; otherwise raises RevisitError, which says where the file goes and how to get it."""
     if not path.exists():
         how = "use --data download, which fetches it once, or " if can_fetch else ""
         raise RevisitError(f"{what} is missing: {how}put it at {path} (from {source}).")

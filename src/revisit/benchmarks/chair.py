@@ -20,16 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from revisit.benchmarks import language
-from revisit.benchmarks.base import (
-    COCO_LICENSE,
-    Benchmark,
-    Item,
-    Metric,
-    Scores,
-    check_answers,
-    coco_picture,
-    require,
-)
+from revisit.benchmarks.base import COCO_LICENSE, Benchmark, Item, Metric, Scores, check_answers, coco_picture, require
 from revisit.benchmarks.chair_words import CATEGORIES, PAIRS, WORDS
 from revisit.benchmarks.io import files
 from revisit.benchmarks.io.answers import Answer
@@ -49,16 +40,13 @@ class Parse:
     """What the rule sees in a caption.
 
     `merged`: lemmas after word pairs have become one word (its length is the caption's length). `words`: those that
-    name a COCO object, `nodes`: their categories. `places`: the official token index of each word, which is off by
-    the dropped words once "seat" was dropped for a toilet (a bug of the published scripts, kept).
+    name a COCO object, `nodes`: their categories.
     """
 
     tokens: tuple[str, ...]
-    tags: tuple[str, ...]
     merged: tuple[str, ...]
     words: tuple[str, ...]
     nodes: tuple[str, ...]
-    places: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -108,11 +96,11 @@ class CaptionScore:
         return 2 * p * r / (p + r) if p + r else 0.0
 
 
-def lemmas(caption: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Tokens, tags and lemmas of the lower-cased caption."""
+def lemmas(caption: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Tokens and lemmas of the lower-cased caption."""
     pairs = language.tagged(caption.lower())
     roots = (language.lemma(token, _POS.get(tag[:1], "n")) for token, tag in pairs)
-    return tuple(token for token, _ in pairs), tuple(tag for _, tag in pairs), tuple(roots)
+    return tuple(token for token, _ in pairs), tuple(roots)
 
 
 def merge_pairs(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -128,22 +116,17 @@ def merge_pairs(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...
     return tuple(merged), tuple(starts)
 
 
+def names_object(word: str, merged: Sequence[str]) -> bool:
+    """Whether a word of a caption names a COCO object; the seat of a toilet is not a chair."""
+    return word in WORDS and not (word == "seat" and "toilet" in merged)
+
+
 def parse_caption(caption: str) -> Parse:
     """The COCO objects that `caption` mentions, in order and with repeats."""
-    tokens, tags, roots = lemmas(caption)
-    merged, starts = merge_pairs(roots)
-    words = merged
-    if "toilet" in words and "seat" in words:  # the seat of a toilet is not a chair
-        words = tuple(word for word in words if word != "seat")
-    hits = [(place, word) for place, word in zip(starts, words, strict=False) if word in WORDS]
-    return Parse(
-        tokens=tokens,
-        tags=tags,
-        merged=merged,
-        words=tuple(word for _, word in hits),
-        nodes=tuple(WORDS[word] for _, word in hits),
-        places=tuple(place for place, _ in hits),
-    )
+    tokens, roots = lemmas(caption)
+    merged, _ = merge_pairs(roots)
+    words = tuple(word for word in merged if names_object(word, merged))
+    return Parse(tokens, merged, words, tuple(WORDS[word] for word in words))
 
 
 def score_caption(caption: str, ground_truth: Iterable[str]) -> CaptionScore:
@@ -222,10 +205,12 @@ def read_ground_truth(paths: Sequence[Path], wanted: Iterable[ImageId] | None = 
     return build_ground_truth(instances, captions)
 
 
-def _coco(path: Path, kind: str, keep: set[ImageId] | None) -> list[tuple[ImageId, str]]:
-    """(image id, category name or caption) of the annotations of the images to keep."""
+def _coco(path: Path, kind: str, keep: set[ImageId] | None = None) -> list[tuple[ImageId, str]]:
+    """(image id, file name) of the images, or (image id, category name or caption) of the annotations of those to keep."""
     data = files.read_json(path)
     try:
+        if kind == "images":
+            return [(image["id"], str(image["file_name"])) for image in data["images"]]
         names = {c["id"]: c["name"] for c in data.get("categories", [])}
         rows = [a for a in data["annotations"] if keep is None or a["image_id"] in keep]
         return [(a["image_id"], str(names[a["category_id"]] if kind == "instances" else a["caption"])) for a in rows]
@@ -247,25 +232,18 @@ def _read_map(path: Path) -> dict[ImageId, set[str]]:
 
 
 @functools.cache
-def _samples() -> dict[str, dict[str, Any]]:
+def samples() -> dict[str, list[ImageId]]:
+    """The lists of val2014 image ids that ship with the package, by name."""
     text = resources.files("revisit.benchmarks").joinpath("data/coco_val2014_samples.json").read_text("utf-8")
-    result: dict[str, dict[str, Any]] = json.loads(text)
-    return result
-
-
-def sample_ids(name: str) -> list[int]:
-    """A committed list of val2014 image ids, in order ("seed42-500" is the default of the benchmark)."""
-    if name not in _samples():
-        raise unknown("list of image ids", name, _samples())
-    return [int(i) for i in _samples()[name]["ids"]]
+    return {name: [int(i) for i in about["ids"]] for name, about in json.loads(text).items()}
 
 
 class Chair(Benchmark):
     """CHAIR: objects that a caption names and the annotations do not contain.
 
     Args:
-        ids: Which pictures: "auto" (the list seed42-500 if the folder holds those pictures, else every picture of the
-            annotation files), the name of a list that ships with the package, "all", or a file with one id per line or a
+        ids: Which pictures: "auto" (the list seed42-500 if the annotations contain it, else every picture of the
+            annotations), the name of a list that ships with the package, "all", or a file with one id per line or a
             JSON list.
     """
 
@@ -328,21 +306,17 @@ class Chair(Benchmark):
         if self.ids == "all":
             return known
         if self.ids == "auto":
-            listed = sample_ids("seed42-500")
-            return list(listed) if set(listed) <= set(known) else known
-        ids = self._listed()
-        absent = [i for i in ids if i not in set(known)]
-        if absent:
+            listed = samples()["seed42-500"]
+            return listed if set(listed) <= set(known) else known
+        if self.ids in samples():
+            ids = samples()[self.ids]
+        elif Path(self.ids).exists():
+            ids = read_ids(Path(self.ids))
+        else:
+            raise unknown("list of image ids", self.ids, [*samples(), "auto", "all", "or an existing file"])
+        if absent := [i for i in ids if i not in set(known)]:
             raise RevisitError(f"{len(absent)} images of {self.ids!r} are not in the annotations (first: {absent[0]}).")
         return ids
-
-    def _listed(self) -> list[ImageId]:
-        """The ids of a committed list or of a file."""
-        if self.ids in _samples():
-            return list(sample_ids(self.ids))
-        if Path(self.ids).exists():
-            return read_ids(Path(self.ids))
-        raise unknown("list of image ids", self.ids, [*_samples(), "auto", "all", "or an existing file"])
 
     def answer_id(self, answer: Answer) -> str | None:
         """The image, by its number or its file's name."""
@@ -358,7 +332,7 @@ class Chair(Benchmark):
 def _pictures(paths: list[Path]) -> dict[ImageId, str]:
     """Image id -> file name, sorted by id."""
     if len(paths) > 1:  # COCO's own
-        return dict(sorted((image["id"], image["file_name"]) for image in files.read_json(paths[0])["images"]))
+        return dict(sorted(_coco(paths[0], "images")))
     keys = sorted(_read_map(paths[0]), key=lambda key: (isinstance(key, str), key))
     return {key: f"COCO_val2014_{key:012d}.jpg" if isinstance(key, int) else str(key) for key in keys}
 

@@ -1,8 +1,8 @@
 """HallusionBench: yes/no questions about figures and edited figures, scored in groups.
 
-Every answer gets a label: "1" correct, "0" incorrect, "2" unclear. By default a rule gives it (VLMEvalKit's yes/no
-extraction against the gold answer), and numbers so made say that they are rule-judged; the official judge is a
-language model, reached through any OpenAI-compatible endpoint. From labels on, the accuracies are the official ones.
+Every answer gets a label: "1" correct, "0" incorrect, "2" unclear. By default a rule sets it (VLMEvalKit's yes/no
+extraction against the gold answer), and a note says so; the official judge is a language model, which can be reached through
+any OpenAI-compatible endpoint. The accuracies are computed from the labels as in the official code.
 Data: HallusionBench.json and its figures (tianyi-lab/HallusionBench).
 """
 
@@ -22,7 +22,6 @@ from revisit.benchmarks.judged import Judged
 from revisit.benchmarks.pope import parse_vlmevalkit
 from revisit.errors import RevisitError
 
-SOURCE = "https://github.com/tianyi-lab/HallusionBench (the figures: its hallusion_bench.zip), or `revisit data get`"
 Row = Mapping[str, Any]
 
 
@@ -47,19 +46,6 @@ def rule_label(prediction: str, gold: str | int) -> str:
     return "1" if (said == "yes") == (str(gold) == "1") else "0"
 
 
-def judge_prompt(question: str, reference: str, prediction: str) -> str:
-    """What the judge is asked, in our words: same three inputs and same three verdicts as the official prompt."""
-    return (
-        "You are grading one answer to a question about a picture. Read the question, the reference answer and the "
-        "answer to grade, then decide:\n"
-        "- correct: the answer does not contradict the reference\n"
-        "- incorrect: the answer contradicts the reference\n"
-        "- unclear: the answer does not commit itself\n"
-        f"Reply with that one word.\n\nQuestion: {question}\nReference answer: {reference}\n"
-        f"Answer to grade: {prediction}\nVerdict:"
-    )
-
-
 def judge_label(reply: str) -> str:
     """The official reading of a judge's reply; result files hold the labels themselves."""
     lower = reply.lower().strip()
@@ -69,10 +55,14 @@ def judge_label(reply: str) -> str:
 # -------------------------------------------------------------------------------------------------- accuracies
 
 
+def has_figure(row: Row) -> bool:
+    """Whether a question is about a figure; VS also asks without one, as figure 0."""
+    return not (row["category"] == "VS" and int(row["figure_id"]) == 0)
+
+
 def is_correct(row: Row, label: str) -> bool:
-    """Label 1; without a figure (VS, figure 0) an unclear answer is right too."""
-    blind = row["category"] == "VS" and int(row["figure_id"]) == 0
-    return int(label) == 1 or (blind and int(label) == 2)
+    """Label 1; without a figure an unclear answer is right too."""
+    return int(label) == 1 or (not has_figure(row) and int(label) == 2)
 
 
 def _groups(rows: Iterable[Row], right: Mapping[str, bool], *fields: str) -> PerUnit:
@@ -86,10 +76,9 @@ def _groups(rows: Iterable[Row], right: Mapping[str, bool], *fields: str) -> Per
 
 def accuracies(rows: list[Row], right: Mapping[str, bool]) -> dict[str, PerUnit]:
     """The official five over `rows`, each as what its units (questions, groups, figures) contribute."""
-    with_figure = [r for r in rows if not (r["category"] == "VS" and str(r["figure_id"]) == "0")]
     return {
         "qAcc": _groups(rows, right, "question_id"),
-        "fAcc": _groups(with_figure, right, "figure_id"),
+        "fAcc": _groups(filter(has_figure, rows), right, "figure_id"),
         "aAcc": {item_key(r): (100.0 * right[item_key(r)], 1.0) for r in rows},
         "easy_aAcc": _groups((r for r in rows if str(r["visual_input"]) != "2"), right, "question_id"),
         "hard_aAcc": _groups((r for r in rows if str(r["visual_input"]) == "2"), right, "question_id"),
@@ -99,16 +88,15 @@ def accuracies(rows: list[Row], right: Mapping[str, bool]) -> dict[str, PerUnit]
 def figure_counts(rows: list[Row], right: Mapping[str, bool]) -> dict[str, float]:
     """The consistency test: figures right, wrong, in between, and the mean share of right answers per figure."""
     figures: dict[str, list[bool]] = {}
-    for row in rows:
-        if not (row["category"] == "VS" and str(row["figure_id"]) == "0"):
-            figures.setdefault(key(row, "figure_id"), []).append(right[item_key(row)])
+    for row in filter(has_figure, rows):
+        figures.setdefault(key(row, "figure_id"), []).append(right[item_key(row)])
     good, bad = sum(all(f) for f in figures.values()), sum(not any(f) for f in figures.values())
     share = ratio((sum(f) / len(f), 1.0) for f in figures.values())
     return {"fig_correct": good, "fig_wrong": bad, "fig_inconsistent": len(figures) - good - bad, "fig_score": share}
 
 
 def score_labels(rows: Iterable[Row], labels: Mapping[str, str], note: str = "") -> Scores:
-    """The accuracies in percent: over everything (the official leaderboard row), and over VD and VS apart."""
+    """The accuracies in percent: over everything (the official leaderboard row), over VD and over VS."""
     rows = list(rows)
     names = [item_key(row) for row in rows]
     if len(set(names)) != len(names):
@@ -140,18 +128,6 @@ FIELDS = ("category", "subcategory", "set_id", "figure_id", "question_id", "visu
 HUB_COLUMNS = (*FIELDS, "question", "gt_answer_details", "gt_answer", "filename")
 
 
-def check_row(row: Row, where: str) -> None:
-    """Raises unless the fields that are numbers are numbers."""
-    for field, allowed in (("gt_answer", "01"), ("visual_input", "012")):
-        if field in row and str(row[field]) not in tuple(allowed):
-            raise RevisitError(f"{where}: {field!r} must be one of {', '.join(allowed)}, not {row[field]!r}.")
-    if not str(row["figure_id"]).isdecimal():
-        raise RevisitError(f"{where}: 'figure_id' must be a number, not {row['figure_id']!r}.")
-
-
-RULE_NOTE = "Rule-judged (yes/no extraction against the gold answer); the official judge is a language model."
-
-
 class HallusionBench(Judged):
     """HallusionBench: yes/no questions about figures, some of them edited; with `judge=none` a rule reads yes and no.
 
@@ -166,7 +142,9 @@ class HallusionBench(Judged):
 
     name: ClassVar[str] = "hallusionbench"
     title: ClassVar[str] = "HallusionBench"
-    source: ClassVar[str] = SOURCE
+    source: ClassVar[str] = (
+        "https://github.com/tianyi-lab/HallusionBench (the figures: its hallusion_bench.zip), or `revisit data get`"
+    )
     data_files: ClassVar[tuple[str, ...]] = ("HallusionBench.json",)
     license: ClassVar[str] = "BSD-3-Clause"
     hub: ClassVar[HubDataset | None] = HubDataset(lmms("HallusionBench"), ("image", "non_image"), HUB_COLUMNS)
@@ -182,15 +160,16 @@ class HallusionBench(Judged):
         items = []
         for row in files.read_records(path):
             name = row.get("filename")
-            for field in (*FIELDS, "gt_answer"):
+            for field in FIELDS:
                 row.need(field)
-            check_row(row, row.where)
+            row.need_choice("gt_answer", "01")
+            row.need_choice("visual_input", "012")
+            row.need_int("figure_id")
             if self.part not in ("all", row["category"]) or (not name and not self.no_image):
                 continue
-            figure = str(name or "").removeprefix("./")
-            places = [path.parent / figure, path.parent / "hallusion_bench" / figure]
-            image = next((place for place in places if place.exists()), places[0])
-            items.append(Item(item_key(row), row.need("question"), (image,) if name else (), {"row": dict(row)}))
+            figure = str(name).removeprefix("./")
+            images = (files.find_image(path.parent, figure, ".", "hallusion_bench"),) if name else ()
+            items.append(Item(item_key(row), row.need("question"), images, {"row": dict(row)}))
         return items
 
     @classmethod
@@ -217,8 +196,17 @@ class HallusionBench(Judged):
         return item_key(record) if all(field in record for field in FIELDS[:5]) else answer.key()
 
     def ask(self, item: Item, answer: str) -> str:
+        """In our words, with the three inputs and the three verdicts of the official prompt."""
         row = item.meta["row"]
-        return judge_prompt(row["question"], row["gt_answer_details"], answer)
+        return (
+            "You are grading one answer to a question about a picture. Read the question, the reference answer and the "
+            "answer to grade, then decide:\n"
+            "- correct: the answer does not contradict the reference\n"
+            "- incorrect: the answer contradicts the reference\n"
+            "- unclear: the answer does not commit itself\n"
+            f"Reply with that one word.\n\nQuestion: {row['question']}\nReference answer: {row['gt_answer_details']}\n"
+            f"Answer to grade: {answer}\nVerdict:"
+        )
 
     def score_replies(self, items: list[Item], replies: Mapping[str, str]) -> Scores:
         note = f"By {self.judge_model}." if self.judge == "model" else "By the replies of a judge in the answer file."
@@ -226,4 +214,5 @@ class HallusionBench(Judged):
 
     def score_unjudged(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         labels = {i.id: rule_label(answers[i.id], i.meta["row"]["gt_answer"]) for i in items}
-        return score_labels((i.meta["row"] for i in items), labels, RULE_NOTE)
+        note = "Rule-judged (yes/no extraction against the gold answer); the official judge is a language model."
+        return score_labels((i.meta["row"] for i in items), labels, note)

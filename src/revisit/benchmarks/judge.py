@@ -11,12 +11,14 @@ from typing import Any
 from revisit import settings
 from revisit.errors import RevisitError, missing
 
-RETRIED = (408, 409, 429)  # what the client asks again for, with everything from 500 on
+TIMEOUT = 60.0  # seconds
+ATTEMPTS = 5
+RETRIED = (408, 409, 429)  # statuses after which the client tries again, as after all from 500 on
 
 
 @dataclass(frozen=True)
 class Judge:
-    """`url` is the base of the API, such as https://api.openai.com/v1; the key is read from `key_variable`.
+    """`url` is the base of the API, such as https://api.openai.com/v1; its key is in the variable OPENAI_API_KEY.
 
     `cache` is a JSON-lines file with one {"key", "model", "reply"} per question asked, appended to as replies arrive.
     """
@@ -24,10 +26,7 @@ class Judge:
     url: str
     model: str
     cache: Path | None = None
-    temperature: float | None = 0.0
-    key_variable: str = "OPENAI_API_KEY"
-    timeout: float = 60.0
-    attempts: int = 5
+    temperature: float = 0.0
     _known: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -35,8 +34,6 @@ class Judge:
             raise RevisitError(f"The judge's address must start with http:// or https://, not {self.url!r}.")
         if not self.model:
             raise RevisitError("A judge needs the name of its model.")
-        if self.attempts < 1:
-            raise RevisitError(f"A judge needs at least one attempt, not {self.attempts}.")
         if self.cache and self.cache.exists():
             self._known.update(_read_cache(self.cache))
 
@@ -44,22 +41,16 @@ class Judge:
         """The reply to `prompt`: from the cache if it was asked before with the same model and temperature."""
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": prompt})
-        request = {"model": self.model, "messages": messages}
-        if self.temperature is not None:
-            request["temperature"] = self.temperature  # type: ignore[assignment]
+        request = {"model": self.model, "messages": messages, "temperature": self.temperature}
         key = hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
         if key not in self._known:
             reply = self._post(request)
             self._known[key] = reply
-            self._remember(key, reply)
+            if self.cache is not None:
+                self.cache.parent.mkdir(parents=True, exist_ok=True)
+                with self.cache.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"key": key, "model": self.model, "reply": reply}, ensure_ascii=False) + "\n")
         return self._known[key]
-
-    def _remember(self, key: str, reply: str) -> None:
-        if self.cache is None:
-            return
-        self.cache.parent.mkdir(parents=True, exist_ok=True)
-        with self.cache.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"key": key, "model": self.model, "reply": reply}, ensure_ascii=False) + "\n")
 
     def _post(self, request: dict[str, Any]) -> str:
         """The reply of the server; the client asks again, with growing pauses, while it is busy."""
@@ -70,9 +61,9 @@ class Judge:
         try:
             with openai.OpenAI(
                 base_url=self.url,
-                api_key=settings.secret(self.key_variable) or "none",
-                timeout=self.timeout,
-                max_retries=self.attempts - 1,
+                api_key=settings.secret("OPENAI_API_KEY") or "none",
+                timeout=TIMEOUT,
+                max_retries=ATTEMPTS - 1,
             ) as client:
                 content = client.chat.completions.create(**request).choices[0].message.content
         except openai.APIStatusError as error:
@@ -90,13 +81,13 @@ class Judge:
 
     def _silent(self, problem: str) -> RevisitError:
         return RevisitError(
-            f"The judge at {self.url} did not answer after {self.attempts} attempts ({problem.rstrip('.')}); "
+            f"The judge at {self.url} did not answer after {ATTEMPTS} attempts ({problem.rstrip('.')}); "
             "run the same command again to resume."
         )
 
 
 def _read_cache(path: Path) -> dict[str, str]:
-    """Replies by key; cuts off a last line that was not written to its end, of a file that is a cache."""
+    """Replies by key; an incomplete last line of a cache is cut off."""
     try:
         raw = path.read_bytes()
     except OSError as error:

@@ -15,7 +15,7 @@ from revisit.errors import RevisitError
 
 
 class Judged(Benchmark):
-    """A benchmark that is scored from the replies of a judge; a subclass says what the judge is asked and what its replies mean.
+    """A benchmark that is scored from the replies of a judge; a subclass defines the judge's prompt and how its replies are read.
 
     Args:
         judge: "none" (no judge), "model" (asked at `judge_url`), or "reviews", which takes the answers as replies that a judge has
@@ -52,9 +52,9 @@ class Judged(Benchmark):
         raise NotImplementedError  # every judged benchmark defines it
 
     def score_unjudged(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
-        """What can be said of the answers without a judge."""
+        """The scores without a judge: here only the mean length of the answers."""
         words = {item.id: (float(len(answers[item.id].split())), 1.0) for item in items}
-        note = "Not judged: give a judge to get a score; words is the mean length of the answers."
+        note = "Not judged: set a judge to get a score; words is the mean length of the answers."
         return Scores({"words": ratio(words.values())}, {"words": words}, {"answers": float(len(items))}, (note,))
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:

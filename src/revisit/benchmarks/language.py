@@ -1,4 +1,4 @@
-"""NLTK's tokenizer, tagger and lemmatizer behind two functions, with its data found or asked for in one sentence.
+"""NLTK's tokenizer, tagger and lemmatizer behind two functions; if its data is missing, the error says how to get it.
 
 A CHAIR score depends on the version of NLTK and of its data, so `version` names both.
 """

@@ -1,7 +1,7 @@
 """LLaVA-Bench-in-the-Wild: 60 open questions about 24 pictures, judged against GPT-4's answers.
 
-Without a judge only the answers are made. A judge (any OpenAI-compatible endpoint) gives both answers a mark, and the
-score is 100 x mean of ours / mean of the reference. The judge's instructions are worded by us and ask for the same
+Without a judge only the length of the answers is reported. A judge (any OpenAI-compatible endpoint) gives both answers a mark,
+and the score is 100 x mean of ours / mean of the reference. The judge's instructions are worded by us and ask for the same
 thing as the official ones, so numbers are comparable with each other, not digit by digit with published ones. Data:
 questions.jsonl, context.jsonl, answers_gpt4.jsonl and images/ (liuhaotian/llava-bench-in-the-wild).
 """
@@ -19,27 +19,13 @@ from revisit.benchmarks.io.files import Record
 from revisit.benchmarks.judged import Judged
 from revisit.errors import RevisitError
 
-SOURCE = "the Hub dataset liuhaotian/llava-bench-in-the-wild, or `revisit data get llava_bench DIR`"
 FILES = ("questions.jsonl", "context.jsonl", "answers_gpt4.jsonl")
-SYSTEM = "You grade answers carefully and fairly."
 # What the official rules stress per category, in our words.
 EMPHASIS = {
     "conv": "whether the answer is right, to the point and helpful",
     "detail": "whether the description is accurate and detailed, with places, counts and relations of what is seen",
     "complex": "whether the reasoning is sound, complete and grounded in what is seen",
 }
-
-
-def judge_prompt(context: str, question: str, category: str, reference: str, answer: str) -> str:
-    """What the judge is asked; the first line of its reply must be two numbers."""
-    return (
-        f"[What the picture shows]\n{context}\n\n[Question]\n{question}\n\n"
-        f"[Answer 1]\n{reference}\n[End of answer 1]\n\n[Answer 2]\n{answer}\n[End of answer 2]\n\n"
-        "Two assistants answered the question about the picture, which you know only by the description above. "
-        f"Judge {EMPHASIS[category]}. Give each answer a mark from 1 (worst) to 10 (best), and do not let the order "
-        "of the answers matter. The first line of your reply must hold just the two marks, of answer 1 and answer 2, "
-        "separated by one blank; explain them from the second line on."
-    )
 
 
 def parse_marks(reply: str) -> tuple[float, float]:
@@ -77,7 +63,7 @@ class LlavaBench(Judged):
 
     name: ClassVar[str] = "llava_bench"
     title: ClassVar[str] = "LLaVA-Bench"
-    source: ClassVar[str] = SOURCE
+    source: ClassVar[str] = "the Hub dataset liuhaotian/llava-bench-in-the-wild, or `revisit data get llava_bench DIR`"
     data_files: ClassVar[tuple[str, ...]] = FILES
     license: ClassVar[str] = "Apache-2.0 (Hub dataset's card)"
     hub: ClassVar[HubDataset | None] = HubDataset(
@@ -85,7 +71,7 @@ class LlavaBench(Judged):
         ("train",),
         ("question_id", "question", "image", "caption", "gpt_answer", "category", "image_id"),
     )
-    system: ClassVar[str | None] = SYSTEM
+    system: ClassVar[str | None] = "You grade answers carefully and fairly."
     max_new_tokens: ClassVar[int] = 1024
     headline: ClassVar[str] = "all"
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -128,7 +114,14 @@ class LlavaBench(Judged):
 
     def ask(self, item: Item, answer: str) -> str:
         m = item.meta
-        return judge_prompt(m["context"], item.prompt, m["category"], m["reference"], answer)
+        return (
+            f"[What the picture shows]\n{m['context']}\n\n[Question]\n{item.prompt}\n\n"
+            f"[Answer 1]\n{m['reference']}\n[End of answer 1]\n\n[Answer 2]\n{answer}\n[End of answer 2]\n\n"
+            "Two assistants answered the question about the picture, which you know only by the description above. "
+            f"Judge {EMPHASIS[m['category']]}. Give each answer a mark from 1 (worst) to 10 (best), and do not let the order "
+            "of the answers matter. The first line of your reply must hold just the two marks, of answer 1 and answer 2, "
+            "separated by one blank; explain them from the second line on."
+        )
 
     def score_replies(self, items: list[Item], replies: Mapping[str, str]) -> Scores:
         return score_marks((item.id, item.meta["category"], parse_marks(replies[item.id])) for item in items)

@@ -20,21 +20,9 @@ from revisit.benchmarks.io.drafts import Draft
 from revisit.benchmarks.io.files import Record
 from revisit.errors import RevisitError, unknown
 
-PERCEPTION = (
-    "existence",
-    "count",
-    "position",
-    "color",
-    "posters",
-    "celebrity",
-    "scene",
-    "landmark",
-    "artwork",
-    "OCR",
-)
+HALLUCINATION = ("existence", "count", "position", "color")  # the four that hallucination papers report
+PERCEPTION = (*HALLUCINATION, "posters", "celebrity", "scene", "landmark", "artwork", "OCR")
 COGNITION = ("commonsense_reasoning", "numerical_calculation", "text_translation", "code_reasoning")
-# The four that hallucination papers report.
-HALLUCINATION = PERCEPTION[:4]
 SOURCE = (
     "https://github.com/BradyFU/Awesome-Multimodal-Large-Language-Models/tree/Evaluation, or `revisit data get mme DIR`"
 )

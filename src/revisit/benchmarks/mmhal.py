@@ -31,20 +31,6 @@ RATINGS = {
 }
 
 
-def judge_prompt(contents: Iterable[str], question: str, reference: str, answer: str) -> str:
-    """What the judge is asked; its reply must hold one rating."""
-    ratings = "\n".join(f"Rating: {number}, {meaning}" for number, meaning in RATINGS.items())
-    return (
-        f"[Things in the picture]\n{', '.join(contents)}\n\n[Question]\n{question}\n\n[A person's answer]\n{reference}\n\n"
-        f"[The answer to judge]\n{answer}\n[End of the answer to judge]\n\n"
-        "A model answered the question about the picture, which you know only by the two texts above. Judge how informative the "
-        "answer is, and whether it claims anything (a thing, its looks, number, place, action or feeling) that is neither in the "
-        "picture nor implied by it. An answer that leaves things out or says that it is not sure invents nothing; the person's "
-        "answer may be incomplete, and reasoning that goes beyond it is welcome as long as it is true. Explain in a few "
-        f"sentences, then end with one of these lines:\n{ratings}"
-    )
-
-
 def parse_rating(reply: str) -> int | None:
     """The rating in a judge's reply; None if there is none or more than one."""
     found = [rating for rating in RATINGS if f"rating: {rating}" in reply.lower()]
@@ -111,7 +97,17 @@ class MMHal(Judged):
         return [Remote(f"mmhal/images/{item.id}.jpg", (item.meta["address"],)) for item in items]
 
     def ask(self, item: Item, answer: str) -> str:
-        return judge_prompt(item.meta["contents"], item.prompt, item.meta["reference"], answer)
+        contents, reference = ", ".join(item.meta["contents"]), item.meta["reference"]
+        ratings = "\n".join(f"Rating: {number}, {meaning}" for number, meaning in RATINGS.items())
+        return (
+            f"[Things in the picture]\n{contents}\n\n[Question]\n{item.prompt}\n\n[A person's answer]\n{reference}\n\n"
+            f"[The answer to judge]\n{answer}\n[End of the answer to judge]\n\n"
+            "A model answered the question about the picture, which you know only by the two texts above. Judge how informative the "
+            "answer is, and whether it claims anything (a thing, its looks, number, place, action or feeling) that is neither in the "
+            "picture nor implied by it. An answer that leaves things out or says that it is not sure invents nothing; the person's "
+            "answer may be incomplete, and reasoning that goes beyond it is welcome as long as it is true. Explain in a few "
+            f"sentences, then end with one of these lines:\n{ratings}"
+        )
 
     def score_replies(self, items: list[Item], replies: Mapping[str, str]) -> Scores:
         return score_ratings((item.id, item.meta["kind"], parse_rating(replies[item.id])) for item in items)

@@ -22,7 +22,6 @@ from revisit.benchmarks.io.drafts import Draft, has_picture
 from revisit.benchmarks.io.files import Record
 from revisit.errors import RevisitError
 
-SOURCE = "`revisit data get mmmu DIR`, which reads the Hub dataset MMMU/MMMU"
 CHOICE_REQUEST = "Answer with the option's letter from the given choices directly."
 OPEN_REQUEST = "Answer the question using a single word or phrase."
 
@@ -191,17 +190,13 @@ def score_responses(questions: Iterable[Question], responses: Mapping[str, str])
         "micro": {i: (r, 1.0) for i, r in right.items()},
         "macro": {i: (r * weight[i], weight[i]) for i, r in right.items()},
     }
-    groups = {**DOMAINS, **{s: (s,) for s in sizes}}
-    for group, members in groups.items():
-        units = {q.id: (right[q.id], 1.0) for q in ordered if q.subject in members}
-        if units:
-            per_item[f"{group}/accuracy"] = units
     # By the official formulas, and in the official order, whose rounding decides ties of the last printed digit.
     subjects = {s: ratio((right[q.id], 1.0) for q in ordered if q.subject == s) for s in sizes}
     metrics = {"micro": _pooled(subjects, sizes), "macro": sum(subjects.values()) / len(subjects)}
-    for group, members in groups.items():
+    for group, members in {**DOMAINS, **{s: (s,) for s in sizes}}.items():
         known = {s: subjects[s] for s in members if s in subjects}
         if known:
+            per_item[f"{group}/accuracy"] = {q.id: (right[q.id], 1.0) for q in ordered if q.subject in members}
             metrics[f"{group}/accuracy"] = _pooled(known, sizes) if group in DOMAINS else known[group]
     counts = {"questions": float(len(right)), "correct": sum(right.values()), "subjects": float(len(sizes))}
     return Scores(metrics, per_item, counts, _notes(ordered, responses))
@@ -265,7 +260,7 @@ class MMMU(Benchmark):
     name: ClassVar[str] = "mmmu"
     title: ClassVar[str] = "MMMU"
     parts: ClassVar[str] = "every subject and group"
-    source: ClassVar[str] = SOURCE
+    source: ClassVar[str] = "`revisit data get mmmu DIR`, which reads the Hub dataset MMMU/MMMU"
     data_files: ClassVar[tuple[str, ...]] = ("questions.jsonl",)
     license: ClassVar[str] = "Apache-2.0"
     hub: ClassVar[HubDataset | None] = HubDataset(
@@ -308,14 +303,10 @@ class MMMU(Benchmark):
         items = []
         for row in rows:
             found = question(row)
-            images = tuple(_image(data_dir, name) for name in row.need("images"))
+            images = tuple(files.find_image(data_dir, name, ".", "mmmu") for name in row.need("images"))
             items.append(Item(found.id, prompt(row.need("question"), found.options), images, {"question": found}))
         return items
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         check_answers(items, answers)
         return score_responses((item.meta["question"] for item in items), answers)
-
-
-def _image(data_dir: Path, name: str) -> Path:
-    return next((path for path in (data_dir / name, data_dir / "mmmu" / name) if path.exists()), data_dir / name)

@@ -41,7 +41,7 @@ def parse_letter(answer: str, options: Mapping[str, str]) -> str:
 
 def parse_verdict(reply: str) -> bool:
     """Whether a judge's reply is the word yes and nothing else, as published."""
-    return re.match(r"^(yes|no)$", reply, re.IGNORECASE) is not None and reply.lower() == "yes"
+    return reply.lower() == "yes"
 
 
 def score_pairs(rows: Iterable[tuple[str, bool]]) -> Scores:

@@ -1,8 +1,8 @@
 """PhD: yes/no questions of five tasks about COCO's pictures, plain (base), after an inaccurate (iac) or an incorrect (icc) text, and
 about generated pictures that contradict common sense (ccs). Every question has a twin with the other answer.
 
-The PhD index of a mode and task is the harmonic mean of the recalls of yes and no, as its README defines it. No program was released
-that reads answers; DASH-B's rule does unless another parser is asked for. Data: data.json (jiazhen-code/PhD), COCO's train2014 and
+The PhD index of a mode and task is the harmonic mean of the recalls of yes and no, as its README defines it. Its authors released no
+parser of answers; the default is DASH-B's rule. Data: data.json (jiazhen-code/PhD), COCO's train2014 and
 val2014 pictures, and the authors' archive CCS_images.
 """
 
@@ -86,7 +86,7 @@ class PhD(Benchmark):
         if mode in ("iac", "icc"):
             before = files.record(row.need("context"), row.where).need_text(mode) + INSTRUCTION
         if mode == "ccs":
-            picture = files.find_image(data_dir, f"{image}.png", "phd/CCS_images", "CCS_images", "images/CCS_images")
+            picture = files.find_image(data_dir, f"{image}.png", "phd/CCS_images", "CCS_images")
         else:
             picture = _coco(data_dir, image.zfill(12))
         meta = {"task": row.need_text("task"), "mode": mode}
@@ -107,7 +107,7 @@ class PhD(Benchmark):
         remotes = [
             Remote(
                 f"coco2014/{image.name}",
-                tuple(url for s in ("train2014", "val2014") for url in _address(s, image.stem)),
+                tuple(url for s in ("train2014", "val2014") for url in coco_picture(f"COCO_{s}_{image.stem}.jpg")),
             )
             for image in found
             if image.name not in generated
@@ -137,14 +137,9 @@ class PhD(Benchmark):
         return Scores(metrics, per_item, counts)
 
 
-def _address(split: str, number: str) -> tuple[str, ...]:
-    return coco_picture(f"COCO_{split}_{number}.jpg")
-
-
 def _coco(data_dir: Path, number: str) -> Path:
     """A picture of COCO 2014, which is in train2014 or else in val2014; data.json does not say in which."""
     for split in ("train2014", "val2014"):
-        for place in (split, f"images/{split}"):
-            if (path := data_dir / place / f"COCO_{split}_{number}.jpg").exists():
-                return path
+        if (path := data_dir / split / f"COCO_{split}_{number}.jpg").exists():
+            return path
     return data_dir / "coco2014" / f"{number}.jpg"

@@ -1,9 +1,9 @@
 """POPE: "Is there a ... in the image?", half yes and half no, in nine settings; RePOPE: the same with corrected labels; DASH-B:
 pictures that invite a false yes.
 
-The published parsers disagree on one answer in ten, so the parser is part of every number's name. A benchmark in this form
-is an entry of data: a class derived from `YesNo` that names its question files, as at the end of this file. Data: the
-official question files (AoiDragon/POPE `output/`, or VCD's copies) and the COCO val2014 and GQA pictures.
+The published parsers disagree on one answer in ten, so the parser is part of a score's version. A further benchmark in this form
+is a class derived from `YesNo` that names its question files, as at the end of this file. Data: the official question files
+(AoiDragon/POPE `output/`, or VCD's copies) and the COCO val2014 and GQA pictures.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Parser = Literal["official", "vcd", "opera", "harness", "vlmevalkit", "repope", 
 SUFFIXES = {"none": "", "one-word": " Please answer this question with one word."}
 
 # --------------------------------------------------------------------------------------------------- parsers
-# A parser gives "yes", "no", or any other text for an answer it does not understand.
+# A parser returns "yes", "no", or any other text for an answer that is neither.
 
 
 def parse_official(text: str, label: str = "") -> str:
@@ -103,7 +103,7 @@ _CELLS = {("yes", "yes"): "TP", ("no", "yes"): "FP", ("no", "no"): "TN", ("yes",
 
 
 def cell(label: str, prediction: str, parser: str = "official") -> str:
-    """Where an answer is counted; the parsers differ in what an answer that is neither yes nor no does."""
+    """Where an answer is counted; parsers differ in how they count an answer that is neither yes nor no."""
     if (label, prediction) in _CELLS:
         return _CELLS[label, prediction]
     if parser == "repope":
@@ -111,26 +111,6 @@ def cell(label: str, prediction: str, parser: str = "official") -> str:
     if parser == "vlmevalkit" and label == "yes":
         return "FN"  # not yes, so missed: recall counts it
     return "wrong"
-
-
-def score_cells(cells: Mapping[str, str], yes_labels: Mapping[str, bool] | None = None) -> Scores:
-    """The five metrics from each unit's cell; `yes_labels` makes the yes-ratio one of labels, as lmms-eval has it."""
-    tp, fp, tn, fn = ({u: float(c == kind) for u, c in cells.items()} for kind in ("TP", "FP", "TN", "FN"))
-    counted = {u: float(c != "left out") for u, c in cells.items()}
-    said_yes = {u: tp[u] + fp[u] for u in cells} if yes_labels is None else {u: float(yes_labels[u]) for u in cells}
-    per_item = {
-        "accuracy": {u: (tp[u] + tn[u], counted[u]) for u in cells},
-        "precision": {u: (tp[u], tp[u] + fp[u]) for u in cells},
-        "recall": {u: (tp[u], tp[u] + fn[u]) for u in cells},
-        "F1": {u: (2 * tp[u], 2 * tp[u] + fp[u] + fn[u]) for u in cells},
-        "yes_ratio": {u: (said_yes[u], counted[u]) for u in cells},
-    }
-    counts = {kind: float(sum(c == kind for c in cells.values())) for kind in ("TP", "FP", "TN", "FN")}
-    counts["other"] = len(cells) - sum(counts.values())
-    scores = Scores.of(per_item, counts)
-    p, r = scores.metrics["precision"], scores.metrics["recall"]
-    scores.metrics["F1"] = 2 * p * r / (p + r) if p + r else math.nan
-    return scores
 
 
 def _read(rows: Iterable[tuple[str, str, str]], parser: str) -> tuple[dict[str, str], dict[str, bool]]:
@@ -165,12 +145,23 @@ def score_recalls(rows: Iterable[tuple[str, str, str]], parser: str = "dash_b") 
 def score_answers(rows: Iterable[tuple[str, str, str]], parser: str = "official") -> Scores:
     """The metrics over (unit, answer, label) rows. Precision and F1 without any yes answer are undefined (NaN)."""
     cells, labels = _read(rows, parser)
-    scores = score_cells(cells, labels if parser == "harness" else None)
-    if parser not in ("harness", "vlmevalkit"):
-        return scores
-    # the two harnesses divide 0 by 0 to 0
-    metrics = {name: 0.0 if value != value else value for name, value in scores.metrics.items()}
-    return Scores(metrics, scores.per_item, scores.counts)
+    tp, fp, tn, fn = ({u: float(c == kind) for u, c in cells.items()} for kind in ("TP", "FP", "TN", "FN"))
+    counted = {u: float(c != "left out") for u, c in cells.items()}
+    yes = {u: float(labels[u]) if parser == "harness" else tp[u] + fp[u] for u in cells}  # lmms-eval counts labels
+    per_item = {
+        "accuracy": {u: (tp[u] + tn[u], counted[u]) for u in cells},
+        "precision": {u: (tp[u], tp[u] + fp[u]) for u in cells},
+        "recall": {u: (tp[u], tp[u] + fn[u]) for u in cells},
+        "F1": {u: (2 * tp[u], 2 * tp[u] + fp[u] + fn[u]) for u in cells},
+        "yes_ratio": {u: (yes[u], counted[u]) for u in cells},
+    }
+    counts = {kind: float(sum(c == kind for c in cells.values())) for kind in ("TP", "FP", "TN", "FN")}
+    scores = Scores.of(per_item, {**counts, "other": len(cells) - sum(counts.values())})
+    p, r = scores.metrics["precision"], scores.metrics["recall"]
+    scores.metrics["F1"] = 2 * p * r / (p + r) if p + r else math.nan
+    if parser in ("harness", "vlmevalkit"):  # the two harnesses divide 0 by 0 to 0
+        scores.metrics.update({name: 0.0 for name, value in scores.metrics.items() if math.isnan(value)})
+    return scores
 
 
 def score_settings(rows: Iterable[tuple[str, str, str, str]], parser: str = "official") -> Scores:
@@ -184,21 +175,21 @@ def score_settings(rows: Iterable[tuple[str, str, str, str]], parser: str = "off
     parts = {setting: score_answers(group, parser) for setting, group in groups.items()}
     if len(parts) == 1:
         return next(iter(parts.values()))
-    metrics = {
-        name: sum(part.metrics[name] for part in parts.values()) / len(parts)
-        for name in next(iter(parts.values())).metrics
-    }
-    per_item = {}
     if parser == "vlmevalkit":
         pooled = score_answers((row for group in groups.values() for row in group), parser)
         metrics, per_item = dict(pooled.metrics), dict(pooled.per_item)
-    # Accuracy and yes-ratio are means within a setting, so their mean over settings is a weighted sum over items.
-    for name in () if parser == "vlmevalkit" else ("accuracy", "yes_ratio"):
-        per_item[name] = {
-            unit: (n / total, d / total)
-            for part in parts.values()
-            for total in [sum(d for _, d in part.per_item[name].values()) * len(parts)]
-            for unit, (n, d) in part.per_item[name].items()
+    else:
+        names = next(iter(parts.values())).metrics
+        metrics = {name: sum(part.metrics[name] for part in parts.values()) / len(parts) for name in names}
+        # Accuracy and yes-ratio are means within a setting, so their mean over settings is a weighted sum over items.
+        per_item = {
+            name: {
+                unit: (n / total, d / total)
+                for part in parts.values()
+                for total in [sum(d for _, d in part.per_item[name].values()) * len(parts)]
+                for unit, (n, d) in part.per_item[name].items()
+            }
+            for name in ("accuracy", "yes_ratio")
         }
     for setting, part in parts.items():
         metrics |= {f"{setting}/{name}": value for name, value in part.metrics.items()}
@@ -214,7 +205,7 @@ RECALLS = tuple(Metric(name, "higher", 100, 2) for name in ("harmonic", "accurac
 
 @dataclass(frozen=True)
 class Pictures:
-    """Where the pictures of a question file are: folders below the data folder, and addresses of folders to fetch from."""
+    """Where the pictures of a question file are: folders below the data folder, and addresses to download them from."""
 
     folders: tuple[str, ...]
     urls: tuple[str, ...] = ()
@@ -235,7 +226,7 @@ class Questions:
 class YesNo(Benchmark):
     """Yes/no questions about pictures, in settings with one question file each.
 
-    A benchmark in this form is a subclass with `name`, `title`, `source`, `license`, `question_files`, and nothing else.
+    A benchmark in this form is a subclass that states `name`, `title`, `source`, `license` and `question_files`.
 
     Args:
         settings: Which settings to ask, such as "coco_random,gqa_popular"; by default all whose files are in the folder.
@@ -298,12 +289,8 @@ class YesNo(Benchmark):
 
     def _items(self, path: Path, questions: Questions, data_dir: Path) -> list[Item]:
         items = []
-        images: dict[str, Path] = {}  # six questions share a picture
         for row in files.read_records(path):
-            file = row.need_text("image")
-            image = images.get(file) or images.setdefault(
-                file, files.find_image(data_dir, file, *questions.pictures.folders)
-            )
+            image = files.find_image(data_dir, row.need_text("image"), *questions.pictures.folders)
             meta = {"label": row.need_text("label"), "setting": questions.setting}
             name = f"{questions.setting}/{row.need('question_id')}"
             items.append(Item(name, row.need_text("text") + SUFFIXES[self.suffix], (image,), meta))
@@ -340,8 +327,6 @@ GQA = Pictures(
     ("gqa", "gqa/images", "images"),
     ("https://cs.stanford.edu/people/rak248/VG_100K", "https://cs.stanford.edu/people/rak248/VG_100K_2"),
 )
-SOURCES = ("coco", "aokvqa", "gqa")
-KINDS = ("random", "popular", "adversarial")
 # The published files at one commit each.
 _POPE = "https://raw.githubusercontent.com/AoiDragon/POPE/08d957b917e5a378a2f99d35b6293c536a66298b/output"
 _REPOPE = "https://raw.githubusercontent.com/YanNeu/RePOPE/bcf22e5690d587cce34e1728af3efdcfaf747d29/annotations"

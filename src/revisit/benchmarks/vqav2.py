@@ -7,8 +7,10 @@ different metrics and never replace each other. Data: the official v2 questions 
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -17,9 +19,6 @@ from revisit.benchmarks.io import files
 from revisit.benchmarks.io.download import Remote
 from revisit.errors import RevisitError
 
-SOURCE = (
-    "https://visualqa.org/download.html (v2.0 validation questions and annotations), or `revisit data get vqav2 DIR`"
-)
 QUESTIONS = "v2_OpenEnded_mscoco_val2014_questions.json"
 ANNOTATIONS = "v2_mscoco_val2014_annotations.json"
 _SERVER = "https://s3.amazonaws.com/cvmlp/vqa/mscoco/vqa"
@@ -89,6 +88,7 @@ def plain_words(text: str) -> str:
     return " ".join(CONTRACTIONS.get(word, word) for word in words if word not in _ARTICLES)
 
 
+@functools.cache  # people give the same answers over and over
 def normalize(text: str) -> str:
     """The official processing of an answer: punctuation, then words."""
     return plain_words(strip_punctuation(text))
@@ -103,36 +103,18 @@ def ten_fold(matches: Sequence[bool]) -> float:
     return sum(min(1.0, (total - own) / 3) for own in matches) / len(matches)
 
 
-def simple(matches: Sequence[bool]) -> float:
-    """min(1, matches / 3)."""
-    return min(1.0, sum(matches) / 3)
-
-
-def prepared(prediction: str, answers: Sequence[str], always: bool = False) -> tuple[str, list[str]]:
-    """Prediction and answers as they are compared: normalized only if the answers differ, or `always`."""
-    said, truths = one_line(prediction), [one_line(answer) for answer in answers]
-    if always or len(set(truths)) > 1:
-        cleaned = {truth: normalize(truth) for truth in set(truths)}
-        return normalize(said), [cleaned[truth] for truth in truths]
-    return said, truths
-
-
 def official_accuracy(prediction: str, answers: Sequence[str]) -> float:
-    """The official accuracy of one prediction, between 0 and 1."""
-    said, truths = prepared(prediction, answers)
+    """The official accuracy of one prediction, between 0 and 1; texts are normalized only if the answers differ."""
+    said, truths = one_line(prediction), [one_line(answer) for answer in answers]
+    if len(set(truths)) > 1:
+        said, truths = normalize(said), [normalize(truth) for truth in truths]
     return ten_fold([truth == said for truth in truths])
 
 
-def token_max(
-    prediction: str,
-    answers: Sequence[str],
-    always: bool = True,
-    rule: Callable[[Sequence[bool]], float] = simple,
-) -> float:
-    """The paper's rule: the best score that any single whitespace token of the prediction gets."""
-    _, truths = prepared("", answers, always)
-    said = {prepared(token, answers, always)[0] for token in prediction.split()}
-    return max((rule([truth == token for truth in truths]) for token in said), default=0.0)
+def token_max(prediction: str, answers: Sequence[str]) -> float:
+    """The paper's rule: the best min(1, matches / 3) that any single whitespace token of the prediction gets."""
+    matches = Counter(normalize(one_line(answer)) for answer in answers)
+    return max((min(1.0, matches[normalize(token)] / 3) for token in prediction.split()), default=0.0)
 
 
 def score_answers(rows: Iterable[tuple[str, str, Sequence[str], str, str]]) -> Scores:
@@ -152,27 +134,20 @@ def score_answers(rows: Iterable[tuple[str, str, Sequence[str], str, str]]) -> S
 # ------------------------------------------------------------------------------------------------- benchmark
 
 
-def read_annotations(path: Path) -> list[files.Record]:
-    """The annotations of an official file (or of a plain list of them)."""
-    data = files.read_json(path)
-    rows = data.get("annotations") if isinstance(data, dict) else data
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise RevisitError(f"{path} is not a VQA annotations file: it needs a list 'annotations' of objects.")
-    return [files.Record(row, f"{path} annotation {n}") for n, row in enumerate(rows, 1)]
-
-
-def answer_texts(annotation: files.Record) -> list[str]:
-    """The human answers of one annotation."""
-    answers = annotation.need_list("answers")
-    texts: list[Any] = [answer.get("answer") if isinstance(answer, dict) else answer for answer in answers]
-    if not texts or not all(isinstance(text, str) for text in texts):
-        raise RevisitError(f"{annotation.where}: 'answers' must be a list of human answers.")
-    return texts
+def read_list(path: Path, name: str) -> list[files.Record]:
+    """The objects of the list `name` of an official file."""
+    rows = files.record(files.read_json(path), str(path)).need_list(name)
+    return [files.record(row, f"{path} {name} entry {number}") for number, row in enumerate(rows, 1)]
 
 
 def _meta(annotation: files.Record) -> dict[str, Any]:
-    types = (annotation.get("answer_type", "unknown"), annotation.get("question_type", "unknown"))
-    return {"answers": answer_texts(annotation), "types": types}
+    answers = [files.record(answer, annotation.where).need_text("answer") for answer in annotation.need_list("answers")]
+    if not answers:
+        raise RevisitError(f"{annotation.where}: 'answers' is empty.")
+    return {
+        "answers": answers,
+        "types": tuple(annotation.get(f"{kind}_type", "unknown") for kind in ("answer", "question")),
+    }
 
 
 class VQAv2(Benchmark):
@@ -186,7 +161,7 @@ class VQAv2(Benchmark):
 
     name: ClassVar[str] = "vqav2"
     title: ClassVar[str] = "VQAv2"
-    source: ClassVar[str] = SOURCE
+    source: ClassVar[str] = "https://visualqa.org/download.html (v2.0 validation), or `revisit data get vqav2 DIR`"
     data_files: ClassVar[tuple[str, ...]] = (QUESTIONS, ANNOTATIONS)
     license: ClassVar[str] = (
         "CC BY 4.0 (questions and answers); the pictures are COCO's, with their Flickr authors' licenses"
@@ -208,19 +183,17 @@ class VQAv2(Benchmark):
 
     def load(self, data_dir: Path) -> list[Item]:
         questions, annotations = self.files(data_dir)
-        truth = {row.need("question_id"): row for row in read_annotations(annotations)}
+        truth = {row.need("question_id"): row for row in read_list(annotations, "annotations")}
         items = []
-        for row in files.read_json(questions)["questions"]:
-            if row["question_id"] not in truth:
-                raise RevisitError(
-                    f"{annotations} has no answers to question {row['question_id']} of {questions.name}."
-                )
-            name = f"COCO_val2014_{row['image_id']:012d}"
-            image = data_dir / "val2014" / f"{name}.jpg"
+        for row in read_list(questions, "questions"):
+            number = row.need("question_id")
+            if number not in truth:
+                raise RevisitError(f"{annotations} has no answers to question {number} of {questions.name}.")
+            image = data_dir / "val2014" / f"COCO_val2014_{row.need_int('image_id'):012d}.jpg"
             if not image.exists() and image.with_suffix(".png").exists():  # generated scenes are PNG
                 image = image.with_suffix(".png")
-            meta = _meta(truth[row["question_id"]])
-            items.append(Item(str(row["question_id"]), row["question"] + SUFFIXES[self.suffix], (image,), meta))
+            prompt = row.need_text("question") + SUFFIXES[self.suffix]
+            items.append(Item(str(number), prompt, (image,), _meta(truth[number])))
         return items
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:

@@ -62,7 +62,6 @@ class Table:
     headline: str = ""  # name of the benchmark's main metric
     notes: tuple[str, ...] = ()
     variant: str = ""  # what tells it from other tables of the same benchmark and model
-    seeds: tuple[int, ...] = ()  # of sampling, where there are several
 
     @property
     def title(self) -> str:
@@ -125,8 +124,7 @@ def compare_folder(
         else:
             partial.setdefault(_group(entry), []).append(partial_text(entry))
     if not groups:
-        missing = unfinished(results)
-        todo = missing or "Run `revisit eval` with this --out."
+        todo = unfinished(results) or "Run `revisit eval` with this --out."
         raise RevisitError(f"{output} has no finished method yet. {todo}")
     if baseline is not None:
         known = {cell.label for cells in groups.values() for cell in cells}
@@ -215,7 +213,6 @@ def _table(cells: list[Scored], baseline: str | None, wanted: Sequence[str], res
         baseline=base.label if base else None,
         headline=entry["benchmark"]["headline"],
         notes=tuple(notes),
-        seeds=tuple(seeds) if len(seeds) > 1 else (),
     )
 
 
@@ -300,7 +297,7 @@ def _baseline(methods: Sequence[Runs], named: str | None) -> Runs | None:
 def _rows(methods: Sequence[Runs], metrics: Sequence[Metric], base: Runs | None, resamples: int) -> tuple[Row, ...]:
     found: dict[tuple[str, str], Value] = {}
     for metric in metrics:
-        means = [_mean(method.values(metric.name)) for method in methods]
+        means = [sum(method.values(metric.name)) / len(method.cells) for method in methods]
         places = ranks(means, metric)
         for method, mean, rank in zip(methods, means, places, strict=True):
             pair = None if base is None or method is base else _paired(base, method, metric.name, resamples)
@@ -333,12 +330,8 @@ def _rows(methods: Sequence[Runs], metrics: Sequence[Metric], base: Runs | None,
     )
 
 
-def _mean(values: Sequence[float]) -> float:
-    return values[0] if len(values) == 1 else sum(values) / len(values)
-
-
 def _std(values: Sequence[float]) -> float:
-    """The sample standard deviation over seeds; nothing can be said of one."""
+    """The sample standard deviation over seeds; NaN for a single one."""
     return stdev(values) if len(values) > 1 and not any(map(math.isnan, values)) else math.nan
 
 

@@ -47,7 +47,7 @@ def parse_data(given: Any, names: Sequence[str]) -> dict[str, str]:
     return {name: places.get(name, places.get("*", "")) for name in names}
 
 
-def resolve_data(place: str, benchmark: str | None = None, limit: int | None = None) -> Path:
+def resolve_data(place: str, benchmark: str, limit: int | None = None) -> Path:
     """The folder of a place: itself, `scenes[:split[:n[:seed]]]`, or `download[:source]`."""
     if _is(SCENES, place):
         return scene_folder(place)
@@ -107,7 +107,7 @@ def scene_folder(text: str) -> Path:
     return folder
 
 
-def _downloaded_folder(text: str, benchmark: str | None, limit: int | None) -> Path:
+def _downloaded_folder(text: str, benchmark: str, limit: int | None) -> Path:
     """The folder of `benchmark` from `download` or `download:SOURCE`, fetched on first use.
 
     Args:
@@ -115,8 +115,6 @@ def _downloaded_folder(text: str, benchmark: str | None, limit: int | None) -> P
         benchmark: Its name.
         limit: Changes no item: the first items of the whole folder are those of the shorter one.
     """
-    if benchmark is None:
-        raise RevisitError("`download` needs a benchmark; run `revisit data get BENCHMARK DIR` and pass that folder.")
     cls = registry.find(benchmark)
     source = data.full_path(text.partition(":")[2] or None)
     tag = f"-{hashlib.sha256(source.encode()).hexdigest()[:12]}" if source else ""

@@ -99,25 +99,14 @@ def duration(seconds: float) -> str:
 
 def label(method: Method) -> str:
     """The method's name with every setting that is not its default: what a table calls it."""
-    try:
-        defaults = type(method)().settings()
-    except TypeError:  # a chain has settings without defaults
-        defaults = {}
-    return _label(method.name, method.settings(), defaults)
+    return _label(method.name, method.settings(), type(method)().settings())
 
 
 def benchmark_label(benchmark: Benchmark) -> str:
     """The benchmark's name with every option that is not its default, such as `pope(suffix=one-word)`."""
-    try:
-        defaults = type(benchmark)().options()
-    except TypeError:  # an option without a default
-        defaults = {}
-    return _label(benchmark.name, benchmark.options(), defaults)
+    return _label(benchmark.name, benchmark.options(), type(benchmark)().options())
 
 
 def _label(name: str, settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    own = [f"{key}={value_text(value)}" for key, value in settings.items() if defaults.get(key, _UNSET) != value]
+    own = [f"{key}={value_text(value)}" for key, value in settings.items() if defaults[key] != value]
     return f"{name}({', '.join(own)})" if own else name
-
-
-_UNSET = object()

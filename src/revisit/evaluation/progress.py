@@ -1,4 +1,4 @@
-"""A run on the terminal: a bar for the whole run and one for its cell; one line a minute where there is no terminal."""
+"""A run's progress: on a terminal a bar for the whole run and one for the current cell, elsewhere one line a minute."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rich.progress import TimeRemainingColumn as Remaining
 from revisit.evaluation.plan import PlannedCell, duration, plan_text
 from revisit.evaluation.runner import Reporter
 
-LINE_EVERY = 60  # seconds, where there is no terminal
+LINE_EVERY = 60  # seconds, without a terminal
 
 
 class Bars(Reporter):
-    """A `Reporter` that draws on the console given (standard error, as a rule)."""
+    """A `Reporter` that draws on a console, by default on standard error."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
@@ -37,9 +37,9 @@ class Bars(Reporter):
         self.overall: TaskID | None = None
         self.cells: Sequence[PlannedCell] = ()
         self.number = 0  # of the cell, from 1
-        self.finished = 0  # answers of the cells before it
         self.title, self.total, self.done = "", 0, 0
         self.stored, self.began, self.printed = 0, 0.0, 0.0
+        self.finished = 0  # answers of the cells before it
         self.generated, self.seconds = 0, 0.0  # in the cells before it
 
     def __enter__(self) -> Bars:
@@ -56,8 +56,11 @@ class Bars(Reporter):
     def plan(self, cells: Sequence[PlannedCell]) -> None:
         """Prints the plan; a bar for all of it if there are several cells."""
         self._end()
-        self.cells, self.number, self.finished, self.generated, self.seconds = cells, 0, 0, 0, 0.0
         self.note(f"Plan: {plan_text(cells)}.")
+        self._follow(cells)
+
+    def _follow(self, cells: Sequence[PlannedCell]) -> None:
+        self.cells, self.number, self.finished, self.generated, self.seconds = cells, 0, 0, 0, 0.0
         if self.overall is not None:
             self.progress.remove_task(self.overall)
             self.overall = None
@@ -66,8 +69,10 @@ class Bars(Reporter):
             self.overall = self.progress.add_task("", total=total, completed=sum(cell.stored for cell in cells))
 
     def start(self, title: str, total: int, done: int) -> None:
-        """A new bar; what is stored already counts as done but not towards the speed."""
+        """A new bar; stored answers count as done, but not for the speed."""
         self._end()
+        if self.number >= len(self.cells):  # not a cell of the plan
+            self._follow(())
         self.number += 1
         self.title, self.total, self.done, self.stored = title, total, done, done
         self.began = self.printed = time.monotonic()
@@ -107,7 +112,7 @@ class Bars(Reporter):
         return "".join(f", {part}" for part in (self._place(), left) if part)
 
     def _end(self) -> None:
-        """A tidy line in the place of the cell's bar."""
+        """Replaces the cell's bar by a line."""
         if self.task is None:
             return
         self.progress.remove_task(self.task)

@@ -48,10 +48,11 @@ class Answer(Record):
     def to_json(self, cell: str = "") -> str:
         """The line without its line end; texts are escaped, so no text can contain a line end.
 
-        `cell` enters the checksum, so that a line of another cell is not taken for one of this.
+        `cell` is part of the checksum, so that a line of another cell is rejected.
         """
         body = self.model_dump(mode="json")
-        return compact({**body, "check": checksum({**body, "cell": cell})[:CHECK]})
+        line = {**body, "check": checksum({**body, "cell": cell})[:CHECK]}
+        return json.dumps(line, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str, cell: str = "") -> Answer:
@@ -147,7 +148,7 @@ class PanelRecord(Record):
     title: str
     settings: list[str]
     rows: list[dict[str, Any]]
-    made: dict[str, Any] | None = None
+    made: dict[str, Any]  # command, settings and environment
 
 
 class AblationRecord(FileRecord):
@@ -179,11 +180,6 @@ class RunRecord(FileRecord):
     environment: dict[str, Any]
     settings: dict[str, Any]
     cells: list[CellEntry]
-
-
-def compact(value: Any) -> str:
-    """JSON on one line in ASCII."""
-    return json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
 
 
 def checksum(value: Mapping[str, Any]) -> str:

@@ -1,8 +1,7 @@
-"""Runs a grid: asks every question once, stores every answer at once, scores each cell when it is whole.
+"""Runs a grid: asks every question once, stores every answer immediately, scores each cell when it is complete.
 
-What makes a resumed run equal to an uninterrupted one: batches are cut from the complete list of items, whatever is
-already stored; a batch with a missing answer is asked again as a whole, and only what is missing is added; every job
-carries a seed of its own.
+A resumed run equals an uninterrupted one: batches are cut from the complete list of items, whatever is already stored; a batch
+with a missing answer is asked again as a whole, and only what is missing is added; every job has its own seed.
 """
 
 from __future__ import annotations
@@ -10,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -34,7 +34,7 @@ from revisit.evaluation.store import Cell, Damaged, digest, locked, read_results
 
 
 class Reporter:
-    """Hears how a run proceeds; this one shows nothing."""
+    """Is notified of a run's progress; this one shows nothing."""
 
     def plan(self, cells: Sequence[PlannedCell]) -> None:
         """These cells follow, each with a `start` of its own."""
@@ -49,19 +49,12 @@ class Reporter:
         """Something a reader should know."""
 
 
-@dataclass(frozen=True)
-class Question:
-    """An item and the hash of what is asked, which ties an answer to it."""
-
-    item: Item
-    content: str  # SHA-256 of the prompt and of every image's bytes
-
-
 @dataclass
 class Questions:
-    """The items of one benchmark: those that can be asked, and those whose image is missing."""
+    """The items of one benchmark: those that can be asked, and those whose image cannot be read."""
 
-    ready: list[Question]
+    ready: list[Item]
+    contents: dict[str, str]  # id -> SHA-256 of the prompt and of every image's bytes, which an answer is tied to
     bad: dict[str, BadImage]
     files: dict[str, str]  # annotation file -> SHA-256
     total: int
@@ -107,10 +100,10 @@ class GridCell:
             "decoding": dict(self.decoding),
             "seed": self.seed,
         }
-        if not self.engine.batch_invariant(self.decoding):  # then a job's answer may depend on its batch
+        if not self.engine.batch_invariant():  # then a job's answer may depend on its batch
             found["batches"] = {
                 "size": self.plan.batch_size,
-                "items": digest([[q.item.id, q.content] for q in self.questions.ready]),
+                "items": digest(list(self.questions.contents.items())),
             }
         return found
 
@@ -127,17 +120,15 @@ class GridCell:
     @cached_property
     def batches(self) -> list[list[Job]]:
         """All items in batches of similar prompt length, longest first, so that running out of memory shows at once."""
+        contents = self.questions.contents
         jobs = [
-            Job(q.item.id, q.item.prompt, q.item.images, job_seed(self.plan_seed, q.item.id), q.content)
-            for q in self.questions.ready
+            Job(item.id, item.prompt, item.images, job_seed(self.plan_seed, item.id), contents[item.id])
+            for item in self.questions.ready
         ]
-        jobs.sort(key=lambda job: -self.engine.length(job))  # stable: ties keep the benchmark's order
+        # Pictures make a prompt longer than its text; stable, so ties keep the benchmark's order.
+        jobs.sort(key=lambda job: -(len(job.prompt) + 1000 * len(job.images)))
         size = self.plan.batch_size
         return [jobs[start : start + size] for start in range(0, len(jobs), size)]
-
-    def missing(self, batch: Sequence[Job]) -> bool:
-        """Whether an answer to one of these jobs is not stored."""
-        return any(self.store.get(job.id, job.content) is None for job in batch)
 
     def entry(self, lines: Mapping[str, Answer], bad: Mapping[str, BadImage]) -> dict[str, Any]:
         """Its entry in results.json as long as it is not scored."""
@@ -178,13 +169,6 @@ class GridCell:
         }
 
 
-def add_checksums(known: dict[Path, str | BadImage], paths: Iterable[Path]) -> None:
-    """Adds the SHA-256 of those image files that are not known yet, a few at a time."""
-    new = [path for path in dict.fromkeys(paths) if path not in known]
-    with ThreadPoolExecutor(4) as pool:
-        known.update(zip(new, pool.map(_checksum, new), strict=True))
-
-
 def _checksum(path: Path) -> str | BadImage:
     try:
         return file_digest(path)
@@ -197,12 +181,15 @@ def run(
     reporter: Reporter | None = None,
     engine_for: Callable[[str], Engine] | None = None,
 ) -> dict[str, Any]:
-    """Runs every cell of `plan` that is not finished, scores all of them, and returns what results.json then holds.
+    """Runs every cell of `plan` that is not finished, and scores all of them.
 
     Args:
         plan: What to run.
         reporter: Shows the progress.
         engine_for: Opens the engine of a model; by default the plan's.
+
+    Returns:
+        The content of results.json, of its cells only those of the plan.
 
     Raises:
         RevisitError: After the last cell, if images could not be read and `plan.skip_bad_images` is off. The answers to
@@ -291,21 +278,21 @@ def load_questions(
             f"{folder} was downloaded with --limit {fetched} and has no pictures for other "
             f"items: use --limit {fetched}, or download everything to a new folder with `revisit data get {benchmark.name} DIR`."
         )
-    ids = [item.id for item in items]
-    if len(set(ids)) != len(ids):
-        repeated = next(i for i in ids if ids.count(i) > 1)
-        raise RevisitError(f"Benchmark {benchmark.name!r} has two items with the id {repeated!r} in {folder}.")
+    if repeated := [id for id, count in Counter(item.id for item in items).items() if count > 1]:
+        raise RevisitError(f"Benchmark {benchmark.name!r} has two items with the id {repeated[0]!r} in {folder}.")
     reporter.note(f"{benchmark.name}: {len(items)} items from {folder}")
-    add_checksums(checksums, (path for item in items for path in item.images))
-    ready, bad = [], {}
+    new = [path for path in dict.fromkeys(path for item in items for path in item.images) if path not in checksums]
+    with ThreadPoolExecutor(4) as pool:
+        checksums.update(zip(new, pool.map(_checksum, new), strict=True))
+    contents, bad = {}, {}
     for item in items:
         sums = [checksums[path] for path in item.images]
         if unread := [s for s in sums if isinstance(s, BadImage)]:
             bad[item.id] = unread[0]
         else:
-            ready.append(Question(item, digest([item.prompt, sums])))
+            contents[item.id] = digest([item.prompt, sums])
     files = {path.name: file_digest(path) for path in benchmark.files(folder)}
-    return Questions(ready, bad, files, len(items))
+    return Questions([item for item in items if item.id in contents], contents, bad, files, len(items))
 
 
 def job_seed(seed: int, id: str) -> int:
@@ -321,29 +308,27 @@ def run_cell(cell: GridCell, reporter: Reporter) -> dict[str, Any]:
     with cell.store as store:
         for sentence in store.repairs:
             reporter.note(sentence)
-        stored = [store.get(q.item.id, q.content) is not None for q in questions.ready]
+        stored = [store.get(*asked) is not None for asked in questions.contents.items()]
         drawn = f" · seed {cell.seed}" if cell.decoding.temperature is not None else ""
         reporter.start(title + drawn, len(stored), sum(stored))
-        todo = [batch for batch in cell.batches if cell.missing(batch)]
+        todo = [batch for batch in cell.batches if any(store.get(job.id, job.content) is None for job in batch)]
         if todo:
             for answers in cell.engine.stream(cell.method, cell.decoding, todo):
                 bad |= {answer.id: answer for answer in answers if isinstance(answer, BadImage)}
                 reporter.advance(store.append(answer for answer in answers if isinstance(answer, Answer)))
-        lines_by_id = {
-            q.item.id: line for q in questions.ready if (line := store.get(q.item.id, q.content)) is not None
-        }
-    entry = cell.entry(lines_by_id, bad)
-    kept = [q for q in questions.ready if q.item.id in lines_by_id]
+        lines = {id: line for id, content in questions.contents.items() if (line := store.get(id, content)) is not None}
+    entry = cell.entry(lines, bad)
+    kept = [item for item in questions.ready if item.id in lines]
     if (bad and not plan.skip_bad_images) or not kept:
         reporter.note(f"{title}: {len(bad)} unreadable images, not scored")
         return {**entry, "status": "unreadable images"}
-    scores = benchmark.score([q.item for q in kept], {q.item.id: lines_by_id[q.item.id].text for q in kept})
+    scores = benchmark.score(kept, {id: line.text for id, line in lines.items()})
     write_record(
         store.path / "scores.json",
         {
             "key": store.key,
             "version": benchmark.version,
-            "items": {q.item.id: q.content for q in kept},
+            "items": {id: questions.contents[id] for id in lines},
             "per_item": {metric: {u: list(t) for u, t in terms.items()} for metric, terms in scores.per_item.items()},
         },
         ScoresRecord,
@@ -362,7 +347,7 @@ def scored(benchmark: Benchmark, scores: Scores, n: int) -> dict[str, Any]:
             "low": _finite(found.low) if found else None,
             "high": _finite(found.high) if found else None,
             "interval": found.kind if found else None,
-            "level": found.level if found else None,
+            "level": statistics.LEVEL if found else None,
             "better": how.better,
             "show": how.show,
             "decimals": how.decimals,
@@ -411,12 +396,12 @@ class Results:
         if old is None or old["status"] != "complete" or old["key"] != cell.store.key:
             return False
         try:
-            return read_scores(cell.store.path).items == {q.item.id: q.content for q in cell.questions.ready}
+            return read_scores(cell.store.path).items == cell.questions.contents
         except RevisitError:
             return False
 
     def _read(self, reporter: Reporter) -> dict[str, Any]:
-        """What earlier commands left; a damaged file is set aside, since everything in it can be made from the answers."""
+        """The results of earlier commands; a damaged file is moved away, since the answers can restore its content."""
         try:
             return read_results(self.plan.output)
         except Damaged as error:
@@ -426,12 +411,12 @@ class Results:
             return {"cells": []}
 
     def add(self, entry: dict[str, Any]) -> None:
-        """Adds a cell; an earlier entry for the same question under other code or weights gives way to it."""
+        """Adds a cell; replaces an earlier entry of the same settings under other code or weights."""
         self.entries[_place(entry)] = entry
         self._write("running")
 
     def finish(self) -> dict[str, Any]:
-        """Writes the final state; raises if there are unread images that nobody asked to skip."""
+        """Writes the final state, and returns it with the cells of the plan; raises if there are unread images."""
         unread = {
             skipped["image"]: skipped["reason"]
             for entry in (self.entries[place] for place in self.ours)
@@ -439,6 +424,7 @@ class Results:
             for skipped in entry["skipped"]
         }
         results = self._write("incomplete" if unread else "complete")
+        cells = [cell for place, cell in zip(self.entries, results["cells"], strict=True) if place in self.ours]
         if unread:
             listed = "; ".join(f"{path} ({reason})" for path, reason in list(unread.items())[:5])
             more = f" and {len(unread) - 5} more" if len(unread) > 5 else ""
@@ -446,7 +432,7 @@ class Results:
                 f"{len(unread)} image{'s' * (len(unread) > 1)} could not be read: {listed}{more}. All other answers are stored. "
                 "Fix the files and rerun the command, or add --skip-bad-images to score without those items."
             )
-        return results
+        return {**results, "cells": cells}
 
     def _write(self, status: str) -> dict[str, Any]:
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -463,7 +449,7 @@ class Results:
 
 
 def _place(entry: Mapping[str, Any]) -> str:
-    """What makes two entries the same question: all but the code, weights and libraries that answered it."""
+    """A key that is equal for two entries that only differ in code, weights and libraries."""
     benchmark = entry["benchmark"]
     return digest(
         [

@@ -1,4 +1,4 @@
-"""Intervals and paired tests for metrics that are ratios of sums over units, after scipy and statsmodels.
+"""Intervals and paired tests for metrics that are ratios of sums over units, computed with scipy and statsmodels.
 
 Every benchmark metric here is sum(numerators) / sum(denominators) over units (items, or the groups the metric
 counts): a plain mean has denominators of one, CHAIR_I has hallucinated over all mentions, F1 has 2TP over
@@ -16,23 +16,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from revisit.benchmarks import base
 from revisit.errors import RevisitError
 
 Floats = NDArray[np.float64]
 Terms = Mapping[str, tuple[float, float]]  # unit -> (numerator, denominator)
 
+LEVEL = 0.95
 RESAMPLES = 4999  # so that (count + 1) / (RESAMPLES + 1) is a round number
 _BATCH_ELEMENTS = 1_000_000  # bounds the memory of resampling: at most this many indices at once
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A confidence interval and the way it was found (`wilson` or `bootstrap`); NaN where nothing can be said."""
+    """A 95 % confidence interval and its kind (`wilson` or `bootstrap`); NaN if it is undefined."""
 
     low: float
     high: float
     kind: str
-    level: float = 0.95
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Paired:
     p_bootstrap: float
     p_permutation: float
     units: int
-    level: float = 0.95
+    level: float = LEVEL
     draws: Floats | None = field(default=None, repr=False, compare=False)  # the bootstrap's differences
 
     def at(self, level: float) -> Paired:
@@ -56,13 +57,13 @@ class Paired:
         return replace(self, low=low, high=high, level=level)
 
 
-def wilson(successes: float, trials: float, level: float = 0.95) -> tuple[float, float]:
-    """The Wilson score interval of a proportion."""
+def wilson(successes: float, trials: float) -> tuple[float, float]:
+    """The 95 % Wilson score interval of a proportion."""
     if not 0 <= successes <= trials or trials <= 0:
         raise RevisitError(f"A proportion needs 0 <= successes <= trials and trials > 0, not {successes} of {trials}.")
     from statsmodels.stats.proportion import proportion_confint
 
-    low, high = proportion_confint(successes, trials, alpha=1 - level, method="wilson")
+    low, high = proportion_confint(successes, trials, alpha=1 - LEVEL, method="wilson")
     # At 0 or all successes the exact bound is 0 or 1; rounding may pass it by 1e-17.
     return max(0.0, float(low)), min(1.0, float(high))
 
@@ -78,14 +79,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [p if math.isnan(p) else float(next(adjusted)) for p in p_values]
 
 
-def holm_levels(p_values: Sequence[float], level: float = 0.95) -> list[float]:
-    """For each p-value the level of an interval that excludes zero just where Holm's correction rejects.
+def holm_levels(p_values: Sequence[float]) -> list[float]:
+    """For each p-value the level of an interval that excludes zero exactly where Holm's correction rejects.
 
-    The k-th smallest of m p-values is tested at (1 - level) / (m - k + 1) as long as all before it were rejected; from the
-    first that is not, all have that level. An undefined p-value is outside the family and keeps `level`.
+    The k-th smallest of m p-values is tested at 0.05 / (m - k + 1) as long as all before it were rejected; from the first that
+    is not, all have that level. An undefined p-value is outside the family and keeps 95 %.
     """
     order = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
-    found, error = [level] * len(p_values), 1 - level
+    found, error = [LEVEL] * len(p_values), 1 - LEVEL
     share, stopped = error, False
     for rank, (p, place) in enumerate(order):
         if not stopped:
@@ -105,35 +106,27 @@ def ratio(numerators: Floats, denominators: Floats) -> Any:
 def strata(name: str, value: float, per_item: Mapping[str, Terms]) -> list[str]:
     """The sub-settings (`"coco_random/F1"`) whose plain mean the metric is; none if it is not, or if there are none."""
     parts = [part for part in per_item if part.endswith(f"/{name}")]
-    ratios = [sum(n for n, _ in per_item[part].values()) / (_denominator(per_item[part]) or math.nan) for part in parts]
+    ratios = [base.ratio(per_item[part].values()) for part in parts]
     if not parts or not math.isclose(sum(ratios) / len(ratios), value, rel_tol=1e-9):
         return []
     return parts
 
 
-def _denominator(terms: Terms) -> float:
-    return sum(d for _, d in terms.values())
-
-
-def interval(
-    terms: Terms, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0, full: float = 1.0
-) -> Interval:
+def interval(terms: Terms, resamples: int = RESAMPLES, full: float = 1.0) -> Interval:
     """The interval of one metric: Wilson where it is a proportion, else the percentile bootstrap over units.
 
     `full` is the metric's value for "all": 1, or 100 for a metric in percent.
     """
     numerators, denominators = _arrays([terms], list(terms))
     if scale := _proportion_scale(numerators, denominators, full):
-        low, high = wilson(numerators.sum() / scale, denominators.sum(), level)
-        return Interval(low * scale, high * scale, "wilson", level)
+        low, high = wilson(numerators.sum() / scale, denominators.sum())
+        return Interval(low * scale, high * scale, "wilson")
     if len(terms) < 2:
-        return Interval(math.nan, math.nan, "bootstrap", level)
-    return mean_interval([[terms]], level, resamples, seed)
+        return Interval(math.nan, math.nan, "bootstrap")
+    return mean_interval([[terms]], resamples)
 
 
-def mean_interval(
-    strata: Sequence[Sequence[Terms]], level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
-) -> Interval:
+def mean_interval(strata: Sequence[Sequence[Terms]], resamples: int = RESAMPLES) -> Interval:
     """The bootstrap interval of the mean of ratios over strata and, within a stratum, over runs of the same units.
 
     Units are resampled within each stratum, a unit with its terms in all runs (sampling seeds) together: answers to one
@@ -143,23 +136,19 @@ def mean_interval(
     for number, runs in enumerate(strata):
         array = _same_units(runs)  # (2 * runs, units)
         if not array[len(runs) :].any(-1).all():
-            return Interval(math.nan, math.nan, "bootstrap", level)
-        total += _bootstrap(array, _mean_ratio, resamples, seed + number)
-    low, high = _percentiles(total / len(strata), level)
-    return Interval(low, high, "bootstrap", level)
+            return Interval(math.nan, math.nan, "bootstrap")
+        total += _bootstrap(array, _mean_ratio, resamples, number)
+    low, high = _percentiles(total / len(strata), LEVEL)
+    return Interval(low, high, "bootstrap")
 
 
-def paired(baseline: Terms, method: Terms, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0) -> Paired:
+def paired(baseline: Terms, method: Terms, resamples: int = RESAMPLES) -> Paired:
     """Compares two methods on the same units; the order of the units does not matter, their names must agree."""
-    return paired_runs([[baseline]], [[method]], level, resamples, seed)
+    return paired_runs([[baseline]], [[method]], resamples)
 
 
 def paired_runs(
-    baseline: Sequence[Sequence[Terms]],
-    method: Sequence[Sequence[Terms]],
-    level: float = 0.95,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
+    baseline: Sequence[Sequence[Terms]], method: Sequence[Sequence[Terms]], resamples: int = RESAMPLES
 ) -> Paired:
     """Compares means of ratios over strata and, within a stratum, over runs (sampling seeds) of the same units.
 
@@ -173,19 +162,22 @@ def paired_runs(
     units = sum(part.shape[-1] for part in parts)
     observed = float(np.mean([_mean_difference(part.sum(-1).reshape(-1)) for part in parts]))
     if math.isnan(observed) or min(part.shape[-1] for part in parts) < 2:
-        return Paired(observed, math.nan, math.nan, math.nan, math.nan, units, level)
+        return Paired(observed, math.nan, math.nan, math.nan, math.nan, units)
     if all(np.array_equal(p[:, 0], p[:, 1]) and np.array_equal(p[:, 2], p[:, 3]) for p in parts):
-        return Paired(0.0, 0.0, 0.0, 1.0, 1.0 if len(parts) == 1 else math.nan, units, level)
+        return Paired(0.0, 0.0, 0.0, 1.0, 1.0 if len(parts) == 1 else math.nan, units)
     draws = np.mean(
         [
-            _bootstrap(part.reshape(-1, part.shape[-1]), _mean_difference, resamples, seed + number)
+            _bootstrap(part.reshape(-1, part.shape[-1]), _mean_difference, resamples, seed=number)
             for number, part in enumerate(parts)
         ],
         axis=0,
     )
-    low, high, p_bootstrap = _two_sided(draws, level)
-    p_permutation = _permutation(parts[0], resamples, seed) if len(parts) == 1 else math.nan
-    return Paired(observed, low, high, p_bootstrap, p_permutation, units, level, draws)
+    low, high = _percentiles(draws, LEVEL)
+    known = draws[~np.isnan(draws)]
+    tail = int(min(np.count_nonzero(known <= 0), np.count_nonzero(known >= 0)))
+    p_bootstrap = min(1.0, 2 * (tail + 1) / (len(known) + 1))
+    p_permutation = _permutation(parts[0], resamples) if len(parts) == 1 else math.nan
+    return Paired(observed, low, high, p_bootstrap, p_permutation, units, draws=draws)
 
 
 def _same_units(runs: Sequence[Terms]) -> Floats:
@@ -196,14 +188,6 @@ def _same_units(runs: Sequence[Terms]) -> Floats:
                 f"A paired test needs the same units on both sides; {len(odd)} are only on one side, such as {odd[0]!r}."
             )
     return _arrays(runs, sorted(runs[0]))
-
-
-def _two_sided(draws: Floats, level: float) -> tuple[float, float, float]:
-    """The central `level` of the draws of a difference, and the two-sided p-value of its being zero."""
-    low, high = _percentiles(draws, level)
-    draws = draws[~np.isnan(draws)]
-    tail = int(min(np.count_nonzero(draws <= 0), np.count_nonzero(draws >= 0)))
-    return low, high, min(1.0, 2 * (tail + 1) / (len(draws) + 1))
 
 
 def _arrays(tables: Sequence[Terms], units: Sequence[str]) -> Floats:
@@ -259,7 +243,7 @@ def _bootstrap(terms: Floats, statistic: Callable[[Floats], Any], resamples: int
         )
 
     with warnings.catch_warnings():
-        # A draw may have nothing in its denominator; its NaN is dealt with in `_percentiles`, not by scipy's interval.
+        # The denominator of a draw may be zero; `_percentiles` leaves its NaN out, and scipy's own interval is not used.
         warnings.simplefilter("ignore", DegenerateDataWarning)
         result = bootstrap(
             (np.arange(units),),
@@ -273,7 +257,7 @@ def _bootstrap(terms: Floats, statistic: Callable[[Floats], Any], resamples: int
     return np.asarray(result.bootstrap_distribution, dtype=np.float64)
 
 
-def _permutation(terms: Floats, resamples: int, seed: int) -> float:
+def _permutation(terms: Floats, resamples: int) -> float:
     """Two-sided p-value of swapping the methods unit by unit; `terms` is (runs, 4, units), a run as in `_difference`."""
     from scipy.stats import permutation_test
 
@@ -300,7 +284,7 @@ def _permutation(terms: Floats, resamples: int, seed: int) -> float:
         vectorized=True,
         n_resamples=resamples,
         batch=max(1, _BATCH_ELEMENTS // len(changed)),
-        rng=np.random.default_rng(seed),
+        rng=np.random.default_rng(0),
     )
     null = np.asarray(result.null_distribution)
     if not np.isnan(null).any():

@@ -2,14 +2,14 @@
 
     OUTPUT/
       results.json                     what was measured (docs/evaluation.md describes every field)
-      .lock, .holder                   held by the running process, released by the system when it dies; its name
+      .lock, .holder                   the lock of the running process, released by the system when it dies, and its PID
       cells/MODEL-METHOD-BENCHMARK-KEY/
         cell.json                      everything that could change an answer; KEY is its hash
         answers.jsonl                  one line per answer
         scores.json                    the terms of each metric, item by item
 
 A cell never holds answers of two settings, because any difference in `cell.json` is another KEY. Within a cell an
-answer belongs to one item *content* (prompt and image bytes), so a changed data file never meets an old answer.
+answer belongs to one item *content* (prompt and image bytes), so an old answer is never used for a changed item.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import shlex
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,24 +54,22 @@ def slug(text: str, limit: int = 40) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "_", text).strip("_.")[-limit:] or "x"
 
 
-def disk_error(
-    error: OSError, path: Path, cure: str = "choose another --out", *, answers: bool = False
-) -> RevisitError:
-    """The sentence for a failed write: what happened, where, and what to do; with `answers`, that none of them is lost."""
-    todo = f"{cure[0].upper()}{cure[1:]}"
+def disk_error(error: OSError, path: Path, *, answers: bool = False) -> RevisitError:
+    """The error for a failed write; with `answers`, it says that no stored answer is lost."""
+    todo = "Choose another --out"
     if answers:
         todo = "Every answer stored so far is intact; fix that and run the same command again to resume"
     return RevisitError(f"Cannot write {path}: {error.strerror or error}. {todo}.")
 
 
 def check_file(path: Path) -> None:
-    """Refuses pipes and devices, which would be waited for or read without end; what is not there is for the reader."""
+    """Raises OSError for pipes and devices, which would block or never end; a missing file is left to the reader."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError(errno.ENXIO, "it is a pipe or a device, not a file", str(path))
 
 
 def clear(path: Path) -> Path:
-    """A place that this process may write to: a link, which may lead anywhere, and a pipe are taken away first."""
+    """`path`, safe to write to: a link, which may lead anywhere, or a pipe in its place is removed first."""
     if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
         path.unlink()
     return path
@@ -160,31 +157,18 @@ def read_results(output: Path) -> dict[str, Any]:
     return results
 
 
-@dataclass(frozen=True)
-class Unfinished:
-    """The cells of a run without a result, and the commands that finish them. Its text is the notice for readers."""
-
-    cells: tuple[Mapping[str, Any], ...]  # entries of results.json; `answers` of `items` are there
-    total: int  # cells of the whole run
-
-    @property
-    def commands(self) -> list[str]:
-        """The commands that finish the cells, each once."""
-        return list(dict.fromkeys(shlex.join(cell["provenance"]["argv"]) for cell in self.cells))
-
-    def __str__(self) -> str:
-        listed = "; ".join(partial_text(cell) for cell in self.cells[:5])
-        more = f"; and {len(self.cells) - 5} more" if len(self.cells) > 5 else ""
-        return (
-            f"This run is incomplete: {len(self.cells)} of {self.total} combinations of model, method and benchmark have no result "
-            f"({listed}{more}). To finish it, run: {' ; '.join(self.commands)}"
-        )
-
-
-def unfinished(results: Mapping[str, Any]) -> Unfinished | None:
-    """What a run still lacks, from what `read_results` returned; None if it is complete."""
-    cells = tuple(cell for cell in results["cells"] if cell["status"] != "complete")
-    return Unfinished(cells, len(results["cells"])) if cells else None
+def unfinished(results: Mapping[str, Any]) -> str:
+    """The notice that a run is incomplete, with the commands that finish it, from what `read_results` returned; else empty."""
+    cells = [cell for cell in results["cells"] if cell["status"] != "complete"]
+    if not cells:
+        return ""
+    listed = "; ".join(partial_text(cell) for cell in cells[:5])
+    more = f"; and {len(cells) - 5} more" if len(cells) > 5 else ""
+    commands = dict.fromkeys(shlex.join(cell["provenance"]["argv"]) for cell in cells)
+    return (
+        f"This run is incomplete: {len(cells)} of {len(results['cells'])} combinations of model, method and benchmark have no "
+        f"result ({listed}{more}). To finish it, run: {' ; '.join(commands)}"
+    )
 
 
 def partial_text(cell: Mapping[str, Any]) -> str:
@@ -251,16 +235,16 @@ class Cell:
         self.identity = dict(identity)
         self.key = digest(self.identity)
         self.path = output / "cells" / "-".join([*(slug(name) for name in names), self.key[:KEY]])
-        self.repairs: list[str] = []  # what was put right when the cell was opened
+        self.repairs: list[str] = []  # what was repaired when the cell was opened
         self._lines: dict[tuple[str, str], Answer] = {}
         self._descriptor: int | None = None
         self._size = 0
 
     def open(self) -> Cell:
-        """Reads what is stored, puts right what is damaged, and is ready to append.
+        """Reads and repairs what is stored; then answers can be appended.
 
-        An unfinished last line is the work of a kill and is cut. A line that is not what was written is taken out of the file,
-        kept in `damaged.jsonl`, and said in `repairs`; its answer is missing from then on.
+        An incomplete last line, which a kill leaves, is cut off. A damaged line is moved to `damaged.jsonl` and reported in `repairs`;
+        its answer is missing from then on.
         """
         make_folder(self.path)
         self._open_about(self.path / "cell.json")
@@ -284,7 +268,7 @@ class Cell:
         return self
 
     def _open_about(self, path: Path) -> None:
-        """Checks `cell.json`, or writes it where it is missing or damaged: all it says is known."""
+        """Checks `cell.json`; writes it if it is missing or damaged, since its content is known."""
         try:
             known = read_record(path, CellRecord).key if path.exists() else None
         except Damaged:
@@ -340,7 +324,7 @@ def sort_lines(path: Path) -> tuple[list[Answer], list[tuple[int, str]]]:
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
             if not raw.endswith(b"\n"):
-                break  # the unfinished line of a kill
+                break  # incomplete: the process was killed
             try:
                 good.append(Answer.from_json(raw.decode(), cell))
             except (ValueError, RecursionError) as error:

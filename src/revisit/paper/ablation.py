@@ -62,8 +62,7 @@ def shown(value: object) -> str:
 def paper_panels(base: ReVisiT) -> dict[str, Panel]:
     """Panels (a) to (d) of the paper's ablation table around a main configuration."""
 
-    def vary(**settings: Any) -> ReVisiT:
-        return base.replace(**settings)
+    vary = base.replace
 
     def panel(key: str, title: str, settings: tuple[str, ...], methods: Sequence[ReVisiT]) -> Panel:
         return Panel(key, title, settings, tuple(dict.fromkeys(methods)), base)
@@ -97,18 +96,14 @@ def paper_panels(base: ReVisiT) -> dict[str, Panel]:
     }
 
 
-def all_methods(panels: Mapping[str, Panel]) -> tuple[Method, ...]:
-    """Plain decoding and every method of the panels, once each."""
-    return tuple(dict.fromkeys([Greedy(), *(method for panel in panels.values() for method in panel.methods)]))
-
-
 def panel_plan(plan: Plan, panels: Mapping[str, Panel]) -> Plan:
-    """The plan with the panels in place of its methods."""
-    return replace(plan, methods=dict.fromkeys(plan.methods, all_methods(panels)))
+    """The plan with other methods: plain decoding and those of the panels, once each."""
+    methods: list[Method] = [Greedy(), *(method for panel in panels.values() for method in panel.methods)]
+    return replace(plan, methods=dict.fromkeys(plan.methods, tuple(dict.fromkeys(methods))))
 
 
 def ablate(plan: Plan, panels: Mapping[str, Panel], reporter: Reporter, command: str) -> dict[str, Any]:
-    """Runs the panels in place of the plan's methods; returns what results.json then holds."""
+    """Runs the panels in place of the plan's methods; returns the results of the run."""
     plan = panel_plan(plan, panels)
     results = run(plan, reporter)
     about = {"command": command, "settings": results["settings"], "environment": results["environment"]}
@@ -144,20 +139,15 @@ def ablation_sections(about: Stored, results: Stored, name: str) -> list[Section
             blocks = _blocks(panel, cells, f"{name}-{slug(panel['key'])}-{slug(benchmark)}-{slug(model)}")
             named = panel["title"] if panel["title"] == panel["key"] else f"({panel['key']}) {panel['title']}"
             title = f"{named} · {benchmark} · {model}"
-            sections.append(Section(title, [*blocks, provenance(panel.get("made") or about)], level=3))
+            sections.append(Section(title, [*blocks, provenance(panel["made"])], level=3))
     return sections
-
-
-def chosen_metrics(cell: Stored) -> list[Metric]:
-    """The metrics of a cell that have a direction, sub-settings left out."""
-    records = cell["metrics"].items()
-    return [Metric.from_record(name, found) for name, found in records if "/" not in name and found["better"]]
 
 
 def _blocks(panel: Stored, cells: Mapping[str, Stored], name: str) -> list[Block]:
     rows = panel["rows"]
     own = [cells[row["method"]] for row in rows]
-    metrics = chosen_metrics(own[0])
+    records = {name: about for name, about in own[0]["metrics"].items() if "/" not in name and about["better"]}
+    metrics = [Metric.from_record(name, about) for name, about in records.items()]
     columns = [ranked(own, metric, intervals=True) for metric in metrics]
     lines: list[list[Cell | str]] = [[*row["cells"], *(c[n] for c in columns)] for n, row in enumerate(rows)]
     greedy = cells.get("greedy")

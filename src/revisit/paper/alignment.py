@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from revisit.benchmarks.chair import lemmas, merge_pairs
+from revisit.benchmarks.chair import lemmas, merge_pairs, names_object
 from revisit.benchmarks.chair_words import WORDS
 from revisit.errors import RevisitError
 from revisit.explain.tokens import Span, token_spans, writers
@@ -72,18 +72,13 @@ def _lowered_starts(caption: str) -> list[int]:
 
 
 def word_mentions(caption: str) -> list[tuple[str, Span]]:
-    """CHAIR's object words of a caption with their places: its own rule, followed with the place of every word kept."""
-    tokens, _, roots = lemmas(caption)
+    """CHAIR's object words of a caption, each with its place."""
+    tokens, roots = lemmas(caption)
     spans = word_spans(caption, tokens)
     merged, starts = merge_pairs(roots)
     edges = [*starts, len(tokens)]  # merged word i is made of tokens edges[i]..edges[i + 1]
     places = [(spans[a][0], spans[b - 1][1]) for a, b in itertools.pairwise(edges)]
-    seat_of_toilet = "toilet" in merged and "seat" in merged
-    return [
-        (word, place)
-        for word, place in zip(merged, places, strict=True)
-        if word in WORDS and not (seat_of_toilet and word == "seat")
-    ]
+    return [(word, place) for word, place in zip(merged, places, strict=True) if names_object(word, merged)]
 
 
 def mentions(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[Mention]:

@@ -12,22 +12,8 @@ from revisit.errors import unknown
 
 METHODS = ("greedy", "dola", "vcd", "m3id", "code", "sid", "revisit")
 EVERY_METHOD = (
-    *(
-        "greedy",
-        "revisit",
-        "vcd",
-        "opera",
-        "pai",
-        "vista",
-        "memvr",
-        "middle_layers",
-        "vaf",
-        "only",
-        "sadt",
-        "m3id",
-        "icd",
-    ),
-    *("code", "sid", "ritual", "avisc", "dola", "deco", "apc", "flb"),
+    *("greedy", "revisit", "vcd", "opera", "pai", "vista", "memvr", "middle_layers", "vaf", "only", "sadt"),
+    *("m3id", "icd", "code", "sid", "ritual", "avisc", "dola", "deco", "apc", "flb"),
 )
 
 

@@ -96,7 +96,7 @@ def layers_of(model: Model) -> list[int]:
 
 
 PROBABILITY = "model's probability"
-# Higher means: more likely there. The layers of a row are the last, the middle (half the depth) or all that are read.
+# Higher means more likely present. Layers: the last, the middle (half the depth), or all that are read.
 CANDIDATES: dict[str, Callable[[Reading], float]] = {
     PROBABILITY: lambda r: float(r.log_p[r.token]),
     "model's entropy, negative": lambda r: float((r.log_p.exp() * r.log_p).nansum()),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from revisit.errors import RevisitError
 from revisit.evaluation.records import Stored
@@ -17,35 +16,6 @@ from revisit.report.document import Document, Section, Text
 from revisit.report.run_report import Run, main_sections, provenance_section, read_runs, unfinished_section
 
 
-@dataclass(frozen=True)
-class ReportInputs:
-    """What a folder holds: runs (those of ablations included), the panels of ablations by run, and studies."""
-
-    runs: list[Run]
-    ablations: list[tuple[Run, dict[str, Any]]]
-    studies: list[dict[str, Any]]
-
-
-def gather(folder: Path) -> ReportInputs:
-    """Reads everything in a folder that a report can show.
-
-    Raises:
-        RevisitError: If the folder does not exist or holds nothing to report.
-    """
-    if not folder.is_dir():
-        raise RevisitError(f"{folder} is not a folder; give the --out folder of `revisit eval`, `ablate` or `analyze`.")
-    runs = read_runs(folder)
-    ablations = [(run, read_ablation(run.place)) for run in runs if (run.place / ABLATION).exists()]
-    files = sorted(path for path in folder.rglob("*.json") if path.parent.name == FOLDER)
-    names = [slug(path.relative_to(folder).with_suffix("").as_posix(), 100) for path in files]
-    studies = [{**read_study(path), "name": name} for path, name in zip(files, names, strict=True)]
-    if not runs and not studies:
-        raise RevisitError(
-            f"Nothing to report in {folder}: no results.json of `revisit eval` or `ablate`, no studies of `revisit analyze`."
-        )
-    return ReportInputs(runs, ablations, studies)
-
-
 def build(folder: Path, *, resamples: int = 4999, out: Path | None = None) -> Document:
     """The report of a folder.
 
@@ -53,20 +23,34 @@ def build(folder: Path, *, resamples: int = 4999, out: Path | None = None) -> Do
         folder: Where `revisit eval`, `ablate`, `analyze` or `reproduce` wrote.
         resamples: Draws of the paired tests.
         out: Where the report will be written; the folder itself by default.
+
+    Raises:
+        RevisitError: If the folder does not exist or contains nothing to report.
     """
-    found = gather(folder)
-    panels = {run.place: about for run, about in found.ablations}
-    shown = [_main_cells(run, panels.get(run.place)) for run in found.runs if not _captions_only(run.place)]
-    sections = unfinished_section(found.runs) + main_sections(shown, resamples, out or folder)
-    if found.ablations:
+    if not folder.is_dir():
+        raise RevisitError(f"{folder} is not a folder; give the --out folder of `revisit eval`, `ablate` or `analyze`.")
+    runs = read_runs(folder)
+    panels = {run.place: read_ablation(run.place) for run in runs if (run.place / ABLATION).exists()}
+    files = sorted(path for path in folder.rglob("*.json") if path.parent.name == FOLDER)
+    studies = [
+        {**read_study(path), "name": slug(path.relative_to(folder).with_suffix("").as_posix(), 100)} for path in files
+    ]
+    if not runs and not studies:
+        raise RevisitError(
+            f"Nothing to report in {folder}: no results.json of `revisit eval` or `ablate`, no studies of `revisit analyze`."
+        )
+    shown = [_main_cells(run, panels.get(run.place)) for run in runs if not _captions_only(run.place)]
+    sections = unfinished_section(runs) + main_sections(shown, resamples, out or folder)
+    if panels:
         sections.append(Section("Ablations", [Text(INTRODUCTION)]))
-        for run, about in found.ablations:
-            sections += ablation_sections(about, run.results, f"ablation-{slug(run.name)}")
-    sections += study_sections(found.studies)
-    sources: dict[str, Stored] = {f"run {run.name}": run.results for run in found.runs}
-    sections.append(provenance_section(sources | {f"study {study['name']}": study for study in found.studies}))
-    models = {cell["model"]["name"] for run in found.runs for cell in run.results["cells"]}
-    models = models or {study["settings"]["model"] for study in found.studies}
+    for run in runs:
+        if run.place in panels:
+            sections += ablation_sections(panels[run.place], run.results, f"ablation-{slug(run.name)}")
+    sections += study_sections(studies)
+    sources: dict[str, Stored] = {f"run {run.name}": run.results for run in runs}
+    sections.append(provenance_section(sources | {f"study {study['name']}": study for study in studies}))
+    models = {cell["model"]["name"] for run in runs for cell in run.results["cells"]}
+    models = models or {study["settings"]["model"] for study in studies}
     lead = f"Models: {', '.join(sorted(models))}. Everything was measured by the commands printed below each table."
     return Document("ReVisiT: results", lead, sections)
 

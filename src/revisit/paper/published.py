@@ -24,25 +24,16 @@ NAMES = {
 
 
 @functools.cache
-def _data() -> dict[str, Any]:
+def data() -> dict[str, Any]:
+    """The numbers, in `tables`, and their `source`."""
     text = resources.files("revisit.paper").joinpath("data/published.json").read_text("utf-8")
     found: dict[str, Any] = json.loads(text)
     return found
 
 
-def source() -> str:
-    """Where the numbers were published."""
-    return str(_data()["source"])
-
-
 def table(name: str) -> Any:
     """One of the paper's tables: `chair`, `pope_full`, `ablation`, `projection`, …"""
-    return _data()["tables"][name]
-
-
-def names() -> tuple[str, ...]:
-    """The names of all tables."""
-    return tuple(_data()["tables"])
+    return data()["tables"][name]
 
 
 @dataclass(frozen=True)

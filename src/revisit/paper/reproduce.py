@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from revisit.evaluation.config import EvalConfig
-from revisit.evaluation.plan import Plan, benchmark_label, label
+from revisit.evaluation.plan import Plan, label
 from revisit.evaluation.records import Stored
 from revisit.evaluation.runner import Reporter, run
-from revisit.evaluation.store import digest, read_json, read_results, slug, write_json
+from revisit.evaluation.store import digest, read_json, slug, write_json
 from revisit.methods.revisit import ReVisiT
 from revisit.paper import catalog, published
 from revisit.paper.ablation import Panel, ablate, ablation_sections, paper_panels, read_ablation
@@ -69,23 +69,10 @@ class Setup:
         )
         return config.plan()
 
-    def study(self, row: Row, name: str, reporter: Reporter) -> tuple[Stored, Section]:
-        """Runs a row's study with one model; returns its file and its section, with the paper's numbers."""
-        study = "case-study" if row.key == "token-tables" else row.key
-        subject = Subject(
-            model=self.models[name],
-            data=self.data[row.benchmark],
-            limit=self.limit_of(row),
-            output=str(self.out / "analyses"),
-            methods=STUDIES[study].methods,
-            batch_size=self.batch_size,
-            dtype=self.options.get("dtype"),
-            device_map=self.options.get("device_map"),
-        )
-        found = read_study(run_study(study, subject, reporter))
-        section = study_section(found)
-        section.blocks += _study_verdicts(row, name, found["result"])
-        return found, section
+    def subject(self, name: str, **options: Any) -> Subject:
+        """One model and the pictures of CHAIR."""
+        dtype, device_map = self.options.get("dtype"), self.options.get("device_map")
+        return Subject(model=self.models[name], data=self.data["chair"], dtype=dtype, device_map=device_map, **options)
 
 
 def reproduce(rows: Sequence[Row], setup: Setup, reporter: Reporter) -> Document:
@@ -96,8 +83,8 @@ def reproduce(rows: Sequence[Row], setup: Setup, reporter: Reporter) -> Document
         sections.append(Section(f"{row.title} ({row.where})", [Text(_lead(row, setup))]))
         sections += RUNNERS[row.kind](row, setup, reporter)
     lead = (
-        f"Measured numbers next to the paper's ({published.source()}). A published value is inside if the measured 95 % interval contains "
-        "it, otherwise outside."
+        f"Measured numbers next to the paper's ({published.data()['source']}). A published value is inside if the measured 95 % "
+        "interval contains it, otherwise outside."
     )
     if setup.stand_in:
         model = next(iter(setup.models.values()))
@@ -142,16 +129,8 @@ def _parts(metrics: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def _cells(plan: Plan, reporter: Reporter) -> dict[str, dict[str, Any]]:
-    """Method name -> its finished cell of results.json."""
-    run(plan, reporter)
-    ((model, methods),), (benchmark,) = plan.methods.items(), plan.benchmarks
-    wanted = {label(method): method.name for method in methods}
-    found = {}
-    for cell in read_results(plan.output)["cells"]:
-        same = cell["model"]["name"] == model and cell["benchmark"]["label"] == benchmark_label(benchmark)
-        if same and cell["method"]["label"] in wanted and cell["status"] == "complete":
-            found[wanted[cell["method"]["label"]]] = cell
-    return found
+    """Method name -> its cell of results.json; the plan has one model and one benchmark."""
+    return {cell["method"]["name"]: cell for cell in run(plan, reporter)["cells"]}
 
 
 def _values(cell: Stored | None, names: Sequence[str]) -> dict[str, Measured]:
@@ -177,14 +156,12 @@ def _run_ablation(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
     sections = []
     for name in setup.names(row):
         plan = setup.plan(row, name, row.key)
-        ((model, methods),) = plan.methods.items()
+        (methods,) = plan.methods.values()
         base = next(method for method in methods if isinstance(method, ReVisiT))
         panels = paper_panels(base) if row.key == "ablation" else {"layers": _vqav2_panel(base)}
         results = ablate(plan, panels, reporter, command())
-        about = read_ablation(plan.output)
-        own = {**results, "cells": [c for c in results["cells"] if c["model"]["name"] == model]}
-        sections += ablation_sections(about, own, f"{row.key}-{slug(name)}")
-        sections.append(Section(f"Verdicts · {name}", _panel_verdicts(row, panels, own, name), level=3))
+        sections += ablation_sections(read_ablation(plan.output), results, f"{row.key}-{slug(name)}")
+        sections.append(Section(f"Verdicts · {name}", _panel_verdicts(row, panels, results, name), level=3))
     return sections
 
 
@@ -196,7 +173,7 @@ def _vqav2_panel(base: ReVisiT) -> Panel:
 
 
 def _panel_verdicts(row: Row, panels: Mapping[str, Panel], results: Stored, model: str) -> list[Block]:
-    cells = {cell["method"]["label"]: cell for cell in results["cells"] if cell["status"] == "complete"}
+    cells = {cell["method"]["label"]: cell for cell in results["cells"]}
     blocks: list[Block] = []
     for key, panel in panels.items():
         if row.key == "ablation":
@@ -219,7 +196,22 @@ def _panel_verdicts(row: Row, panels: Mapping[str, Panel], results: Stored, mode
 
 
 def _run_study(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
-    return [setup.study(row, name, reporter)[1] for name in setup.names(row)]
+    """Each model's study, with the paper's numbers."""
+    study = "case-study" if row.key == "token-tables" else row.key
+    sections = []
+    for name in setup.names(row):
+        subject = setup.subject(
+            name,
+            limit=setup.limit_of(row),
+            output=str(setup.out / "analyses"),
+            methods=STUDIES[study].methods,
+            batch_size=setup.batch_size,
+        )
+        found = read_study(run_study(study, subject, reporter))
+        section = study_section(found)
+        section.blocks += _study_verdicts(row, name, found["result"])
+        sections.append(section)
+    return sections
 
 
 def _study_verdicts(row: Row, model: str, result: Stored) -> list[Block]:
@@ -276,13 +268,7 @@ def _run_methods(row: Row, setup: Setup, reporter: Reporter) -> list[Section]:
         file = setup.out / f"time-{digest([model, limit, [label(m) for m in methods.values()]])[:12]}.json"
         if not file.exists():
             reporter.note(f"time per token of {len(methods)} methods")
-            subject = Subject(
-                model=model,
-                data=setup.data["chair"],
-                limit=1,
-                dtype=setup.options.get("dtype"),
-                device_map=setup.options.get("device_map"),
-            )
+            subject = setup.subject(name, limit=1)
             inputs = subject.inputs(subject.items)
             write_json(file, time_answers(subject.loaded[0], inputs, methods, new_tokens=limit))
         times = read_json(file)

@@ -99,5 +99,5 @@ def study_sections(studies: Iterable[Stored]) -> list[Section]:
 
 def provenance(about: Stored) -> Provenance:
     """The command and settings of a study or an ablation."""
-    kept = {k: v for k, v in about.get("settings", {}).items() if v is not None and not isinstance(v, (dict, list))}
-    return Provenance(about.get("command") or "(not recorded)", ", ".join(f"{k} {v}" for k, v in kept.items()))
+    kept = {k: v for k, v in about["settings"].items() if v is not None and not isinstance(v, (dict, list))}
+    return Provenance(about["command"], ", ".join(f"{k} {v}" for k, v in kept.items()))

@@ -124,7 +124,7 @@ class Subject:
             max_new_tokens=self.max_new_tokens,
             engine_options={"dtype": self.dtype, "device_map": self.device_map},
         )
-        cell = run(plan, reporter)["cells"][-1]
+        (cell,) = run(plan, reporter)["cells"]
         place = Path(self.output) / CAPTIONS / cell["path"]
         asked = read_scores(place).items  # id -> hash of prompt and picture
         stored = read_answers(place / "answers.jsonl")

@@ -108,11 +108,9 @@ def stars(p: float) -> str:
     return "" if math.isnan(p) else "*" * sum(p < bound for bound in (0.05, 0.01, 0.001))
 
 
-def p_value(p: float | str | None) -> str:
-    """A p-value as papers print it."""
-    if p is None or isinstance(p, str):
-        return p or "–"
-    if math.isnan(p):
+def p_value(p: float | None) -> str:
+    """A p-value as papers print it, or a dash."""
+    if p is None or math.isnan(p):
         return "–"
     if p == 0:
         return "<1e-300"

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from revisit.errors import RevisitError, need
-from revisit.evaluation.store import make_folder, read_answers, read_results, read_scores
+from revisit.evaluation.store import make_folder, read_results
 from revisit.models.images import open_image
 from revisit.pages.document import data_uri
-from revisit.report.sample_browser import items_of, truth_of
+from revisit.report.sample_browser import begun_cells, truth_of
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalSample
@@ -33,22 +33,13 @@ def export(run: Path, out: Path) -> tuple[list[Path], list[str]]:
     from inspect_ai.log import write_eval_log
 
     results, notes = read_results(run), list[str]()
-    items: dict[tuple[str, str], dict[str, Item]] = {}
     written = []
-    for cell in results["cells"]:
-        folder = run / cell["path"]
-        lines = list(read_answers(folder / "answers.jsonl")) if folder.is_dir() else []
-        if not lines:
-            continue
-        data = str(cell["provenance"]["data"] or "")
-        place = (str(cell["benchmark"]["label"]), data)
-        if place not in items:
-            items[place] = items_of(cell["benchmark"], data, notes)
-        scores = read_scores(folder) if cell["status"] == "complete" else None
-        samples = [_sample(line, items[place].get(line.id), scores, cell) for line in lines]
-        path = make_folder(out) / f"{folder.name}.eval"
-        write_eval_log(_log(results, cell, samples), str(path), format="eval")
-        written.append(path)
+    for cell, lines, scores, items in begun_cells(run, results, notes):
+        samples = [_sample(line, items.get(line.id), scores, cell) for line in lines]
+        if samples:
+            path = make_folder(out) / f"{Path(cell['path']).name}.eval"
+            write_eval_log(_log(results, cell, samples), str(path), format="eval")
+            written.append(path)
     if not written:
         raise RevisitError(f"{run} contains no answers yet; finish `revisit eval` with this --out.")
     return written, notes

@@ -1,4 +1,4 @@
-"""A browser of an evaluation's samples: a folder with one page that works from disk, and small copies of the pictures.
+"""The sample browser of an evaluation: a folder with one page that works from disk, and small copies of the pictures.
 
 Questions, answers and scores come from the run, pictures and truth from the benchmark's data folder, if it is still there.
 """
@@ -17,7 +17,7 @@ from revisit.benchmarks import registry
 from revisit.benchmarks.base import Item, Metric
 from revisit.decoding.method import value_text
 from revisit.errors import RevisitError
-from revisit.evaluation.records import ScoresRecord
+from revisit.evaluation.records import Answer, ScoresRecord, Stored
 from revisit.evaluation.store import make_folder, read_answers, read_results, read_scores, unfinished
 from revisit.models.images import open_image
 from revisit.pages.document import check_writable, script_page, write_page
@@ -130,26 +130,39 @@ def read_samples(run: Path) -> tuple[Columns, list[Sample], list[str]]:
     """
     results = read_results(run)
     columns, found = Columns(), dict[tuple[str, str, str], Sample]()
-    missing = unfinished(results)
-    notes = [str(missing)] if missing else []
-    items: dict[tuple[str, str], dict[str, Item]] = {}
+    notes = [notice] if (notice := unfinished(results)) else []
     for cell in results["cells"]:
-        folder, column = run / cell["path"], columns.of(cell)
-        if not folder.is_dir():
-            continue  # planned, and not begun
-        name, data = str(cell["benchmark"]["label"]), str(cell["provenance"]["data"] or "")
-        if (name, data) not in items:
-            items[name, data] = items_of(cell["benchmark"], data, notes)
-        scores = read_scores(folder) if cell["status"] == "complete" else None
-        for line in read_answers(folder / "answers.jsonl"):
-            if scores is not None and scores.items.get(line.id) not in (None, line.item):
-                continue  # an answer to an item whose content has changed since
-            known = items[name, data].get(line.id) or Item(line.id, line.prompt)
+        columns.of(cell)
+    for cell, lines, scores, items in begun_cells(run, results, notes):
+        name = str(cell["benchmark"]["label"])
+        for line in lines:
+            known = items.get(line.id) or Item(line.id, line.prompt)
             sample = found.setdefault((name, line.id, line.prompt), Sample(name, known, line.prompt))
-            sample.answers[column] = _answer(line, scores, cell, known)
+            sample.answers[columns.of(cell)] = _answer(line, scores, cell, known)
     benchmarks = list(dict.fromkeys(sample.benchmark for sample in found.values()))
     ordered = sorted(found.values(), key=lambda s: (benchmarks.index(s.benchmark), natural_order(s.item.id)))
     return columns, ordered, notes
+
+
+def begun_cells(
+    run: Path, results: Stored, notes: list[str]
+) -> Iterator[tuple[Stored, list[Answer], ScoresRecord | None, dict[str, Item]]]:
+    """Every cell of a run with a folder: its entry, its answers, its scores if it is complete, and the benchmark's items by id.
+
+    Answers to an item whose content has changed since are left out; `notes` gets a line if the items cannot be read.
+    """
+    known: dict[tuple[str, str], dict[str, Item]] = {}
+    for cell in results["cells"]:
+        folder = run / cell["path"]
+        if not folder.is_dir():
+            continue
+        place = (str(cell["benchmark"]["label"]), str(cell["provenance"]["data"] or ""))
+        if place not in known:
+            known[place] = items_of(cell["benchmark"], place[1], notes)
+        scores = read_scores(folder) if cell["status"] == "complete" else None
+        lines = read_answers(folder / "answers.jsonl")
+        kept = [line for line in lines if scores is None or scores.items.get(line.id) in (None, line.item)]
+        yield cell, kept, scores, known[place]
 
 
 def natural_order(name: str) -> list[tuple[int, int, str]]:
@@ -158,10 +171,8 @@ def natural_order(name: str) -> list[tuple[int, int, str]]:
 
 
 def items_of(benchmark: Mapping[str, Any], data: str, notes: list[str]) -> dict[str, Item]:
-    """The items of a benchmark by id; none, and a note, where its data cannot be read any more."""
-    options = {
-        name: value for name, value in benchmark["options"].items() if name != "judge"
-    }  # which decides scores only
+    """The items of a benchmark by id; if its data can no longer be read, none and a note."""
+    options = {name: value for name, value in benchmark["options"].items() if name != "judge"}  # for scores only
     if data and not Path(data).is_absolute() and not Path(data).exists():
         notes.append(
             f"Pictures and truth of {benchmark['label']} are not shown: there is no {data} here; run this command in the folder "
@@ -175,7 +186,7 @@ def items_of(benchmark: Mapping[str, Any], data: str, notes: list[str]) -> dict[
         return {}
 
 
-def _answer(line: Any, scores: ScoresRecord | None, cell: Mapping[str, Any], item: Item) -> dict[str, Any]:
+def _answer(line: Answer, scores: ScoresRecord | None, cell: Mapping[str, Any], item: Item) -> dict[str, Any]:
     """One answer with short keys: text, marked words, verdict and whether it is bad, steps that were changed.
 
     Without a verdict: an answer of an unfinished cell, or of a benchmark that does not count sample by sample.
@@ -194,7 +205,7 @@ def _answer(line: Any, scores: ScoresRecord | None, cell: Mapping[str, Any], ite
 def verdict(terms: Mapping[str, tuple[float, float]], metrics: Mapping[str, Any], headline: str) -> tuple[str, bool]:
     """An answer in a word, and whether it fails: by the headline metric if it is counted per item, else by accuracy.
 
-    A part's metric ("coco_random/accuracy") is printed like the whole. No word where neither is counted.
+    A part's metric ("coco_random/accuracy") is printed like the whole. Empty if neither metric is counted per item.
     """
     for wanted in ((headline,), ("accuracy", "acc")):
         for name, (numerator, denominator) in terms.items():
@@ -244,7 +255,7 @@ def _payload(sample: Sample, pictures: Mapping[Path, str], columns: Columns) -> 
 
 
 def truth_of(item: Item) -> str:
-    """What is right, as far as the item tells it."""
+    """The correct answer, if the item has one."""
     found: Any = next((item.meta[key] for key in TRUTH if item.meta.get(key) not in (None, "", [])), "")
     row = item.meta.get("row")
     if not found and isinstance(row, Mapping):
@@ -257,16 +268,9 @@ def truth_of(item: Item) -> str:
 def command(sample: Sample, columns: Columns) -> str:
     """The command that makes the decode page of a sample."""
     last = columns.methods[max(sample.answers)]
-    images = list(_relative(sample.item.images))
+    here = Path.cwd()
+    images = [str(path.relative_to(here) if path.is_relative_to(here) else path) for path in sample.item.images]
     together = ["--together"] if len(images) > 1 else []
     options = {"--model": last["model"], "--method": value_text(last["method"]), "--prompt": sample.prompt}
     words = [word for option in {**options, "--html": "decode.html"}.items() for word in option]
     return shlex.join(["revisit", "generate", *images, *together, *words])
-
-
-def _relative(paths: Sequence[Path]) -> Iterator[str]:
-    for path in paths:
-        try:
-            yield str(path.relative_to(Path.cwd()))
-        except ValueError:
-            yield str(path)

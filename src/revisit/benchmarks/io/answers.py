@@ -106,7 +106,8 @@ def attach(
         short = {}
     found: dict[str, Answer] = {}
     for name, answer in zip(keys, answers, strict=True):
-        name = short.get(name or answer.need(), name or "")
+        name = answer.need() if name is None else name
+        name = short.get(name, name)
         if name in found:
             raise RevisitError(f"{answer.where} answers {name!r} a second time (first at {found[name].where}).")
         found[name] = answer

@@ -1,21 +1,20 @@
-"""`revisit data get`: a benchmark's data folder, from its authors' servers or from a Hub dataset; whole or not there."""
+"""`revisit data get`: a benchmark's data folder, from its authors' servers or a Hub dataset; it appears when it is complete."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from revisit.benchmarks import registry
 from revisit.benchmarks.base import Benchmark
 from revisit.benchmarks.io import hub
-from revisit.benchmarks.io.download import Remote, fetch_all, mirrored
+from revisit.benchmarks.io.download import Progress, Remote, fetch_all, mirrored
 from revisit.benchmarks.io.drafts import Draft, drafting
 from revisit.errors import RevisitError
 
 SOURCE = "source.json"
-Progress = Callable[[int], None]  # how many files or rows are there
 
 
 def get(

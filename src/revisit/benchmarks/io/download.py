@@ -1,7 +1,7 @@
 """Files by HTTP: interrupted downloads resume, every file is checked, and none appears before it is complete.
 
-A file grows as `NAME.part` and gets its name when it is whole: as long as the server said, with the SHA-256 that is known,
-or at least a zip archive or a picture.
+A file grows as `NAME.part` and gets its name when it is complete: its length is what the server announced, its SHA-256 is the known
+one, and without a known one an archive or a picture can at least be opened.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from revisit.benchmarks.io.drafts import picture_ending
+from revisit.benchmarks.io.drafts import ENDINGS, picture_ending
 from revisit.benchmarks.io.files import file_digest
 from revisit.errors import RevisitError
 
@@ -28,12 +28,12 @@ TIMEOUT = 60.0
 CONNECTIONS = 8
 BUSY = (408, 425, 429, 500, 502, 503, 504)
 
-Progress = Callable[[int], None]  # called with the number of files that are there
+Progress = Callable[[int], None]  # called with the number of files, or of rows, so far
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A file to download: its place below the data folder, its addresses in the order to try them, and what it must be."""
+    """A file to download: its path below the data folder, its addresses in the order to try them, and how it is checked."""
 
     path: str
     urls: tuple[str, ...]
@@ -89,15 +89,7 @@ def fetch(remote: Remote, folder: Path) -> None:
             part.unlink()
         else:
             part.replace(target)
-    except (
-        RevisitError,
-        zipfile.BadZipFile,
-        zlib.error,
-        NotImplementedError,
-        RuntimeError,
-        KeyError,
-        EOFError,
-    ) as error:
+    except (RevisitError, zipfile.BadZipFile, zlib.error, RuntimeError, KeyError, EOFError) as error:
         part.unlink()
         reason = str(error).rstrip(".")
         raise RevisitError(
@@ -147,12 +139,12 @@ def _transfer(url: str, part: Path) -> None:
 
 
 def _check(remote: Remote, part: Path) -> None:
-    """Raises RevisitError for what is not the file that was asked for."""
+    """Raises RevisitError for a wrong SHA-256, or for a picture that is none."""
     if remote.sha256:
         found = file_digest(part)
         if found != remote.sha256:
             raise RevisitError(f"its SHA-256 is {found[:12]}…, not {remote.sha256[:12]}…")
-    elif not remote.members:
+    elif PurePosixPath(remote.path).suffix in ENDINGS.values():
         picture_ending(part, "what was sent")
 
 

@@ -1,15 +1,14 @@
 """Hub datasets as local files: rows become the official files that a benchmark's own `load` reads.
 
-So checksums, resuming and scoring are the same for both. Code from a repository is never run. Column names are those of
+Checksums, resuming and scoring are therefore the same for both. Code from a repository is never run. Column names are those of
 the datasets' cards and of lmms-eval.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,23 +17,10 @@ from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import RepositoryNotFoundError
 
 from revisit.benchmarks.base import Benchmark, HubDataset
+from revisit.benchmarks.io.download import Progress
 from revisit.benchmarks.io.drafts import Draft
 from revisit.benchmarks.io.files import Record
 from revisit.errors import RevisitError, unknown
-
-Progress = Callable[[int], None]
-
-
-@dataclass(frozen=True)
-class Place:
-    """A Hub repository at one revision, or a folder with a dataset's files (`revision` None)."""
-
-    source: str
-    revision: str | None = None
-
-    @property
-    def options(self) -> dict[str, str]:
-        return {"revision": self.revision} if self.revision else {}
 
 
 def write(
@@ -51,16 +37,16 @@ def write(
         raise RevisitError(f"{benchmark.title} has no Hub dataset; leave --from out, or give an http(s) address.")
     library = _library()
     splits = tuple(split.split(",")) if split else dataset.splits
-    place = _locate(dataset.repos, source)
-    copy = place
-    if place.revision is not None and limit is None:  # all of it into the Hub's cache; a few rows are streamed
+    place, revision = _locate(dataset.repos, source)
+    copy, copied = place, revision
+    if revision is not None and limit is None:  # all of it into the Hub's cache; a few rows are streamed
         with _reading(place):
-            copy = Place(snapshot_download(place.source, repo_type="dataset", revision=place.revision))
+            copy, copied = snapshot_download(place, repo_type="dataset", revision=revision), None
     rows = 0
 
     def counted() -> Iterator[Record]:
         nonlocal rows
-        for row in islice(_rows(library, dataset, copy, splits), limit):
+        for row in islice(_rows(library, dataset, copy, copied, splits), limit):
             yield row
             rows += 1
             if progress is not None:
@@ -69,8 +55,8 @@ def write(
     benchmark.write_rows(counted(), out)
     out.close()
     return {
-        "source": place.source,
-        "revision": place.revision,
+        "source": place,
+        "revision": revision,
         "splits": list(splits),
         "rows": rows,
         "items": _read_back(benchmark, out.root, rows, place, whole=limit is None),
@@ -91,18 +77,18 @@ def _library() -> Any:
     return datasets
 
 
-def _locate(repos: Iterable[str], given: str | None) -> Place:
-    """The place `given`, or the first of `repos` that the Hub has."""
+def _locate(repos: Iterable[str], given: str | None) -> tuple[str, str | None]:
+    """The folder or repository `given`, or the first of `repos` that the Hub has; and its revision, None for a folder."""
     if given is not None:
         if Path(given).is_dir():
-            return Place(given)
+            return given, None
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", given):
             raise RevisitError(f"{given!r} is neither a folder nor a Hub dataset OWNER/NAME.")
         repos = (given,)
     repos = tuple(repos)
     for repo in repos:
         try:
-            return Place(repo, HfApi().dataset_info(repo, timeout=30).sha)
+            return repo, HfApi().dataset_info(repo, timeout=30).sha
         except RepositoryNotFoundError:
             continue
         except Exception as error:  # every transport has its own kinds
@@ -123,7 +109,7 @@ def _reason(error: BaseException) -> str:
 
 
 @contextmanager
-def _reading(place: Place) -> Iterator[None]:
+def _reading(place: str) -> Iterator[None]:
     """Raises RevisitError for whatever breaks while a dataset is read: every transport has its own kinds."""
     try:
         yield
@@ -131,25 +117,27 @@ def _reading(place: Place) -> Iterator[None]:
         raise
     except Exception as error:
         raise RevisitError(
-            f"{place.source} cannot be read as a dataset ({_reason(error)}); nothing was written. "
+            f"{place} cannot be read as a dataset ({_reason(error)}); nothing was written. "
             "If the connection broke, run the same command again; otherwise check --from."
         ) from error
 
 
-def _rows(library: Any, dataset: HubDataset, place: Place, splits: Iterable[str]) -> Iterator[Record]:
+def _rows(
+    library: Any, dataset: HubDataset, place: str, revision: str | None, splits: Iterable[str]
+) -> Iterator[Record]:
     """All rows, pictures undecoded; each split is opened when it is reached."""
     configs: list[str | None] = [None]
     if dataset.configs:
         with _reading(place):
-            known = library.get_dataset_config_names(place.source, **place.options)
+            known = library.get_dataset_config_names(place, revision=revision)
         configs = [config for config in dataset.configs if config in known] or configs
     for config in configs:
         with _reading(place):
-            streams = library.load_dataset(place.source, config, streaming=True, **place.options)
+            streams = library.load_dataset(place, config, streaming=True, revision=revision)
         for split in splits:
             if split not in streams:
-                raise unknown(f"split of {place.source}:", split, map(str, streams))
-            where = f"{place.source} {f'{config} ' if config else ''}{split}"
+                raise unknown(f"split of {place}:", split, map(str, streams))
+            where = f"{place} {f'{config} ' if config else ''}{split}"
             stream = streams[split]
             rows = enumerate(stream.decode(False) if stream.features else stream, 1)
             while True:
@@ -165,16 +153,16 @@ def _rows(library: Any, dataset: HubDataset, place: Place, splits: Iterable[str]
                 yield Record(row, f"{where} row {number}")
 
 
-def _read_back(benchmark: Benchmark, root: Path, rows: int, place: Place, *, whole: bool) -> int:
-    """How many items the benchmark finds in `root`, every picture there; if the set is `whole`, as many as its rows make."""
+def _read_back(benchmark: Benchmark, root: Path, rows: int, place: str, *, whole: bool) -> int:
+    """The number of items that the benchmark loads from `root`; raises if a picture, or one of a `whole` set's items, is missing."""
     if rows == 0:
-        raise RevisitError(f"{place.source} has no rows in that split; nothing was written.")
+        raise RevisitError(f"{place} has no rows in that split; nothing was written.")
     items = type(benchmark)().load(root)  # with its default options
     assert benchmark.hub is not None
     if whole and len(items) != rows * benchmark.hub.items_per_row:
-        raise RevisitError(f"{place.source}: {rows} rows contain {len(items)} questions; nothing was written.")
+        raise RevisitError(f"{place}: {rows} rows contain {len(items)} questions; nothing was written.")
     for item in items:
         for image in item.images:
             if not image.is_file():
-                raise RevisitError(f"{place.source}: the picture of {item.id} is missing; nothing was written.")
+                raise RevisitError(f"{place}: the picture of {item.id} is missing; nothing was written.")
     return len(items)

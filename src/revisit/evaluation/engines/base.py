@@ -1,4 +1,4 @@
-"""What answers questions: the seam between the runner and a model, wherever the model runs.
+"""What answers questions: the interface between the runner and a model, wherever the model runs.
 
 An engine is opened for one model and answers for any method. The runner hands it batches of jobs and takes answers
 in any order, so an engine may decode images in threads, keep many batches in flight, or send them to other machines.
@@ -58,7 +58,7 @@ class Job:
 
 @dataclass(frozen=True)
 class BadImage:
-    """An image that could not be read, and the job that it belongs to: reported, never answered for."""
+    """An image that could not be read, and the id of its job, which gets no answer."""
 
     path: Path
     reason: str
@@ -75,7 +75,7 @@ class Engine(ABC):
     def answer(
         self, method: Method, decoding: Decoding, jobs: Sequence[Job], images: Sequence[list[Image]]
     ) -> list[Answer]:
-        """One answer per job, each equal to what the job would get alone."""
+        """One answer per job, in their order."""
         raise NotImplementedError  # by an engine that has a `stream` of its own
 
     def stream(
@@ -91,16 +91,12 @@ class Engine(ABC):
                 decoded = [(job, future.result()) for job, future in pairs]
                 yield answers_to(decoded, partial(self.answer, method, decoding))
 
-    def batch_invariant(self, decoding: Decoding) -> bool:
+    def batch_invariant(self) -> bool:
         """Whether a job's answer is the same in any batch; if not, the batches become part of a cell's identity."""
         return True
 
-    def length(self, job: Job) -> int:
-        """Anything that grows with the length of the job's prompt: jobs of similar length share a batch."""
-        return len(job.prompt) + 1000 * len(job.images)
-
-    def close(self) -> None:  # noqa: B027 - most engines have nothing to give back
-        """Gives back what the engine holds."""
+    def close(self) -> None:  # noqa: B027 - most engines have nothing to release
+        """Releases what the engine holds."""
 
 
 def ahead_of(source: Iterable[T], count: int) -> Iterator[T]:
@@ -141,8 +137,7 @@ def open_engine(kind: str, model: str, **options: Any) -> Engine:
     if kind == "local":
         from revisit.evaluation.engines.local import LocalEngine
 
-        engine: Engine = LocalEngine(model, **options)
-        return engine
+        return LocalEngine(model, **options)
     if kind == "ray":
         from revisit.evaluation.engines.ray import RayEngine
 

@@ -78,7 +78,7 @@ class LocalEngine(Engine):
         """The kind of device the model runs on."""
         return "cuda" if torch.cuda.is_available() and self.device_map != "cpu" else "cpu"
 
-    def batch_invariant(self, decoding: Decoding) -> bool:
+    def batch_invariant(self) -> bool:
         """True in float32 on a CPU, where rows equal single runs; elsewhere rounding may go by the batch's shape."""
         return self.precision == "float32" and self.device == "cpu"
 

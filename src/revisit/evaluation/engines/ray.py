@@ -1,6 +1,6 @@
 """The same evaluation on a Ray cluster: actors that hold one model each, fed by the runner of this process.
 
-Answers are those of the local engine, so its identity is used and a run may go on with either. Pictures travel with
+Answers equal those of the local engine, so its identity is used and a run can continue with either. Pictures are sent with
 the jobs; only the model has to be reachable from the workers' machines.
 """
 
@@ -10,13 +10,16 @@ import socket
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.errors import RevisitError, need
 from revisit.evaluation.engines.base import BadImage, Engine, Job, answers_to, decode_images
 from revisit.evaluation.records import Answer
+
+if TYPE_CHECKING:  # torch is slow to import
+    from revisit.evaluation.engines.local import LocalEngine
 
 WAIT = 360.0  # seconds without a sign of life after which a run gives up
 ATTEMPTS = 3  # times that every worker may die before one answers
@@ -36,8 +39,8 @@ class RayEngine(Engine):
         self._ours = False
 
     @cached_property
-    def local(self) -> Any:
-        """The engine that a worker runs; here it only says what it is, its model is never loaded."""
+    def local(self) -> LocalEngine:
+        """The engine that a worker runs; here only for its identity, without loading the model."""
         from revisit.evaluation.engines.local import LocalEngine
 
         return LocalEngine(self.model, **self.options)
@@ -58,11 +61,10 @@ class RayEngine(Engine):
         return ray
 
     def identity(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.local.identity()
-        return found
+        return self.local.identity()
 
-    def batch_invariant(self, decoding: Decoding) -> bool:
-        return bool(self.local.batch_invariant(decoding))
+    def batch_invariant(self) -> bool:
+        return self.local.batch_invariant()
 
     def stream(
         self, method: Method, decoding: Decoding, batches: Iterable[Sequence[Job]]

