@@ -24,7 +24,7 @@ from revisit.methods.icd import ICD
 from revisit.methods.revisit import ReVisiT
 from revisit.methods.vcd import VCD
 from revisit.paper import catalog, published
-from revisit.paper.published import Measured, comparison_table, verdict
+from revisit.paper.published import Measured, comparison_table, decimals, verdict
 from revisit.paper.reproduce import _parts, _study_verdicts, _values
 
 
@@ -67,7 +67,7 @@ def test_the_table_of_methods_has_every_built_in_one() -> None:
     ],
 )
 def test_verdicts(theirs: float, ours: Measured | None, expected: str) -> None:
-    assert verdict(theirs, ours) == expected
+    assert verdict(theirs, ours, decimals(theirs)) == expected
 
 
 def test_the_mean_over_subjects_is_the_papers_overall() -> None:

@@ -93,7 +93,7 @@ class Scores:
     `metrics`: unrounded, on the scale of the official scorer, NaN where the official division is by zero.
     `per_item`: for each metric that is a ratio of sums over units, the two sums' terms, so that
     sum(numerators) / sum(denominators) is the metric; resample units to get its sampling distribution.
-    `counts`: the whole numbers behind the metrics. `notes`: what a reader of the numbers must know.
+    `counts`: the whole numbers behind the metrics. `notes`: remarks for the reader.
     """
 
     metrics: dict[str, float]

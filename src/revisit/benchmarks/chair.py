@@ -104,7 +104,7 @@ def lemmas(caption: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def merge_pairs(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The words with known pairs made one, left to right, and the index each result starts at."""
+    """The words with known pairs merged, left to right, and the index at which each result starts."""
     merged: list[str] = []
     starts: list[int] = []
     i = 0
@@ -252,6 +252,7 @@ class Chair(Benchmark):
     name: ClassVar[str] = "chair"
     title: ClassVar[str] = "CHAIR"
     needs_nltk: ClassVar[bool] = True
+    version: ClassVar[str] = "chair-nltk-1"
     max_new_tokens: ClassVar[int] = 512
     headline: ClassVar[str] = "CHAIRs"
     metrics: ClassVar[tuple[Metric, ...]] = (
@@ -273,10 +274,6 @@ class Chair(Benchmark):
             members=ANNOTATIONS,
         ),
     )
-
-    @property
-    def version(self) -> str:
-        return "chair-nltk-1"
 
     def files(self, data_dir: Path) -> list[Path]:
         own = files.folder(data_dir, "chair", "ground_truth.json") / "ground_truth.json"

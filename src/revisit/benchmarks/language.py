@@ -81,7 +81,7 @@ def require_data() -> None:
 
 
 def get_data(folder: Path) -> str:
-    """Downloads the data into `folder` with NLTK's own downloader, which checks it; returns the version of what is there."""
+    """Downloads the data into `folder` with NLTK's own downloader, which checks it; returns its version."""
     nltk = _nltk()
     for package in PACKAGES:
         try:

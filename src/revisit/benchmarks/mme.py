@@ -73,6 +73,7 @@ class MME(Benchmark):
 
     name: ClassVar[str] = "mme"
     title: ClassVar[str] = "MME"
+    version: ClassVar[str] = "mme-official-1"
     source: ClassVar[str] = SOURCE
     license: ClassVar[str] = "for research only, on request from its authors"
     hub: ClassVar[HubDataset | None] = HubDataset(
@@ -91,10 +92,6 @@ class MME(Benchmark):
             if category not in PERCEPTION + COGNITION:
                 raise unknown("category", category, PERCEPTION + COGNITION)
         return self
-
-    @property
-    def version(self) -> str:
-        return "mme-official-1"
 
     @classmethod
     def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:

@@ -48,7 +48,7 @@ DOMAINS: dict[str, tuple[str, ...]] = {
         "Mechanical_Engineering",
     ),
 }
-# The order in which the official script scores, which matters to the seeded guesses: alphabetical.
+# The order in which the official script scores, on which the seeded guesses depend: alphabetical.
 SUBJECTS = tuple(sorted(subject for subjects in DOMAINS.values() for subject in subjects))
 
 Guess = Callable[[Sequence[str]], str]
@@ -120,7 +120,7 @@ def normalize(text: str) -> list[str | float]:
 
 
 def key_parts(response: str) -> list[str]:
-    """The tails of the response's lines that are likely to hold the answer, or else the whole response."""
+    """The ends of the response's lines that are likely to contain the answer, or else the whole response."""
     response = response.strip().strip(".").lower()
     lines = response.split("\n")
     parts = []
@@ -173,16 +173,11 @@ class Question:
         return open_is_correct(self.golds, parse_open(response))
 
 
-def in_scoring_order(questions: Iterable[Question]) -> list[Question]:
-    """Subjects in official order, unknown ones last, each in the order given."""
-    order = {subject: n for n, subject in enumerate(SUBJECTS)}
-    return sorted(questions, key=lambda q: order.get(q.subject, len(order)))
-
-
 def score_responses(questions: Iterable[Question], responses: Mapping[str, str]) -> Scores:
-    """Accuracies over all questions; the seeded guesses are drawn in the official order."""
+    """Accuracies over all questions; the seeded guesses are drawn in the official order, unknown subjects last."""
     guess = seeded_guess()
-    ordered = in_scoring_order(questions)
+    place = {subject: n for n, subject in enumerate(SUBJECTS)}
+    ordered = sorted(questions, key=lambda q: place.get(q.subject, len(place)))
     right = {q.id: float(q.is_correct(responses[q.id], guess)) for q in ordered}
     sizes = Counter(q.subject for q in ordered)
     weight = {q.id: 1 / (sizes[q.subject] * len(sizes)) for q in ordered}
@@ -283,7 +278,7 @@ class MMMU(Benchmark):
 
     @classmethod
     def write_rows(cls, rows: Iterable[Record], out: Draft) -> None:
-        """One line per question; its pictures are those of image_1 to image_7 that are there."""
+        """One line per question, with its pictures among image_1 to image_7."""
         for row in rows:
             out.once(row["id"], row.where)
             if row["answer"] in (None, "", "?"):

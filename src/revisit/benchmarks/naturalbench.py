@@ -1,9 +1,9 @@
 """NaturalBench: two questions about two pictures in each group, with opposite answers: Q_Acc, I_Acc, G_Acc and Acc.
 
 Q_Acc counts questions that are answered right for both pictures, I_Acc pictures for which both questions are, G_Acc groups with all
-four right. Of the two options (yes and no, or A and B) the one that is said first counts. The rule is that of naturalbench_vqa.py
-(Baiqi-Li/NaturalBench), which knows the right answers by their places: the first question is yes (A) for the first picture only,
-the second for the second. Data: the Hub dataset BaiqiL/NaturalBench.
+four right. Of the two options (yes and no, or A and B) the one that comes first in an answer counts. The rule is that of
+naturalbench_vqa.py (Baiqi-Li/NaturalBench), which derives the right answers from the positions: the first question is yes (A) for
+the first picture only, the second for the second. Data: the Hub dataset BaiqiL/NaturalBench.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RIGHT = {(0, 0): True, (0, 1): False, (1, 0): False, (1, 1): True}
 
 
 def parse(answer: str, kind: str = "yes_no") -> bool | None:
-    """Whether the first option is said before the other, as a word in any case; None if neither is said."""
+    """Whether the first option comes before the other, as a word in any case; None if neither is in the answer."""
     found = (re.search(rf"\b{option}\b", answer, re.IGNORECASE) for option in OPTIONS[kind])
     first, second = (None if match is None else match.start() for match in found)
     if first is None or second is None:
@@ -39,7 +39,7 @@ def parse(answer: str, kind: str = "yes_no") -> bool | None:
 
 
 def score_groups(groups: Mapping[str, Mapping[tuple[int, int], bool | None]]) -> Scores:
-    """The four accuracies, from what was said of each (question, picture) of every group."""
+    """The four accuracies, from the parsed answer to each (question, picture) of every group."""
     right = {name: {cell: said[cell] is wanted for cell, wanted in RIGHT.items()} for name, said in groups.items()}
     parts_of: dict[str, list[tuple[tuple[int, int], ...]]] = {
         "Q_Acc": [((0, 0), (0, 1)), ((1, 0), (1, 1))],

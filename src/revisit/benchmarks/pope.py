@@ -220,7 +220,7 @@ class Questions:
     pictures: Pictures
     url: str = ""
     sha256: str = ""
-    category: str = ""  # of its rows in the Hub dataset, if they are there
+    category: str = ""  # of its rows in the Hub dataset, if it has them
 
 
 class YesNo(Benchmark):
@@ -274,7 +274,7 @@ class YesNo(Benchmark):
         return [path for _, path in self._present(data_dir)]
 
     def _present(self, data_dir: Path) -> list[tuple[Questions, Path]]:
-        """The chosen settings' files; without a choice those that are there, at least one."""
+        """The files of the chosen settings; by default those that exist, at least one."""
         home = files.folder(data_dir, self.name, *(name for q in self.question_files for name in q.names))
         chosen = [self._known()[setting] for setting in self.settings] or self.question_files
         places = ((q, [home / name for name in q.names]) for q in chosen)

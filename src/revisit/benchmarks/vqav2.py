@@ -68,12 +68,12 @@ CONTRACTIONS = _contractions()
 
 
 def one_line(text: str) -> str:
-    """Newlines and tabs made blanks, ends stripped; done to every answer and prediction."""
+    """Newlines and tabs replaced by blanks, ends stripped; applied to every answer and prediction."""
     return text.replace("\n", " ").replace("\t", " ").strip()
 
 
 def strip_punctuation(text: str, period: re.Pattern[str] = _PERIOD) -> str:
-    """Each symbol is deleted if a blank is next to it anywhere (or a comma inside a number), else made a blank."""
+    """Each symbol is deleted if a blank is next to it anywhere (or a comma inside a number), else replaced by a blank."""
     comma = _COMMA_IN_NUMBER.search(text) is not None
     out = text
     for symbol in _PUNCTUATION:
@@ -125,7 +125,7 @@ def score_answers(rows: Iterable[tuple[str, str, Sequence[str], str, str]]) -> S
         found["token_max"][unit] = token_max(prediction, answers)
         for name in ("", f"answer_type/{answer_type}/", f"question_type/{question_type}/"):
             found.setdefault(f"{name}accuracy", {})[unit] = accuracy
-    # Summed up before they become per cent, like the official ones: it decides ties of the last printed digit.
+    # Summed before the conversion to percent, as in the official code: this decides ties of the last printed digit.
     metrics = {name: 100 * sum(units.values()) / len(units) for name, units in found.items() if units}
     per_item = {name: {unit: (100 * value, 1.0) for unit, value in units.items()} for name, units in found.items()}
     return Scores(metrics, per_item, {"questions": float(len(found["accuracy"]))})
@@ -161,6 +161,7 @@ class VQAv2(Benchmark):
 
     name: ClassVar[str] = "vqav2"
     title: ClassVar[str] = "VQAv2"
+    version: ClassVar[str] = "vqav2-official10+tokenmax-1"
     source: ClassVar[str] = "https://visualqa.org/download.html (v2.0 validation), or `revisit data get vqav2 DIR`"
     data_files: ClassVar[tuple[str, ...]] = (QUESTIONS, ANNOTATIONS)
     license: ClassVar[str] = (
@@ -176,10 +177,6 @@ class VQAv2(Benchmark):
         Metric("accuracy", "higher", 1, 2),
         Metric("token_max", "higher", 1, 2),
     )
-
-    @property
-    def version(self) -> str:
-        return "vqav2-official10+tokenmax-1"
 
     def load(self, data_dir: Path) -> list[Item]:
         questions, annotations = self.files(data_dir)

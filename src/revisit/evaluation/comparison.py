@@ -1,7 +1,7 @@
 """Methods side by side: one table per model and benchmark, ranked, and tested against a baseline.
 
-Only cells that answered the same questions meet in a table: same benchmark version, same decoding, same items with the
-same prompts and pictures. Anything else is refused.
+A table only has cells that answered the same questions: same benchmark version, same decoding, same items with the same prompts
+and pictures. Anything else raises RevisitError.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Value:
     """One number of a table; `rank` is 1 for the best, 2 for the second best, 0 otherwise.
 
     With several seeds it is their mean, and `std` their standard deviation. `paired` has its interval at the level at which
-    Holm's correction tests `p`, so that the interval and the corrected p-value tell the same story.
+    Holm's correction tests `p`, so that the interval and the corrected p-value agree.
     """
 
     value: float
@@ -61,7 +61,7 @@ class Table:
     baseline: str | None
     headline: str = ""  # name of the benchmark's main metric
     notes: tuple[str, ...] = ()
-    variant: str = ""  # what tells it from other tables of the same benchmark and model
+    variant: str = ""  # the settings in which it differs from other tables of the same benchmark and model
 
     @property
     def title(self) -> str:
@@ -111,7 +111,7 @@ def compare_folder(
 ) -> list[Table]:
     """The tables of a `revisit eval` folder; the baseline is `greedy`, or the first method, unless named.
 
-    A table that cannot be made is an error, or a sentence in `problems` where that is given; `keys` names the cells to compare.
+    If cells cannot be compared, raises RevisitError, or adds its message to `problems` if that is a list. `keys` selects cells.
     """
     results = read_results(output)
     groups: dict[tuple[tuple[str, str], ...], list[Scored]] = {}
@@ -166,7 +166,7 @@ def _group(entry: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _variant(group: tuple[tuple[str, str], ...], groups: Sequence[tuple[tuple[str, str], ...]]) -> str:
-    """What tells a group from the others of its model and benchmark; the version is in every table anyway."""
+    """The settings in which a group differs from others of its model and benchmark, without the version, which tables show."""
     alike = [dict(other) for other in groups if other[:2] == group[:2]]
     return ", ".join(f"{name} {value}" for name, value in group[3:] if any(other.get(name) != value for other in alike))
 
@@ -274,7 +274,7 @@ def _check_items(cells: Sequence[Scored]) -> None:
 
 
 def _metrics(cells: Sequence[Scored], wanted: Sequence[str]) -> tuple[Metric, ...]:
-    """Those asked for (names or patterns such as `coco_*/F1`), else all that are not of a sub-setting; of all cells."""
+    """The metrics that all cells have: the wanted ones (names or patterns such as `coco_*/F1`), or all but sub-settings."""
     cell = cells[0]
     names = [
         name

@@ -96,13 +96,7 @@ class EvalConfig(Settings):
             seeds=self.seeds or (self.seed,),
             skip_bad_images=self.skip_bad_images,
             engine=self.engine,
-            engine_options={
-                "dtype": self.dtype,
-                "device_map": self.device_map,
-                "trust_remote_code": self.trust_remote_code,
-                **self._scale(),
-                **self._incomplete(),
-            },
+            engine_options=self._engine_options(),
         )
 
     def chosen_benchmarks(self) -> tuple[benchmarks.Benchmark, ...]:
@@ -110,7 +104,7 @@ class EvalConfig(Settings):
         return self._methods_and_benchmarks(None)[1]
 
     def packages(self) -> list[str]:
-        """What else must be installed for the data, the scores and the engine; missing ones would be noticed one by one."""
+        """The packages that the data, the scores and the engine need, so that all missing ones can be reported at once."""
         chosen = self.chosen_benchmarks()
         places = self._places([str(m) for m in parse_list(self.model, lambda _: True)], [b.name for b in chosen])
         return [
@@ -120,23 +114,20 @@ class EvalConfig(Settings):
             *([self.engine] if self.engine in EXTRAS else []),
         ]
 
-    def _scale(self) -> dict[str, Any]:
-        """Options that only an engine on several machines has."""
-        given = {"workers": self.workers, "address": self.address}
-        if self.engine == "ray":
-            return given
-        for name, value in given.items():
-            if value is not None:
+    def _engine_options(self) -> dict[str, Any]:
+        """The options that the engine is opened with; raises RevisitError for those that it does not have."""
+        found = {name: getattr(self, name) for name in ("dtype", "device_map", "trust_remote_code")}
+        for name in ("workers", "address"):
+            if self.engine == "ray":
+                found[name] = getattr(self, name)
+            elif getattr(self, name) is not None:
                 raise RevisitError(f"--{name} needs --engine ray, not --engine {self.engine}.")
-        return {}
-
-    def _incomplete(self) -> dict[str, bool]:
         if self.allow_incomplete and self.engine == "vllm":
             raise RevisitError("--allow-incomplete needs --engine local or ray: vLLM only loads complete weights.")
-        return {"allow_incomplete": True} if self.allow_incomplete else {}
+        return found | ({"allow_incomplete": True} if self.allow_incomplete else {})
 
     def _methods_and_benchmarks(self, model: Any) -> tuple[tuple[Method, ...], tuple[benchmarks.Benchmark, ...]]:
-        """Both with their settings; methods with what is recommended for `model` where nothing else is said."""
+        """Both with their settings; other settings of methods are those recommended for `model`."""
         from revisit import methods
 
         def make(name: str, settings: dict[str, Any]) -> Method:

@@ -1,4 +1,4 @@
-"""Where a number was made: versions, machine, commit."""
+"""What a result was measured with: versions, machine, commit."""
 
 from __future__ import annotations
 

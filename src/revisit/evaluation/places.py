@@ -1,6 +1,6 @@
 """Where a run's data is: a folder, scenes that are generated, or what `revisit data get` fetches.
 
-Scenes and downloads are written into the cache folder once, and named by what made them.
+Scenes and downloads are written once, to the cache folder, under a name that identifies their source.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _cached(text: str) -> Path:
 
 
 def scene_folder(text: str) -> Path:
-    """The folder of the scenes that `text` names; built on first use, whole or not at all."""
+    """The folder of the scenes that `text` names; built on first use."""
     from revisit.embedded.build import build
 
     folder = _cached(text)
@@ -113,7 +113,7 @@ def _downloaded_folder(text: str, benchmark: str, limit: int | None) -> Path:
     Args:
         text: SOURCE is what `revisit data get --from` takes: an address, a Hub dataset OWNER/NAME, or a folder.
         benchmark: Its name.
-        limit: Changes no item: the first items of the whole folder are those of the shorter one.
+        limit: Download only the first items, unless the folder is there or comes from the Hub.
     """
     cls = registry.find(benchmark)
     source = data.full_path(text.partition(":")[2] or None)

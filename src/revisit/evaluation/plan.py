@@ -16,9 +16,9 @@ from revisit.errors import RevisitError
 
 @dataclass(frozen=True)
 class Plan:
-    """A grid of cells, as `EvalConfig.plan` makes it: every name looked up, every setting checked."""
+    """A grid of cells, as `EvalConfig.plan` returns it: names are resolved and settings validated."""
 
-    methods: Mapping[str, tuple[Method, ...]]  # by model: other settings may be recommended for each
+    methods: Mapping[str, tuple[Method, ...]]  # by model, since recommended settings depend on it
     benchmarks: tuple[Benchmark, ...]
     data: Mapping[str, Path]  # each benchmark's folder, by the benchmark's name
     output: Path
@@ -68,7 +68,7 @@ class PlannedCell:
 
 
 def plan_text(cells: Sequence[PlannedCell]) -> str:
-    """How much work a plan is, in one line; its time if stored answers tell it."""
+    """How much work a plan is, in one line; with an estimate of the time if some answers are stored."""
     counts = (len({getattr(cell, kind) for cell in cells}) for kind in ("model", "method", "benchmark"))
     grid = " × ".join(plural(n, kind) for n, kind in zip(counts, ("model", "method", "benchmark"), strict=True))
     answers, stored = sum(cell.items for cell in cells), sum(cell.stored for cell in cells)

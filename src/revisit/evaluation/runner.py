@@ -109,7 +109,7 @@ class GridCell:
 
     @property
     def seed(self) -> int:
-        """The seed of its draws; without draws it decides nothing."""
+        """The seed of sampling; 0 without sampling."""
         return self.plan_seed if self.decoding.temperature is not None else 0
 
     @cached_property
@@ -119,7 +119,7 @@ class GridCell:
 
     @cached_property
     def batches(self) -> list[list[Job]]:
-        """All items in batches of similar prompt length, longest first, so that running out of memory shows at once."""
+        """All items in batches of similar prompt length, longest first, so that a run that lacks memory fails early."""
         contents = self.questions.contents
         jobs = [
             Job(item.id, item.prompt, item.images, job_seed(self.plan_seed, item.id), contents[item.id])
@@ -252,7 +252,7 @@ def planned_cells(plan: Plan, totals: Mapping[str, int] | None = None) -> list[P
 
 
 def check_files(plan: Plan) -> None:
-    """Raises RevisitError where a benchmark's file is missing, before an output folder is made."""
+    """Raises RevisitError if a benchmark's file is missing, before an output folder is created."""
     for benchmark in plan.benchmarks:
         benchmark.files(plan.data[benchmark.name])
 
@@ -372,7 +372,7 @@ def _finite(value: float) -> float | None:
 
 
 class Results:
-    """results.json: rewritten as a whole after every cell, so that it can be read at any time.
+    """results.json, which is rewritten after every cell and can be read at any time.
 
     Every planned cell is in it from the start, as `unfinished` until it is scored.
     """
@@ -384,11 +384,12 @@ class Results:
         earlier = self._read(reporter)["cells"] if self.path.exists() else []
         kept = [old for old in earlier if (plan.output / old["path"]).exists()]  # somebody may delete a cell
         self.entries = {_place(entry): entry for entry in kept}
+        self.ours = []  # the keys of the plan's cells
         for cell in grid:
             entry = cell.entry({}, cell.questions.bad)
-            if not self._is_scored(cell, self.entries.get(_place(entry))):
-                self.entries[_place(entry)] = entry
-        self.ours = [_place(cell.entry({}, {})) for cell in grid]
+            self.ours.append(_place(entry))
+            if not self._is_scored(cell, self.entries.get(self.ours[-1])):
+                self.entries[self.ours[-1]] = entry
         self._write("running")
 
     def _is_scored(self, cell: GridCell, old: Mapping[str, Any] | None) -> bool:

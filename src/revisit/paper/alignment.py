@@ -1,7 +1,7 @@
 """Which generated tokens wrote which object word of a caption.
 
-Two sets of character offsets meet here. Those of the tokens come from decoding every prefix of the sequence; those of
-CHAIR's words from walking its word tokenizer's output along the lower-cased caption. Both are exact or refused.
+Tokens and words are matched by character offsets. Those of the tokens come from decoding every prefix of the sequence, those of
+CHAIR's words from finding its word tokenizer's output in the lower-cased caption. A caption that does not match raises RevisitError.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _QUOTES = {"``": ('"', "``"), "''": ('"', "''")}  # what the word tokenizer writ
 class Mention:
     """An object word of a caption as CHAIR counts it, and the tokens that wrote it.
 
-    `text` is the word as written in the caption; `word` is what CHAIR made of it (singular, pairs as one word). `first` and
+    `text` is the word as written in the caption; `word` is CHAIR's form of it (singular, pairs as one word). `first` and
     `last` are indices into the generated tokens, both included.
     """
 

@@ -70,9 +70,9 @@ class Row:
     methods: tuple[str, ...] = METHODS
     published: str = ""  # its table of published.json
     passes: int = 1
-    data: str = ""  # what has to be fetched, in words
+    data: str = ""  # what has to be downloaded
     disk: float = 0.1  # gigabytes of data
-    further: tuple[str, ...] = ()  # benchmarks that are asked as well
+    further: tuple[str, ...] = ()  # other benchmarks of the row
 
 
 COCO = "COCO val2014: annotations and 500 pictures"
@@ -143,7 +143,7 @@ ROWS = {
     )
 }  # fmt: skip
 
-# The thresholds that the paper's tables tell; everywhere else its default of 1e-5 is used.
+# The thresholds that the paper's tables report; everywhere else its default of 1e-5 is used.
 ALPHAS = {("vqav2", "Qwen2.5-VL-7B"): 1e-2, ("vqav2", "InternVL3-8B"): 1e-1}
 
 

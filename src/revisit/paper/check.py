@@ -1,4 +1,4 @@
-"""Which number tells words for what a picture shows from words for what it does not show?
+"""Which score best separates words for what a picture shows from words for what it does not show?
 
 The candidates are declared below. The first half of the pictures chooses among them (largest AUROC on the model's captions) and sets
 the threshold (largest F1 of flagging absent objects); the second half measures. Texts are captions, of the model itself or of another

@@ -41,11 +41,6 @@ class ObjectVocabulary:
     def __contains__(self, word: object) -> bool:
         return word in self.words
 
-    @property
-    def categories(self) -> set[str]:
-        """The COCO categories that have at least one word here."""
-        return {WORDS[word] for word in self.words}
-
     def places(self, truth: Iterable[str]) -> list[int]:
         """Indices into `words` of the synonyms of these categories."""
         wanted = set(truth)
@@ -62,8 +57,8 @@ class ObjectVocabulary:
         return torch.tensor(self.ids, device=device)
 
     def summary(self) -> dict[str, int]:
-        """How large it is, as the studies report it."""
-        return {"words": len(self.words), "categories": len(self.categories)}
+        """Its number of words and of the COCO categories that they name, as the studies report it."""
+        return {"words": len(self.words), "categories": len({WORDS[word] for word in self.words})}
 
 
 def without_top(logits: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Pointing: when ReVisiT writes the word for an object, does the patch that it selected lie on that object?
+"""Pointing: when ReVisiT writes the word for an object, is the selected patch on that object?
 
 A step counts where the chosen token is the word of an object that the annotations box in the picture, and a vision token was
 selected. Two criteria: the selected patch touches one of the object's boxes, or has its middle inside one. Chance is the
@@ -180,7 +180,7 @@ def _instances(folder: Path) -> dict[Path, Result]:
 
 
 def picture_layout(subject: Subject, item: Item) -> Layout:
-    """Where the vision tokens of one picture lie; raises RevisitError if that is not known."""
+    """The layout of one picture's vision tokens; raises RevisitError if it is not known."""
     found = layout_of(*subject.loaded, images(item), subject.inputs([item]))
     if not found.grids:
         raise RevisitError(f"Pointing cannot be measured with this model: {found.reason}")

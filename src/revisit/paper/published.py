@@ -45,18 +45,18 @@ class Measured:
     high: float | None = None
 
 
-def verdict(theirs: float, measured: Measured | None, digits: int | None = None) -> str:
+def verdict(theirs: float, measured: Measured | None, digits: int) -> str:
     """`inside`, `outside`, `no interval` or `not run`; a published value is known to half of its last printed digit.
 
-    `digits` is the number of printed decimals, if the number itself does not show it. An interval without width, which
-    resampling gives when all items are alike, counts as none.
+    `digits` is the number of printed decimals. An interval without width, which resampling gives when all items are alike,
+    counts as none.
     """
     if measured is None:
         return "not run"
     low, high = measured.low, measured.high
     if low is None or high is None or math.isnan(low) or low == high:
         return "no interval"
-    half = 0.5 * 10.0 ** -(decimals(theirs) if digits is None else digits)
+    half = 0.5 * 10.0**-digits
     return "inside" if low - half <= theirs <= high + half else "outside"
 
 

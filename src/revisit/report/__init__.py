@@ -1,1 +1,1 @@
-"""Tables, figures and documents made from stored results."""
+"""Tables, figures and documents of stored results."""

@@ -266,7 +266,7 @@ def truth_of(item: Item) -> str:
 
 
 def command(sample: Sample, columns: Columns) -> str:
-    """The command that makes the decode page of a sample."""
+    """The command that writes the decode page of a sample."""
     last = columns.methods[max(sample.answers)]
     here = Path.cwd()
     images = [str(path.relative_to(here) if path.is_relative_to(here) else path) for path in sample.item.images]

@@ -52,13 +52,11 @@ def get(
     if known := _present(folder, {"benchmark": benchmark.name, "asked": asked}):
         return known
     with drafting(folder, resume=not on_hub) as out:
-        fetched = hub.write(benchmark, out, source, split, limit, progress) if on_hub else None
-        about = {
-            "benchmark": benchmark.name,
-            **(fetched or _download(benchmark, out, source, limit, progress)),
-            "license": benchmark.license,
-            "asked": asked,
-        }
+        if on_hub:
+            fetched = hub.write(benchmark, out, source, split, limit, progress)
+        else:
+            fetched = _download(benchmark, out, source, limit, progress)
+        about = {"benchmark": benchmark.name, **fetched, "license": benchmark.license, "asked": asked}
         out.text(SOURCE, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
     return about
 

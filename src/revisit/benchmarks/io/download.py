@@ -42,7 +42,7 @@ class Remote:
 
     @property
     def results(self) -> tuple[str, ...]:
-        """What is there in the end, below the data folder."""
+        """The files that remain, below the data folder."""
         folder = PurePosixPath(self.path).parent
         return tuple(str(folder / member) for member in self.members) or (self.path,)
 
@@ -110,7 +110,7 @@ def _download(url: str, part: Path) -> bool:
             with error:
                 if error.code == 404:
                     return False
-                if error.code == 416:  # what is there is longer than the file: not its beginning
+                if error.code == 416:  # the part is longer than the file, so it is not its beginning
                     part.unlink(missing_ok=True)
                 elif error.code not in BUSY:
                     raise RevisitError(f"{url} failed with status {error.code}.") from error

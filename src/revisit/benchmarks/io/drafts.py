@@ -1,4 +1,4 @@
-"""A data folder that gets its name when it is complete; a process that is killed before that leaves nothing under it."""
+"""A data folder that appears under its name only when it is complete, even if the process is killed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Draft:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.pictures: dict[str, str] = {}  # place as asked for -> path below root
+        self.pictures: dict[str, str] = {}  # requested path -> path below root, with its ending
         self._entries: dict[str, list[str]] = {}
         self._seen: set[Hashable] = set()
 
@@ -40,10 +40,7 @@ class Draft:
         self._target(path).write_text(content, encoding="utf-8", newline="\n")
 
     def picture(self, place: str, value: object, where: str, *, named: bool = False) -> str:
-        """Writes the picture to `place` with the ending that its content has, and gives its path below root.
-
-        `named`: `place` has its ending already.
-        """
+        """Writes the picture to `place`, with the ending of its format unless `named`; returns its path below root."""
         if place not in self.pictures:
             data, ending = picture_bytes(value, where)
             path = place if named else place + ending
@@ -101,10 +98,9 @@ def has_picture(value: object) -> bool:
 
 @contextmanager
 def drafting(folder: Path, *, resume: bool = False) -> Iterator[Draft]:
-    """A draft next to `folder` that takes its name when the block ends well and is removed when it does not.
+    """A draft next to `folder`, renamed to it when the block succeeds and removed when it fails.
 
-    What a killed process left is cleared first; with `resume` it is kept, and so is what a failure leaves. Only one process at a
-    time may draft a folder.
+    The draft of a killed process is removed first. With `resume` drafts are kept instead. Only one process at a time can draft a folder.
     """
     place = folder.with_name(f".{folder.name}.draft")
     lock = FileLock(place.with_suffix(".lock"), timeout=0, is_singleton=False)

@@ -1,1 +1,1 @@
-"""Where answers are made: this process, Ray workers, vLLM."""
+"""What runs the model: this process, Ray workers, vLLM."""

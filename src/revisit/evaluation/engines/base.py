@@ -133,7 +133,7 @@ def decode_images(job: Job, files: Sequence[bytes] | None = None) -> list[Image]
 
 
 def open_engine(kind: str, model: str, **options: Any) -> Engine:
-    """The engine `kind` for `model`; nothing is loaded before the first answer is asked for."""
+    """The engine `kind` for `model`; its model is loaded at the first answer."""
     if kind == "local":
         from revisit.evaluation.engines.local import LocalEngine
 

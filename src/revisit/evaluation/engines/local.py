@@ -1,4 +1,4 @@
-"""The engine in this process: transformers' generate() on whole batches, every row as it would be alone."""
+"""The engine in this process: transformers' generate() on batches; in float32 on a CPU every row equals its single run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from revisit.models.types import Model, Processor
 
 
 class LocalEngine(Engine):
-    """One model, loaded when the first answer is asked for."""
+    """One model, loaded at the first answer."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class LocalEngine(Engine):
         return "cuda" if torch.cuda.is_available() and self.device_map != "cpu" else "cpu"
 
     def batch_invariant(self) -> bool:
-        """True in float32 on a CPU, where rows equal single runs; elsewhere rounding may go by the batch's shape."""
+        """True in float32 on a CPU, where rows equal single runs; elsewhere rounding may depend on the batch's shape."""
         return self.precision == "float32" and self.device == "cpu"
 
     def answer(
         self, method: Method, decoding: Decoding, jobs: Sequence[Job], images: Sequence[list[Image]]
     ) -> list[Answer]:
-        """Rows without a picture are decoded plainly: no method here has anything to say about them."""
+        """Rows without a picture are decoded without the method."""
         model, processor = self.loaded
         started = time.perf_counter()
         prompts, seeds = [job.prompt for job in jobs], [job.seed for job in jobs]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import chain, islice
 from typing import Any
 
 from PIL.Image import Image
@@ -31,7 +32,7 @@ TOGETHER = 128  # jobs handed to vLLM at once; it cuts its own batches
 
 
 class VllmEngine(Engine):
-    """One model in one vLLM engine, started when the first answer is asked for."""
+    """One model in one vLLM engine, started at the first answer."""
 
     def __init__(
         self,
@@ -96,14 +97,9 @@ class VllmEngine(Engine):
     ) -> Iterator[list[Answer | BadImage]]:
         """Many jobs at a time, so that the engine's batch stays full."""
         self.refuse(method, decoding)
-        gathered: list[Job] = []
-        for batch in batches:
-            gathered.extend(batch)
-            if len(gathered) >= TOGETHER:
-                yield self._answers(method, decoding, gathered)
-                gathered = []
-        if gathered:
-            yield self._answers(method, decoding, gathered)
+        waiting = chain.from_iterable(batches)
+        while jobs := list(islice(waiting, TOGETHER)):
+            yield answers_to([(job, decode_images(job)) for job in jobs], partial(self._answer, method, decoding))
 
     def refuse(self, method: Method, decoding: Decoding) -> None:
         """Raises RevisitError for what vLLM cannot do here."""
@@ -122,9 +118,6 @@ class VllmEngine(Engine):
                 )
             check(method, kept_layers(self.about))
 
-    def _answers(self, method: Method, decoding: Decoding, jobs: Sequence[Job]) -> list[Answer | BadImage]:
-        return answers_to([(job, decode_images(job)) for job in jobs], partial(self._answer, method, decoding))
-
     def _answer(
         self, method: Method, decoding: Decoding, jobs: Sequence[Job], images: Sequence[list[Image]]
     ) -> list[Answer]:
@@ -139,7 +132,7 @@ class VllmEngine(Engine):
                 seed=job.seed if decoding.temperature else None,
                 max_tokens=decoding.max_new_tokens,
                 extra_args=extra if pictures else None,  # no picture: nothing to revisit
-                detokenize=False,  # texts are made as the local engine makes them
+                detokenize=False,  # texts are decoded as in the local engine
             )
             for job, pictures in zip(jobs, images, strict=True)
         ]
@@ -159,7 +152,7 @@ class VllmEngine(Engine):
         ]
 
     def _generate(self, jobs: Sequence[Job], images: Sequence[list[Image]], parameters: list[Any]) -> list[Any]:
-        """vLLM's outputs, one per job; half an answer is none."""
+        """vLLM's outputs, one per job; raises RevisitError if one of them failed."""
         from vllm.exceptions import VLLMValidationError
 
         prompts = [self._prompt(job, pictures) for job, pictures in zip(jobs, images, strict=True)]
