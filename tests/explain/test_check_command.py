@@ -166,3 +166,10 @@ def test_a_folder_of_other_settings_is_refused(folder: Path) -> None:
     run(*options(folder))
     with pytest.raises(RevisitError, match="other settings"):
         run(*options(folder), "--words", "content")
+
+
+def test_damaged_settings_are_one_sentence(folder: Path) -> None:
+    (folder / "out").mkdir()
+    (folder / "out/settings.json").write_text('{"model"')
+    with pytest.raises(RevisitError, match=r"settings\.json line 1 is not valid JSON"):
+        run(*options(folder))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -11,8 +10,6 @@ import typer
 from revisit.cli import options
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from revisit.decoding.method import Method
 
 
@@ -42,9 +39,11 @@ def bench(
       revisit bench --model path/to/model --method revisit:layers=all --threads 1
     """
     import torch
+    from PIL.Image import linear_gradient
 
     from revisit import load, methods
     from revisit.evaluation.plan import plural
+    from revisit.models.images import open_image
     from revisit.models.prompts import prepare
     from revisit.paper import latency
     from revisit.report.document import Section
@@ -54,8 +53,9 @@ def bench(
     wanted = {_label(name, settings): (name, settings) for name, settings in methods.parse_methods(methods_)}
     if threads is not None:
         torch.set_num_threads(threads)
+    picture = open_image(image) if image is not None else linear_gradient("L").convert("RGB")
     loaded, processor = load(model, dtype=dtype, device_map=device_map)
-    inputs = dict(prepare(processor, [prompt] * batch, [[_picture(image)]] * batch, loaded.device))
+    inputs = dict(prepare(processor, [prompt] * batch, [[picture]] * batch, loaded.device))
     plans: dict[str, Method] = {"greedy": methods.get("greedy")}
     plans |= {text: methods.as_method(name, loaded, **own) for text, (name, own) in wanted.items()}
     timings = latency.measure(
@@ -91,11 +91,3 @@ def bench(
 def _label(name: str, settings: dict[str, Any]) -> str:
     """A method as it was typed."""
     return ":".join([name, *([",".join(f"{key}={value}" for key, value in settings.items())] if settings else [])])
-
-
-def _picture(path: str | None) -> Image:
-    from PIL.Image import linear_gradient
-
-    from revisit.models.images import open_image
-
-    return open_image(Path(path)) if path is not None else linear_gradient("L").convert("RGB")

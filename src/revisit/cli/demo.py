@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def demo(
     output: Path = typer.Option(Path("out"), "--out", "-o", help="Folder for the picture and the page."),
-    model: str = typer.Option("tiny", "--model", "-m", help="'tiny', or 'photo' for photographs."),
+    model: Literal["tiny", "photo"] = typer.Option("tiny", "--model", "-m", help="'photo' is for photographs."),
     scene: int = typer.Option(
         None,
         min=0,

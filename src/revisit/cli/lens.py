@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import typer
 
@@ -16,7 +17,9 @@ def lens(
     objects: bool = typer.Option(False, "--objects", help="Also read over the object words of CHAIR."),
     model: str = options.MODEL,
     layer: int = typer.Option(None, min=0, help="Layer to show; by default the last."),
-    norm: str = typer.Option("none", help="'final' applies the decoder's last norm to the layers below it."),
+    norm: Literal["none", "final"] = typer.Option(
+        "none", help="'final' applies the decoder's last norm to the layers below it."
+    ),
     top: int = typer.Option(5, min=1, help="Tokens to keep for each patch."),
     patches: int = typer.Option(20, min=1, help="Patches to list."),
     html: Path = typer.Option(None, help="Write a self-contained page: click a patch, move through the layers."),

@@ -29,7 +29,7 @@ DrawTransform = Callable[[torch.Generator, tuple[int, int]], Callable[[Tensor], 
 
 def content_seed(pixels: Tensor, seed: int) -> int:
     """A seed that depends on the numbers of a picture and on `seed`, and on nothing else."""
-    digest = hashlib.blake2b(digest_size=8, key=int(seed).to_bytes(8, "little", signed=True))
+    digest = hashlib.blake2b(digest_size=8, key=(seed % (1 << 64)).to_bytes(8, "little"))
     digest.update(pixels.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
     return int.from_bytes(digest.digest(), "little") >> 1
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from revisit.benchmarks.io.answers import PICTURES, Answer, read_answers
+from revisit.benchmarks.io.files import read_json
 from revisit.errors import RevisitError
 from revisit.explain.check import Check, check_many
 from revisit.explain.check_page import page
@@ -123,7 +124,7 @@ def _checks(
 def _same_settings(path: Path, settings: dict[str, Any]) -> None:
     """Raises RevisitError if the folder holds checks of another model or with other settings."""
     if path.exists():
-        if json.loads(path.read_text("utf-8")) != settings:
+        if read_json(path) != settings:
             raise RevisitError(f"{path.parent} holds checks with other settings (see {path}); give another --out.")
         return
     if (path.parent / LINES).exists():
