@@ -94,6 +94,8 @@ COMMANDS = [
     ("generate photo.png --promt hello", "--prompt"),
     ("generate photo.png --figure figure.txt", ".png, .svg or .pdf"),
     ("lens photo.png --words dog", "at least two different words"),
+    ("score pope answers.jsonl --data nothing --per-item", "--per-item needs --json"),
+    ("reproduce chair --models LLaVA-1.5-7B --model tiny", "use one of the two"),
     ("lens photo.png --norm all", "--norm"),
     ("demo --model nothing", "'tiny', 'photo'"),
     ("bench --image nowhere.png --model nothing", "nowhere.png"),

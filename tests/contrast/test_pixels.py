@@ -47,7 +47,9 @@ def test_seeds_come_from_the_content() -> None:
     picture = torch.randn(1, 3, 4, 4)
     assert content_seed(picture, 1) == content_seed(picture.clone(), 1) != content_seed(picture, 2)
     assert content_seed(picture + 1e-3, 1) != content_seed(picture, 1)
-    assert all(0 <= content_seed(picture, seed) < 2**63 for seed in (-5, 2**63 - 1, 2**63 + 3))  # one more for each tile
+    assert all(
+        0 <= content_seed(picture, seed) < 2**63 for seed in (-5, 2**63 - 1, 2**63 + 3)
+    )  # one more for each tile
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 4), (2, 3, 4, 4)], ids=["one tensor each", "tiles"])

@@ -46,7 +46,7 @@ def test_the_best_of_the_vocabulary(seen: lens.Lens, whole: torch.Tensor, monkey
         said = [[made.entries[n] for n in row] for row in made.top[-1].tolist()]
         assert said == [[token_text(processor.tokenizer, i) for i in row] for row in top[-1].tolist()]
     assert seen.layers == (0, 1, 2, 3, 4)
-    assert seen.tokens == 16
+    assert seen.layout.tokens == 16
 
 
 def test_shares_within_a_set(seen: lens.Lens, whole: torch.Tensor) -> None:

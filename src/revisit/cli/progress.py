@@ -26,14 +26,11 @@ def reporter(quiet: bool, output: Path) -> Iterator[Reporter]:
         try:
             yield progress
         except KeyboardInterrupt:
-            raise stopped(output) from None
-
-
-def stopped(output: Path) -> Interrupted:
-    """The message for KeyboardInterrupt."""
-    if any(output.glob("cells/*/answers.jsonl")):
-        return Interrupted(f"Stopped. Finished answers are in {output}; rerun the command to resume.")
-    return Interrupted("Stopped before the first answer.")
+            if any(output.glob("cells/*/answers.jsonl")):
+                sentence = f"Stopped. Finished answers are in {output}; rerun the command to resume."
+            else:
+                sentence = "Stopped before the first answer."
+            raise Interrupted(sentence) from None
 
 
 def print_plan(plan: Plan) -> None:

@@ -65,6 +65,8 @@ def reproduce(
         return
     if not table:
         raise RevisitError("No table: `revisit reproduce --list` lists them, `revisit reproduce all` runs them all.")
+    if models is not None and model is not None:
+        raise RevisitError("--models selects models of the paper and --model replaces them: use one of the two.")
     rows = catalog.find(table)
     chosen = _models(models, model)
     print_section(_plan(rows, chosen, model, limit))

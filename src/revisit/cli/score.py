@@ -41,6 +41,8 @@ def score(
     from revisit.benchmarks.io.answers import attach, read_answers
     from revisit.registry import parse_assignments
 
+    if per_item and not as_json:
+        raise RevisitError("--per-item needs --json.")
     chosen = get(benchmark, **parse_assignments(set_))
     found = read_answers(answers, field)
     try:

@@ -100,7 +100,8 @@ def patches_table(lens: Lens, reading: int, layer: int, most: int = 20) -> Table
     """What the patches with the most probable words say at a layer."""
     read = lens.readings[reading]
     order = read.chance[layer, :, 0].argsort(descending=True)[:most].tolist()
-    title = f"{read.name}, layer {lens.layers[layer]}: the {len(order)} of {lens.tokens} patches with the most probable word"
+    shown = f"the {len(order)} of {lens.layout.tokens} patches with the most probable word"
+    title = f"{read.name}, layer {lens.layers[layer]}: {shown}"
     rows = []
     for token in order:
         said = zip(read.top[layer, token], read.chance[layer, token], strict=True)

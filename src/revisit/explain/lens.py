@@ -54,10 +54,6 @@ class Lens:
     notes: list[str] = field(default_factory=list)
     unfamiliar: tuple[int, ...] = ()  # numbers of the images that the embedded model cannot know
 
-    @property
-    def tokens(self) -> int:
-        return self.layout.tokens
-
 
 @torch.no_grad()
 def read_vision_tokens(

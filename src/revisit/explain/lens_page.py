@@ -39,7 +39,7 @@ def payload(lens: Lens) -> dict[str, Any]:
         "model": lens.model,
         "layers": list(lens.layers),
         "depth": max(lens.layers),
-        "tokens": lens.tokens,
+        "tokens": lens.layout.tokens,
         "notes": lens.notes,
         "readings": [_reading(reading) for reading in lens.readings],
     }

@@ -11,7 +11,7 @@ from pydantic import Field
 from revisit.decoding.method import Method
 from revisit.errors import RevisitError
 from revisit.models import families, templates
-from revisit.models.types import Processor, Tokenizer
+from revisit.models.types import Processor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,8 +78,8 @@ def around_image(
     Tokens that open and close the image belong to neither: they are taken from the prompt that is decoded.
     """
     tokenizer = processor.tokenizer
-    placeholder = _placeholder(processor, tokenizer)
-    if _has_chat_format(processor, tokenizer):
+    placeholder = getattr(processor, "image_token", None) or getattr(tokenizer, "image_token", None) or "<image>"
+    if _has_chat_format(processor):
         content = [{"type": "image"}, {"type": "text", "text": words}]
         turns: list[templates.Message] = [{"role": "user", "content": content}]
         if system is not None:
@@ -103,7 +103,7 @@ def system_turn(processor: Processor, words: str) -> tuple[tuple[int, ...], tupl
 
     Both are empty where the processor has no chat format, or one that takes no system message.
     """
-    if not _has_chat_format(processor, processor.tokenizer):
+    if not _has_chat_format(processor):
         return (), ()
     try:
         plain, _ = around_image(processor, "?")
@@ -126,12 +126,8 @@ def space_after_image(processor: Processor) -> bool:
     return bool(str(tokenizer.decode(list(tail)))[:1].isspace())
 
 
-def _has_chat_format(processor: Processor, tokenizer: Tokenizer) -> bool:
-    return bool(getattr(processor, "chat_template", None) or getattr(tokenizer, "chat_template", None))
-
-
-def _placeholder(processor: Processor, tokenizer: Tokenizer) -> str:
-    return getattr(processor, "image_token", None) or getattr(tokenizer, "image_token", None) or "<image>"
+def _has_chat_format(processor: Processor) -> bool:
+    return bool(getattr(processor, "chat_template", None) or getattr(processor.tokenizer, "chat_template", None))
 
 
 def starts_with_bos(processor: Processor) -> tuple[int, ...]:

@@ -120,8 +120,3 @@ class Bodies:
         except asyncio.TimeoutError:
             raise ApiError(408, "The request did not arrive in time.") from None
         return bytes(body)
-
-
-def is_json(request: Request) -> bool:
-    """Whether the content type is JSON."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from revisit.decoding.method import Method
 from revisit.errors import RevisitError
 from revisit.explain.check import check_text, word_test
-from revisit.serve.access import LOOPBACK, Bodies, check_host, check_key, is_json
+from revisit.serve.access import LOOPBACK, Bodies, check_host, check_key
 from revisit.serve.batcher import Batcher, Ticket
 from revisit.serve.errors import ApiError, server_error, shorten
 from revisit.serve.limits import Limits
@@ -73,7 +73,7 @@ class Service:
 
     async def admit(self, request: Request, *, check: bool = False) -> Ticket:
         """A queued ticket for a chat request, or for the check of a text; or `ApiError`."""
-        if not is_json(request):
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise ApiError(415, "The content type must be application/json.")
         if self.batcher.waiting + self._admitted >= self.limits.queue + READERS:
             raise ApiError(429, "Too many requests are waiting; try again later.", code="queue_full")
