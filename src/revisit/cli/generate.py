@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from revisit.cli import options
-from revisit.errors import RevisitError, need
+from revisit.errors import RevisitError
 
 if TYPE_CHECKING:
     from revisit.explain.prefill import PrefillStates
@@ -74,7 +74,7 @@ def generate(
     from revisit.decoding.settings import Decoding
     from revisit.explain.figure import check_path
     from revisit.models.images import find_images, open_image
-    from revisit.pages.document import check_apart, check_page
+    from revisit.pages.document import check_page
 
     if not images:
         raise RevisitError("No image was given; for example: revisit generate photo.jpg")
@@ -96,9 +96,7 @@ def generate(
     if html is not None:
         check_page(html, paths)
     for path in figure:
-        need("matplotlib")
-        check_path(path)
-        check_apart(path, paths)
+        check_path(path, paths)
     if not prompt.strip():
         raise RevisitError("The prompt is empty: pass a question with --prompt.")
     groups = [paths] if together else [[path] for path in paths]

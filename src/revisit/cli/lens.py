@@ -8,7 +8,7 @@ from typing import Literal
 import typer
 
 from revisit.cli import options
-from revisit.errors import RevisitError, need
+from revisit.errors import RevisitError
 
 
 def lens(
@@ -36,7 +36,7 @@ def lens(
       revisit lens photo.jpg --words dog,cat,cup --png maps.png --html lens.html
     """
     from revisit.models.images import open_image
-    from revisit.pages.document import check_apart, check_page
+    from revisit.pages.document import check_page
 
     if not images:
         raise RevisitError("No image was given; for example: revisit lens photo.jpg --words dog,cat,cup")
@@ -61,9 +61,7 @@ def lens(
     from revisit.report.terminal import print_table
 
     if png is not None:
-        need("matplotlib")
-        figure.check_path(png)
-        check_apart(png, images)
+        figure.check_path(png, images)
     from revisit.explain.lens import read_vision_tokens
 
     loaded, processor = load(model, trust_remote_code=trust_remote_code, allow_incomplete=allow_incomplete)

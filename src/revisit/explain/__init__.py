@@ -1,1 +1,1 @@
-"""The record of a decode, to look at: a page, pictures, a table; and the vision-token lens."""
+"""What a decode did, as pages, figures and tables; the check of a text; and the vision-token lens."""

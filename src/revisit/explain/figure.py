@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from revisit.errors import RevisitError
+from revisit.errors import RevisitError, need
 from revisit.explain.record import Decode, MethodOutput, TokenStep, label, seeks_far
 from revisit.explain.tokens import printable
-from revisit.pages.document import check_writable
+from revisit.pages.document import check_apart, check_writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,10 +104,12 @@ def lens_figure(lens: Lens, reading: int = -1, layer: int = -1) -> Figure:
     return figure
 
 
-def check_path(path: Path) -> Path:
-    """The path, if its name says a format that figures can have."""
+def check_path(path: Path, inputs: Iterable[str | Path] = ()) -> Path:
+    """The path, if a figure can be written there without replacing an input; raises RevisitError if not."""
+    need("matplotlib")
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise RevisitError(f"Cannot write a picture as {path}: use .png, .svg or .pdf.")
+    check_apart(path, inputs)
     return check_writable(path)
 
 
