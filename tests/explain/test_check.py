@@ -117,7 +117,7 @@ def test_an_answer_of_a_model_given_by_name_can_be_checked() -> None:
     assert revisit.ask("tiny", sample("demo").path, max_new_tokens=10).check().words
 
 
-def test_it_says_what_the_picture_would_rather_say(pair: Any) -> None:
+def test_it_names_a_word_that_fits_better(pair: Any) -> None:
     shown = sample("demo")
     plain = revisit.ask(pair, shown.path, method="greedy").text
     found = revisit.check(pair, shown.path, plain)

@@ -115,7 +115,7 @@ def _one(pair: Pair, image: Image, text: str, asked: CheckOptions, html: Path | 
     if as_json:
         print(json.dumps(found.to_dict(), ensure_ascii=False))
     else:
-        heads, rows = ("word", "support", "model's probability", "patch", "rather", "doubtful"), []
+        heads, rows = ("word", "support", "model's probability", "patch", "fits better", "doubtful"), []
         for word in found.words:
             if word.checkable:
                 place = f"{word.patch_row},{word.patch_col}" if word.patch_row is not None else f"#{word.vision_token}"

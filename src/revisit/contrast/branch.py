@@ -1,7 +1,7 @@
 """A second run of the model next to the first, for methods that contrast the two.
 
 The contrast prompt is prepared by `generate()` itself, exactly as the clean one was, and each branch's prompt is run
-on its own: prompts differ in length, and a shorter one then costs no more than it must. From the second token on,
+on its own: prompts differ in length, and a shorter one then costs less. From the second token on,
 both branches are rows of one batch with one KV cache, the shorter rows padded on the left. transformers' own loop is
 run on a stand-in for the model that returns the clean rows only.
 

@@ -58,7 +58,7 @@ def fragment(check: Check) -> str:
         at = word.end
     text += html.escape(check.text[at:])
     notes = "".join(f"<p><em>{html.escape(note)}</em></p>" for note in check.notes)
-    said = "; ".join(f"{w.text} ({w.support:.2f}{f', rather {w.instead}' if w.instead else ''})" for w in doubtful)
+    said = "; ".join(f"{w.text} ({w.support:.2f}{f', better: {w.instead}' if w.instead else ''})" for w in doubtful)
     verdict = f"Doubtful: {html.escape(said)}" if said else "No word is doubtful."
     pictures = "".join(_picture(check, number, shown) for number in range(len(check.images)))
     about = f"<p>{verdict}</p>{notes}"
@@ -66,7 +66,7 @@ def fragment(check: Check) -> str:
 
 
 def _marked(word: Word, number: int, doubtful: bool) -> str:
-    title = f"support {word.support:.2f}" + (f", the picture would rather say {word.instead}" if word.instead else "")
+    title = f"support {word.support:.2f}" + (f"; {word.instead} fits better" if word.instead else "")
     kind = "word doubtful" if doubtful else "word"
     return f'<span class="{kind} w{number}" tabindex=0 title="{html.escape(title)}">{html.escape(word.text)}</span>'
 

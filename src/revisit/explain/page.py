@@ -104,7 +104,7 @@ def answer_payload(answer: MethodOutput) -> dict[str, Any]:
 
 
 def method_payload(method: dict[str, Any]) -> dict[str, Any]:
-    """What the page has to know of a method: its name, and apart from it the settings that are not its defaults."""
+    """What the page shows of a method: its name, and the settings that are not its defaults."""
     return {
         "name": str(method.get("name", "greedy")),
         "settings": own_settings(method),

@@ -131,7 +131,7 @@ class Service:
     # -- answers ------------------------------------------------------------------------------------------------
 
     async def answer(self, ticket: Ticket, request: Request) -> Response:
-        """The whole answer; a client that leaves takes its row out of the batch."""
+        """The answer in one piece; if the client leaves, its row ends."""
         while True:
             try:
                 got = await asyncio.wait_for(ticket.events.get(), 1.0)

@@ -122,7 +122,7 @@ class Studio {
     this.chosen.append(card);
   }
 
-  again() { // a setting changed: answer anew, once the hand is still
+  again() { // a setting changed: ask again, shortly after the last change
     if (!this.image || !this.viewer) return;
     clearTimeout(this.timer);
     this.timer = setTimeout(() => this.start(), 300);
