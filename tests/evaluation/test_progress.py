@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,4 @@ def test_the_plan_counts_what_is_stored_and_writes_nothing(tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
     run(make_plan(tmp_path / "out", data, models=("m1",), limit=8), engine_for=HashEngine)
     assert [(c.model, c.stored) for c in planned_cells(plan)] == [("m1", 8), ("m1", 8), ("m2", 0), ("m2", 0)]
+    assert {c.stored for c in planned_cells(replace(plan, max_new_tokens=3))} == {0}  # other answers

@@ -16,6 +16,8 @@ from perf.random_models import Profile, random_inputs, random_model
 from perf.timing import Timing
 from revisit import ReVisiT, RevisitError, methods
 from revisit.cli.main import app
+from revisit.evaluation import config
+from revisit.evaluation.places import resolve_data
 from revisit.evaluation.runner import Reporter
 from revisit.paper import latency
 from revisit.paper.pointing import BoxedPictures
@@ -110,7 +112,10 @@ def test_a_measurement_resumes_picture_by_picture(tmp_path: Path, monkeypatch: p
         "methods": ("greedy", "revisit"),
         "limit": 1,
     }
+    asked: list[Any] = []
+    monkeypatch.setattr(config, "resolve_data", lambda *place: asked.append(place[1:]) or resolve_data(*place))
     found = latency.time_methods(BoxedPictures(**about), Reporter())
+    assert asked == [("chair", 1)]  # nothing else is downloaded
     assert [(row["method"], row["images"]) for row in found["rows"]] == [("greedy", 1), ("revisit", 1)]
     assert all(row["ms"] > 0 and row["first"] > 0 for row in found["rows"])
     monkeypatch.setattr(latency, "measure", lambda *_, **__: pytest.fail("measured again"))

@@ -22,6 +22,7 @@ from revisit.evaluation.records import AblationRecord, sealed
 from revisit.evaluation.runner import Reporter, run
 from revisit.evaluation.store import read_results, write_record
 from revisit.paper import studies
+from revisit.paper.ablation import ablation_sections
 from revisit.paper.check import CHECK, JOINED
 from revisit.paper.folder_report import build
 from revisit.paper.objects import recalls
@@ -356,6 +357,24 @@ def test_an_ablation_does_not_hide_other_results_of_its_folder(tmp_path: Path) -
     main = text[text.index("Main results") : text.index("Ablations")]
     assert "shift(by=2)" in main
     assert "shift(by=1)" not in main
+
+
+def test_a_panel_has_no_cells_of_other_decoding_settings(tmp_path: Path) -> None:
+    data = write_items(tmp_path / "data", 12)
+    for length, methods in ((3, (Shift(0), Shift(1))), (5, (Shift(0),))):
+        plan = make_plan(tmp_path, data, models=("m1",), methods=methods, max_new_tokens=length)
+        results = run(plan, engine_for=HashEngine)
+    cells = read_results(tmp_path)["cells"]
+    rows = [{"method": cell["method"]["label"], "cells": ["x"], "values": [0.1], "main": False} for cell in cells[:2]]
+    about = {"command": "x", "settings": results["settings"], "environment": ENVIRONMENT}
+    panel = {"key": "a", "title": "a", "settings": ["by"], "rows": rows, "made": about}
+    (section,) = ablation_sections({"panels": [panel]}, {"cells": cells}, "ablation")
+    assert isinstance(section.blocks[0], Table)
+    shown = [row[1].text for row in section.blocks[0].rows if isinstance(row[1], Cell)]
+    expected = [f"{100 * cell['metrics']['vowels']['value']:.1f}" for cell in cells]
+    assert shown == expected[:2]
+    assert expected[2] != expected[0]
+    assert "max_new_tokens 3" in section.title
 
 
 def test_a_second_ablation_keeps_the_panels_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,15 +237,18 @@ def planned_cells(plan: Plan, totals: Mapping[str, int] | None = None) -> list[P
         earlier = read_results(plan.output)["cells"]
     except RevisitError:  # nothing was run, or the run will say what is wrong
         earlier = []
-    known = {(e["model"]["name"], e["method"]["label"], e["benchmark"]["label"], e["seed"]): e for e in earlier}
+    known = {
+        (e["model"]["name"], e["method"]["label"], e["benchmark"]["label"], e["seed"], digest(e["decoding"])): e
+        for e in earlier
+    }
     found = []
     for model, methods in plan.methods.items():
         for benchmark in plan.benchmarks:
-            items = totals[benchmark_label(benchmark)]
+            items, decoding = totals[benchmark_label(benchmark)], digest(dict(plan.decoding_for(benchmark)))
             for method in methods:
                 for seed in plan.seeds if plan.decoding.temperature is not None else (0,):
                     names = (model, label(method), benchmark_label(benchmark), seed)
-                    old = known.get(names, {"answers": 0})
+                    old = known.get((*names, decoding), {"answers": 0})
                     seconds = old["seconds"] / old["answers"] if old["answers"] and old["seconds"] else None
                     found.append(PlannedCell(*names, items, min(old["answers"], items), seconds))
     return found

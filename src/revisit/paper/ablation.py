@@ -125,20 +125,23 @@ INTRODUCTION = "Each panel varies some settings of ReVisiT and keeps the others 
 
 
 def ablation_sections(about: Stored, results: Stored, name: str) -> list[Section]:
-    """Every panel of an ablation, for each model and benchmark it was run on."""
-    groups: dict[tuple[str, str], dict[str, Stored]] = {}
+    """Every panel of an ablation, for each model, benchmark and decoding it was run with."""
+    groups: dict[tuple[str, str, str], dict[str, Stored]] = {}
     for cell in results["cells"]:
         if cell["status"] == "complete":
-            key = (cell["model"]["name"], cell["benchmark"]["label"])
+            decoding = ", ".join(f"{key} {value}" for key, value in cell["decoding"].items() if value is not None)
+            key = (cell["model"]["name"], cell["benchmark"]["label"], decoding)
             groups.setdefault(key, {})[cell["method"]["label"]] = cell
     sections = []
-    for (model, benchmark), cells in groups.items():
+    for (model, benchmark, decoding), cells in groups.items():
+        several = sum(key[:2] == (model, benchmark) for key in groups) > 1
+        names = [benchmark, model, *([decoding] if several else [])]
         for panel in about["panels"]:
             if not all(row["method"] in cells for row in panel["rows"]):
                 continue
-            blocks = _blocks(panel, cells, f"{name}-{slug(panel['key'])}-{slug(benchmark)}-{slug(model)}")
+            blocks = _blocks(panel, cells, "-".join([name, *map(slug, (panel["key"], *names))]))
             named = panel["title"] if panel["title"] == panel["key"] else f"({panel['key']}) {panel['title']}"
-            title = f"{named} · {benchmark} · {model}"
+            title = " · ".join([named, *names])
             sections.append(Section(title, [*blocks, provenance(panel["made"])], level=3))
     return sections
 
