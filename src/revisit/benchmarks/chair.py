@@ -289,8 +289,7 @@ class Chair(Benchmark):
         truth = read_ground_truth(paths, ids)
         items = []
         for i in ids:
-            file = pictures.get(i, f"COCO_val2014_{i:012d}.jpg" if isinstance(i, int) else str(i))
-            image = files.find_image(data_dir, file, "val2014", "images")
+            image = files.find_image(data_dir, pictures[i], "val2014", "images")
             items.append(Item(str(i), PROMPT, (image,), {"ground_truth": sorted(truth.get(i, ()))}))
         return items
 

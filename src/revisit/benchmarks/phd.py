@@ -90,15 +90,11 @@ class PhD(Benchmark):
         else:
             picture = _coco(data_dir, image.zfill(12))
         meta = {"task": row.need_text("task"), "mode": mode}
-        return [
-            Item(
-                f"{mode}/{number}/{label}",
-                before + row.need_text(f"{label}_question"),
-                (picture,),
-                {**meta, "label": label},
-            )
-            for label in ("yes", "no")
-        ]
+        items = []
+        for label in ("yes", "no"):
+            prompt = before + row.need_text(f"{label}_question")
+            items.append(Item(f"{mode}/{number}/{label}", prompt, (picture,), {**meta, "label": label}))
+        return items
 
     def pictures(self, data_dir: Path, limit: int | None = None) -> list[Remote]:
         """COCO's pictures one by one; the generated ones from their archive."""

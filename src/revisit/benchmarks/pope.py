@@ -411,14 +411,8 @@ class DashB(YesNo):
             out.once(number, row.where)
             image = Path(out.picture(f"dash_b/images/{number}", row["image"], row.where)).name
             label = row.need_choice("answer", ("yes", "no"))
-            entry = {
-                "question_id": number,
-                "image": image,
-                "text": row["question"],
-                "label": label,
-                "object": row["object"],
-            }
-            out.add("dash_b/questions.jsonl", entry)
+            entry = {"question_id": number, "image": image, "text": row["question"], "label": label}
+            out.add("dash_b/questions.jsonl", entry | {"object": row["object"]})
 
     def score(self, items: list[Item], answers: Mapping[str, str]) -> Scores:
         check_answers(items, answers)

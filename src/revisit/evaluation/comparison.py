@@ -93,8 +93,6 @@ class Runs:
 
     def terms(self, metric: str) -> list[list[Mapping[str, tuple[float, float]]]] | None:
         """The terms of the metric by stratum and run; None if it is neither a ratio nor a mean of ratios."""
-        if all(metric in cell.per_item for cell in self.cells):
-            return [[cell.per_item[metric] for cell in self.cells]]
         parts = [statistics.strata(metric, cell.values[metric], cell.per_item) for cell in self.cells]
         if not parts[0] or any(names != parts[0] for names in parts):
             return None

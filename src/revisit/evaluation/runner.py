@@ -364,9 +364,9 @@ def metric_interval(
     name: str, value: float, per_item: Mapping[str, PerUnit], full: float = 1.0
 ) -> statistics.Interval | None:
     """The metric's interval: from its own terms, or, if it is the plain mean of its sub-settings, from theirs."""
-    if name in per_item:
-        return statistics.interval(per_item[name], full=full)
     parts = statistics.strata(name, value, per_item)
+    if parts == [name]:
+        return statistics.interval(per_item[name], full=full)
     return statistics.mean_interval([[per_item[part]] for part in parts]) if parts else None
 
 

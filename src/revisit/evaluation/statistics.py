@@ -104,7 +104,9 @@ def ratio(numerators: Floats, denominators: Floats) -> Any:
 
 
 def strata(name: str, value: float, per_item: Mapping[str, Terms]) -> list[str]:
-    """The sub-settings (`"coco_random/F1"`) whose plain mean the metric is; none if it is not, or if there are none."""
+    """The terms that a metric is the plain mean ratio of: its own, or those of its sub-settings (`"coco_random/F1"`); else none."""
+    if name in per_item:
+        return [name]
     parts = [part for part in per_item if part.endswith(f"/{name}")]
     ratios = [base.ratio(per_item[part].values()) for part in parts]
     if not parts or not math.isclose(sum(ratios) / len(ratios), value, rel_tol=1e-9):

@@ -228,15 +228,8 @@ def time_methods(subject: Subject, reporter: Reporter) -> Result:
     Methods have the settings of the paper's protocol. Every picture is stored when it is measured, so a killed measurement
     resumes with the next one.
     """
-    plan = EvalConfig(
-        model=subject.model,
-        method=subject.methods,
-        benchmark="chair",
-        data=subject.data,
-        limit=subject.limit,
-        preset="paper",
-    ).plan()
-    methods = dict(zip(subject.methods, plan.methods[subject.model], strict=True))
+    config = EvalConfig(model=(subject.model,), method=subject.methods, data=str(subject.folder), preset="paper")
+    methods = dict(zip(subject.methods, config.plan().methods[subject.model], strict=True))
     about = {"protocol": PROTOCOL, "methods": {name: [m.name, m.settings()] for name, m in methods.items()}}
     folder = make_folder(Path(subject.output) / "latency" / digest([about, subject.settings()])[:12])
     files = {item.id: folder / f"{slug(item.id)}.json" for item in subject.items}
