@@ -293,6 +293,13 @@ def test_mmmu_takes_subjects_in_official_order(made: Callable[[str], Path], tmp_
     assert data.get("mmmu", tmp_path / "one", str(source), limit=1)["items"] == 1
 
 
+def test_a_limit_counts_items_and_all_of_the_folder_can_be_asked(made: Callable[[str], Path], tmp_path: Path) -> None:
+    """A row of NaturalBench is four items; a folder from the Hub has the pictures of all items that it lists."""
+    about = data.get("naturalbench", tmp_path / "data", str(made("naturalbench")), limit=3)
+    assert (about["rows"], about["items"]) == (1, 4)
+    assert data.fetched_items(tmp_path / "data") is None
+
+
 def test_a_limit_reads_no_further(tmp_path: Path) -> None:
     source = tmp_path / "dataset"
     save(source / "data/test-00000-of-00002.parquet", POPE, pope_rows())

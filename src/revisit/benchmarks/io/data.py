@@ -74,9 +74,12 @@ def full_path(source: str | None) -> str | None:
 
 
 def fetched_items(folder: Path) -> int | None:
-    """The `limit` that a folder was fetched with; None if it has all items, or was not fetched by `get`."""
+    """The `limit` of a folder that lists more items than it has pictures for; None for any other.
+
+    The files of a Hub dataset only list the items that were downloaded.
+    """
     known = _source(folder)
-    limit = known["asked"].get("limit") if known and isinstance(known["asked"], dict) else None
+    limit = known["asked"].get("limit") if known and "items" not in known and isinstance(known["asked"], dict) else None
     return limit if isinstance(limit, int) else None
 
 

@@ -6,6 +6,7 @@ the datasets' cards and of lmms-eval.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -46,7 +47,8 @@ def write(
 
     def counted() -> Iterator[Record]:
         nonlocal rows
-        for row in islice(_rows(library, dataset, copy, copied, splits), limit):
+        wanted = None if limit is None else math.ceil(limit / dataset.items_per_row)
+        for row in islice(_rows(library, dataset, copy, copied, splits), wanted):
             yield row
             rows += 1
             if progress is not None:
