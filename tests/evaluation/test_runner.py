@@ -439,6 +439,13 @@ def test_skipping_is_on_request_and_listed(tmp_path: Path, pictures: Path) -> No
     assert any("2 items were skipped" in note for note in table.notes)
 
 
+def test_without_any_readable_picture_skipping_is_not_advised_again(tmp_path: Path) -> None:
+    data = write_items(tmp_path / "data", 2)
+    (data / "images").mkdir()
+    with pytest.raises(RevisitError, match=r"2 images could not be read: .* Fix the files and rerun the command\.$"):
+        run_here(one_cell(tmp_path / "out", data, skip_bad_images=True))
+
+
 def test_a_changed_picture_is_asked_again(tmp_path: Path, pictures: Path) -> None:
     plan = one_cell(tmp_path / "out", pictures, limit=20, batch_size=1)
     run_here(plan)

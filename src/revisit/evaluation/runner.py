@@ -432,9 +432,10 @@ class Results:
         if unread:
             listed = "; ".join(f"{path} ({reason})" for path, reason in list(unread.items())[:5])
             more = f" and {len(unread) - 5} more" if len(unread) > 5 else ""
+            skip = "" if self.plan.skip_bad_images else ", or add --skip-bad-images to score without those items"
             raise RevisitError(
                 f"{len(unread)} image{'s' * (len(unread) > 1)} could not be read: {listed}{more}. All other answers are stored. "
-                "Fix the files and rerun the command, or add --skip-bad-images to score without those items."
+                f"Fix the files and rerun the command{skip}."
             )
         return {**results, "cells": cells}
 
