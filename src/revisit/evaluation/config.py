@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import Field
 
 from revisit import benchmarks
+from revisit.benchmarks.registry import BENCHMARKS
 from revisit.decoding.method import Method
 from revisit.decoding.settings import Decoding
 from revisit.errors import EXTRAS, RevisitError, unknown, unknown_setting
@@ -26,7 +27,7 @@ from revisit.evaluation.engines.base import ENGINES
 from revisit.evaluation.places import DEFAULT_SCENES, parse_data, resolve_data, scene_packages
 from revisit.evaluation.plan import Plan
 from revisit.models.config import EMBEDDED, describe_model
-from revisit.registry import Beams, Count, PositiveShare, Seed, Settings, Temperature, parse_entry, parse_list
+from revisit.registry import Beams, Count, PositiveShare, Seed, Settings, Temperature, parse_list
 
 Entry = str | Mapping[str, Any]  # a name with settings in its text, or a mapping with a name
 
@@ -65,8 +66,7 @@ class EvalConfig(Settings):
             raise unknown("engine", self.engine, ENGINES)
         if self.preset not in (None, "paper"):
             raise unknown("preset", self.preset, ["paper"])
-        chosen = self.chosen_benchmarks()
-        models = [str(m) for m in parse_list(self.model, lambda _: True)]
+        chosen, models = self.chosen_benchmarks(), self._models()
         if repeated := {model for model in models if models.count(model) > 1}:
             raise RevisitError(f"The model {sorted(repeated)[0]!r} is listed twice; list each once.")
         decoding = Decoding.asked(self.sample, self.temperature, self.top_p, self.beams)
@@ -106,13 +106,16 @@ class EvalConfig(Settings):
     def packages(self) -> list[str]:
         """The packages that the data, the scores and the engine need, so that all missing ones can be reported at once."""
         chosen = self.chosen_benchmarks()
-        places = self._places([str(m) for m in parse_list(self.model, lambda _: True)], [b.name for b in chosen])
+        places = self._places(self._models(), [b.name for b in chosen])
         return [
             *(["nltk"] if any(benchmark.needs_nltk for benchmark in chosen) else []),
             *("scipy", "statsmodels"),
             *(package for place in places.values() for package in scene_packages(place)),
             *([self.engine] if self.engine in EXTRAS else []),
         ]
+
+    def _models(self) -> list[str]:
+        return [str(model) for model in parse_list(self.model, lambda _: True)]
 
     def _engine_options(self) -> dict[str, Any]:
         """The options that the engine is opened with; raises RevisitError for those that it does not have."""
@@ -140,18 +143,13 @@ class EvalConfig(Settings):
             return methods.as_method(name, model.config.model_type if self.preset else model, **settings)
 
         wanted = methods.parse_methods(self.method)
-        tests = [parse_entry(entry, "benchmark") for entry in parse_list(self.benchmark, _is_benchmark)]
-        tests = [(benchmarks.find(name).name, own) for name, own in tests]
+        tests = [(benchmarks.find(name).name, own) for name, own in BENCHMARKS.parse_list(self.benchmark)]
         fields = {name: set(methods.find(name).model_fields) for name, _ in wanted}
         scoped = scope(self.set, fields, [name for name, _ in tests])
+        protocol = presets.OPTIONS if self.preset else {}
         return (
             tuple(make(name, {**scoped[name], **own}) for name, own in wanted),
-            tuple(
-                benchmarks.get(
-                    name, **{**(presets.OPTIONS.get(name, {}) if self.preset else {}), **scoped[name], **own}
-                )
-                for name, own in tests
-            ),
+            tuple(benchmarks.get(name, **{**protocol.get(name, {}), **scoped[name], **own}) for name, own in tests),
         )
 
     def _places(self, models: Sequence[str], names: Sequence[str]) -> dict[str, str]:
@@ -243,7 +241,3 @@ def scope(
                 raise unknown(f"method or benchmark in --set {key}:", owner, scoped)
             scoped[owner][field] = value
     return scoped
-
-
-def _is_benchmark(name: str) -> bool:
-    return name in benchmarks.names() or ".py:" in name

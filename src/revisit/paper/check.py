@@ -292,7 +292,6 @@ def _measured(units: Mapping[str, list[Unit]], subject: Subject) -> dict[str, An
         "thresholds": thresholds,
         "check": {
             kind: {
-                "auroc": auroc(*_columns(found, CHECK)),
                 "f1": {rule: f1(*_columns(found, CHECK), cut) for rule, cut in thresholds.items()},
                 "words": len(found),
                 "absent": sum(not unit.present for unit in found),

@@ -72,9 +72,8 @@ class RayEngine(Engine):
         """Batches go to whichever worker is free. A worker that dies is replaced, and its batch goes to another."""
         ray, workers = self.ray, self.workers or self._default_workers()
         waiting = deque(batches)
-        pending: dict[
-            Any, tuple[Any, Sequence[Job] | None]
-        ] = {}  # handle -> worker, and its batch; None while it loads
+        # handle -> worker, and its batch; None while it loads
+        pending: dict[Any, tuple[Any, Sequence[Job] | None]] = {}
         free: list[Any] = []
         deaths = 0
         errors = ray.exceptions
