@@ -67,6 +67,9 @@ def test_a_grid_from_nothing(tmp_path: Path, data: Path) -> None:
     assert asked(engines) == 4 * 23
     assert all(engine.closed for engine in engines)
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
+    settings = results["settings"]
+    assert settings["methods"] == {model: ["shift", "shift(by=3)"] for model in ("m1", "m2")}
+    assert (settings["num_beams"], settings["max_new_tokens"]) == (1, None)  # the benchmark's own length
     cell = results["cells"][1]
     assert cell["answers"] == cell["items"] == 23
     assert cell["counters"] == {"steps": 23 * 7, "applied": 23 * 3}

@@ -44,6 +44,22 @@ class Plan:
             if repeated := {key for key in keys if keys.count(key) > 1}:
                 raise RevisitError(f"The {kind} {sorted(repeated)[0]!r} is listed twice; list each once.")
 
+    def to_json(self) -> dict[str, Any]:
+        """The plan as the results of a run have it, methods and benchmarks by their labels."""
+        return {
+            "methods": {model: [label(method) for method in methods] for model, methods in self.methods.items()},
+            "benchmarks": [benchmark_label(benchmark) for benchmark in self.benchmarks],
+            "data": {name: str(path) for name, path in self.data.items()},
+            "limits": dict(self.limits),
+            "batch_size": self.batch_size,
+            **dict(self.decoding),
+            "max_new_tokens": self.max_new_tokens,
+            "seeds": list(self.seeds),
+            "skip_bad_images": self.skip_bad_images,
+            "engine": self.engine,
+            "engine_options": dict(self.engine_options),
+        }
+
     def decoding_for(self, benchmark: Benchmark) -> Decoding:
         """The decoding settings of one benchmark."""
         return self.decoding.replace(max_new_tokens=self.max_new_tokens or benchmark.max_new_tokens)

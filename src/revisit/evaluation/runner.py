@@ -441,13 +441,12 @@ class Results:
 
     def _write(self, status: str) -> dict[str, Any]:
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        data = {name: str(path) for name, path in self.plan.data.items()}
         results = {
             "status": status,
             "written": now,
             "seconds": round(time.time() - self.started, 1),
             "environment": environment(),
-            "settings": {**vars(self.plan), "output": str(self.plan.output), "data": data},
+            "settings": self.plan.to_json(),
             "cells": list(self.entries.values()),
         }
         return write_record(self.path, results, RunRecord)
