@@ -1,4 +1,4 @@
-/* The usual step of ReVisiT for one sequence, in float32, for CPUs; revisit/step/compiled/kernel.py calls it.
+/* The usual step of ReVisiT for one sequence, on CPUs, computed in float32; revisit/step/compiled/kernel.py calls it.
  *
  * What it must give is written in revisit/step/reference.py, and tests hold it to that. The projected column of a token (the
  * logits of all vision states for it) is kept and used again when the token comes back. Vectors are GCC's and Clang's portable
@@ -30,7 +30,7 @@ INLINE void store8(float *to, f8 x) { memcpy(to, &x, sizeof x); }
 INLINE f8 all(float x) { return (f8){x, x, x, x, x, x, x, x}; }
 INLINE f8 either(i8 first, f8 a, f8 b) { return (f8)((first & (i8)a) | (~first & (i8)b)); }
 
-static const float LARGEST_LOGIT = 1e30f, RESOLUTION = 1e-6f; /* as in head.py and rule.py */
+static const float LARGEST_LOGIT = 1e30f, RESOLUTION = 1e-6f; /* as in models/parts.py and step/interface.py */
 
 /* The SHA-256 of this file when it was compiled. */
 const char *revisit_source(void) { return SOURCE; }
