@@ -269,7 +269,9 @@ class ModelParts:
             (getattr(block, name) for name in families.NORMS_BEFORE_MLP if hasattr(block, name)), nn.Identity()
         )
         after = next((getattr(block, name) for name in families.NORMS_AFTER_MLP if hasattr(block, name)), nn.Identity())
-        return cast("Tensor", states + after(mlp(before(states))))
+        output = mlp(before(states))
+        output = output[0] if isinstance(output, tuple) else output  # experts return their scores too
+        return cast("Tensor", states + after(output.view(states.shape)))
 
     @classmethod
     def of(cls, model: Model) -> ModelParts:

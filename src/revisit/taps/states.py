@@ -78,10 +78,21 @@ class Hooks:
         self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
     def after(self, module: nn.Module, callback: StateHook) -> None:
-        """`callback` gets the states that the module returned; only a module that returns nothing else can have them replaced."""
+        """`callback` gets the states that the module returned; what it returns, if anything, takes their place.
 
-        def hook(_module: nn.Module, _args: object, output: object) -> Tensor | None:
-            return callback(states_of(output)) if self._mine() else None
+        Some networks return the tokens of all rows in one list, and more behind it (the experts of Llama 4).
+        """
+
+        def hook(_module: nn.Module, args: tuple[Any, ...], output: object) -> object:
+            if not self._mine():
+                return None
+            states = states_of(output)
+            flat = states.ndim == 2 and bool(args) and args[0].ndim == 3
+            changed = callback(states.view(args[0].shape) if flat else states)
+            if changed is None:
+                return None
+            changed = changed.flatten(0, 1) if flat else changed
+            return (changed, *output[1:]) if isinstance(output, tuple) else changed
 
         self._handles.append(module.register_forward_hook(hook))
 
