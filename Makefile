@@ -30,10 +30,11 @@ test-browser: $(VENV)/.installed  ## the pages in a real browser; needs a Chromi
 	@$(BIN)/python tests/chromium.py
 	$(BIN)/python -m pytest -m browser
 
-# inspect_ai brings a large tree of its own.
+# inspect_ai brings a large tree of its own, which wants older versions of many packages.
 .venv-kits/.installed: $(BUILD) constraints.txt
 	test -x .venv-kits/bin/python || $(PYTHON) -m venv .venv-kits
-	.venv-kits/bin/pip install -q -c constraints.txt -e ".[tiny,eval,serve,inspect]" pytest pytest-timeout hypothesis
+	grep -E '^(torch|transformers)==' constraints.txt > .venv-kits/constraints.txt
+	.venv-kits/bin/pip install -q -c .venv-kits/constraints.txt -e ".[tiny,eval,serve,inspect]" pytest pytest-timeout hypothesis
 	touch $@
 
 test-kits: .venv-kits/.installed  ## runs exported for inspect_ai, read by inspect_ai itself
