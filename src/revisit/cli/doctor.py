@@ -139,7 +139,7 @@ def machine_traps() -> Iterator[str]:
     from revisit import settings
 
     if find_spec("torchvision") is None:
-        yield "torchvision is not installed: Mistral 3, videos and the families so marked by `revisit models` need it."
+        yield "torchvision is not installed: videos and the families that `revisit models` marks need it."
     if find_spec("nltk") is not None:
         from revisit.benchmarks.language import require_data
 
@@ -167,7 +167,7 @@ def model_rows(facts: ModelFacts) -> Iterator[Row]:
         whole = "" if memory is None or facts.batch == 1 else f", {_megabytes(memory)} for a batch of {facts.batch}"
         yield f"layers={name}", f"{_listed(layers)}{per_image}{whole}"
     yield "recommended", ", ".join(f"{key}={value}" for key, value in facts.recommended.items())
-    yield "vLLM", "supported by the plug-in" if facts.vllm else "not supported by the plug-in"
+    yield "vLLM", "the plug-in supports this family" if facts.vllm else "the plug-in does not support this family"
 
 
 def sight_rows(sight: Sight) -> Iterator[Row]:
