@@ -37,37 +37,27 @@ const char *revisit_source(void) { return SOURCE; }
 
 /* -- the plausible set -------------------------------------------------------------------------------------------- */
 
-enum { GROUP = 128, GROUPS = 8192 }; /* tokens in a group; groups */
-
-/* Whether any number is NaN; the largest of each group of 128, and of all. */
-FAST static int maxima(const float *logits, long count, float *groups, float *best)
+/* The largest number; NaN if any number is. */
+FAST static float maximum(const float *x, long count)
 {
     f8 top = all(-INFINITY);
     i8 nan = {0};
-    for (long g = 0; g < count / GROUP; g++) {
-        f8 high = all(-INFINITY);
-        for (int i = 0; i < GROUP; i += 8) {
-            f8 x = load(logits + g * GROUP + i);
-            nan |= x != x;
-            high = either(x > high, x, high);
-        }
-        float most = high[0];
-        for (int lane = 1; lane < 8; lane++) most = high[lane] > most ? high[lane] : most;
-        groups[g] = most;
-        top = either(high > top, high, top);
+    long i = 0;
+    for (; i + 8 <= count; i += 8) {
+        f8 value = load(x + i);
+        nan |= value != value;
+        top = either(value > top, value, top);
     }
-    float most = top[0];
-    int bad = nan[0];
-    for (int lane = 1; lane < 8; lane++) {
+    float most = -INFINITY;
+    for (int lane = 0; lane < 8; lane++) {
+        if (nan[lane]) return NAN;
         most = top[lane] > most ? top[lane] : most;
-        bad |= nan[lane];
     }
-    for (long i = count / GROUP * GROUP; i < count; i++) {
-        most = logits[i] > most ? logits[i] : most;
-        bad |= logits[i] != logits[i];
+    for (; i < count; i++) {
+        if (x[i] != x[i]) return NAN;
+        most = x[i] > most ? x[i] : most;
     }
-    *best = most;
-    return bad != 0;
+    return most;
 }
 
 /* The tokens whose logit is at least the largest plus log_alpha, ascending; how many there are.
@@ -76,19 +66,15 @@ FAST static int maxima(const float *logits, long count, float *groups, float *be
  * `room` tokens, and where the logits are no distribution. */
 static long plausible(const float *logits, long count, double log_alpha, int64_t *ids, long room)
 {
-    float groups[GROUPS], best;
-    if (count / GROUP > GROUPS || maxima(logits, count, groups, &best) || !isfinite(best)) return -1;
+    float best = maximum(logits, count);
+    if (!isfinite(best)) return -1;
     double cut = best + log_alpha, slack = 4 * 1.1920929e-7 * (fabs(best) + fabs(log_alpha) + log((double)count));
     float low = (float)(cut - slack), high = (float)(cut + slack);
-    long found = 0, whole = count / GROUP * GROUP;
-    for (long start = 0; start < count; start += GROUP) {
-        if (start < whole && groups[start / GROUP] < low) continue;
-        long stop = start < whole ? start + GROUP : count;
-        for (long i = start; i < stop; i++) {
-            if (logits[i] < low) continue;
-            if (logits[i] <= high || found == room) return -1;
-            ids[found++] = i;
-        }
+    long found = 0;
+    for (long i = 0; i < count; i++) {
+        if (logits[i] < low) continue;
+        if (logits[i] <= high || found == room) return -1;
+        ids[found++] = i;
     }
     return found;
 }
