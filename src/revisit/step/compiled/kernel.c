@@ -173,11 +173,8 @@ FAST static void project(const float *states, long width, const float *heads, lo
 /* Numbers of a head from some place on: float32, or bfloat16, whose bits are the upper half of float32's. */
 INLINE void widen(const void *head, int bfloat16, long from, long count, float *to)
 {
-    if (!bfloat16) {
-        memcpy(to, (const float *)head + from, count * sizeof *to);
-        return;
-    }
-    for (long i = 0; i < count; i++) {
+    if (!bfloat16) memcpy(to, (const float *)head + from, count * sizeof *to);
+    for (long i = 0; i < count && bfloat16; i++) {
         uint32_t bits = (uint32_t)((const uint16_t *)head)[from + i] << 16;
         memcpy(to + i, &bits, sizeof bits);
     }
@@ -335,9 +332,8 @@ static void divergences_of(const float *store, long height, const int64_t *slots
 /* ln of the distribution whose unnormalized logarithms are x. */
 static void normalize(float *x, long count)
 {
-    float top = x[0];
+    float top = maximum(x, count);
     double total = 0;
-    for (long i = 1; i < count; i++) top = x[i] > top ? x[i] : top;
     for (long i = 0; i < count; i++) total += exp((double)x[i] - top);
     double shift = top + log(total);
     for (long i = 0; i < count; i++) x[i] = (float)(x[i] - shift);
