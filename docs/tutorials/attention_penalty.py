@@ -1,7 +1,7 @@
-"""A decoding method with attention, beams and a loop of its own: do not lean on a single word of the answer.
+"""A decoding method with attention, beams and a loop of its own: penalize attention on a single word of the answer.
 
-A beam pays for the attention that one of its own words draws from all later ones. Without beams, decoding goes back a few
-tokens when a word draws too much attention, and takes the second-best token there.
+The score of a beam falls by the largest attention that one of its own words gets from the newest one. Without beams, decoding goes back
+a few tokens when a word gets too much attention, and takes the second-best token there.
 """
 
 import torch
@@ -9,22 +9,22 @@ from torch import Tensor
 
 from revisit import Method
 from revisit.decoding.loop import Loop
-from revisit.decoding.method import Refine
+from revisit.decoding.method import StepFunction
 from revisit.decoding.run import Run
-from revisit.taps.attention import Call
+from revisit.hooks.attention import Call
 
 
 class AttentionPenalty(Method):
-    weight: float = 1.0  # what a beam pays for all attention on one word
+    weight: float = 1.0  # penalty of a beam for all attention on one word
     limit: float = 0.3  # attention on one word that makes decoding go back
     back: int = 2  # how many tokens it goes back
     times: int = 3  # how often at most
 
     name = "attention-penalty"
-    summary = "do not lean on a single word of the answer"
+    summary = "penalize attention on a single word of the answer"
 
     def watch(self, run: Run) -> Tensor:
-        """The attention that each row's most attended word of the answer draws in some head, renewed by every forward."""
+        """Return the attention (rows,) on each row's most attended word of the answer, in any head; every forward updates it."""
         run.find_vision_tokens()
         peak = torch.zeros(len(run.input_ids), device=run.input_ids.device)  # (rows,)
         prompt = run.input_ids.shape[1]
@@ -37,21 +37,21 @@ class AttentionPenalty(Method):
         run.watch_attention(attention_hook, "AttentionPenalty")
         return peak
 
-    def begin(self, run: Run) -> Refine:
-        """With beams: transformers' own loop, and a price for each beam."""
+    def begin(self, run: Run) -> StepFunction:
+        """With beams: use transformers' own loop, and penalize each beam."""
         peak = self.watch(run)
-        paid = torch.zeros_like(peak)  # what each beam has paid so far
+        paid = torch.zeros_like(peak)  # the penalty of each beam so far
         run.on_reorder(lambda rows: paid.copy_(paid[rows]))
 
-        def refine(input_ids: Tensor, logits: Tensor) -> Tensor:
-            price = self.weight * peak.maximum(paid) - self.weight * paid  # only what is new
+        def step(input_ids: Tensor, logits: Tensor) -> Tensor:
+            penalty = self.weight * peak.maximum(paid) - self.weight * paid  # only what is new
             paid.copy_(peak.maximum(paid))
-            return logits - price[:, None]
+            return logits - penalty[:, None]
 
-        return refine
+        return step
 
     def decode(self, run: Run, loop: Loop) -> object:
-        """Without beams: a loop of its own, which goes back."""
+        """Without beams: run a loop of its own, which goes back."""
         if run.beams:
             return loop(self.begin(run))
         peak, ids, back = self.watch(run), run.input_ids, 0

@@ -7,7 +7,7 @@ revisit compare runs/places
 import json
 
 from revisit import Benchmark
-from revisit.benchmarks import Item, Metric, Scores, ratio
+from revisit.eval.benchmarks import Item, Metric, Scores, ratio
 
 
 class Places(Benchmark):
